@@ -148,7 +148,7 @@ def main() -> None:
 
     from accordion_bench.netlab import options
     from accordion_bench.netlab.hosts import Hosts
-    from accordion_bench.report.compare.markdown import folded
+    from accordion_bench.report.render.markup import folded
     from accordion_bench.runs.environment import environment
 
     with tempfile.TemporaryDirectory() as folder, Hosts(args.hosts, options.rate(args.rate), {}) as hosts:

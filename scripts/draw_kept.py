@@ -11,10 +11,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from accordion_bench.options.units import human_bytes
-from accordion_bench.report.render.figures.limits import POINTS, limits_of_means
-from accordion_bench.report.render.figures.marks import end_marker, interval_bar
-from accordion_bench.report.render.figures.rows import name_rows, sheet_of_rows
-from accordion_bench.report.render.figures.style import save, styled
+from accordion_bench.report.render.figures.arm_rows import name_rows, sheet_of_rows
+from accordion_bench.report.render.figures.scales import POINTS, end_marker, interval_bar, limits_of_means
+from accordion_bench.report.render.figures.sheet import save, styled
 from accordion_bench.report.render.looks import looks_of
 from accordion_bench.runs.metrics import metric
 

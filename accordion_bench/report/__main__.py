@@ -13,7 +13,7 @@ from accordion_bench.options import checks, units
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.options.explain import explain
 from accordion_bench.report.read.printable import printable
-from accordion_bench.report.render.formats import FIGURES, FORMATS, PAPERS, Print
+from accordion_bench.report.render import FIGURES, FORMATS, PAPERS, Print
 
 OF_FILES, OF_SERVE = ("out", "formats", "bandwidths", "figures", "pdf", "paper"), "port"  # options that say how
 
@@ -52,8 +52,11 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print(refused, file=sys.stderr)
         return 2
     print(f"reading the runs in {printable(' '.join(args.runs))}", file=sys.stderr, flush=True)
-    from accordion_bench.report.read import load, missing_runs  # what follows takes seconds to import
-    from accordion_bench.report.render import absent, brief, write
+    from accordion_bench.report.read import (
+        load,  # what follows takes seconds to import
+        missing_runs,
+    )
+    from accordion_bench.report.render import brief, write
 
     if args.config_dir is not None or args.trust:
         import_from_here()
@@ -62,7 +65,7 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.serve:
         return _served(args.runs, args.port)
     folders = missing_runs.no_runs(args.runs)
-    for said in absent.first(absent.skipped(folders)):
+    for said in write.first(write.skipped(folders)):
         print(f"warning: {said}", file=sys.stderr)
     runs = load.read_runs(args.runs)
     if not runs:

@@ -20,8 +20,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from accordion_bench.options.units import digits
+from accordion_bench.report.compare.beside import all_looks, first_row
 from accordion_bench.report.compare.intervals import half_width
-from accordion_bench.report.compare.target import all_looks, first_row
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.looks import Look
 from accordion_bench.report.render.table import aligned

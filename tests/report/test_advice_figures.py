@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from accordion_bench.advising.winners import GAIN, stretches
-from accordion_bench.report.render.figures import advice as figures
-from accordion_bench.report.render.figures.style import styled
+from accordion_bench.report.render.figures import speed_ups as figures
+from accordion_bench.report.render.figures.sheet import styled
 from tests.advising import made_up
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from scipy.special import stdtrit
 
-from accordion_bench.report.compare import provenance
-from accordion_bench.report.compare.answer import answers
+from accordion_bench.report.compare import times
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.ranking import Standing, apart, beaten, standing
+from accordion_bench.report.compare.intervals import Standing, apart, beaten, standing
+from accordion_bench.report.compare.verdicts import answers
 from accordion_bench.report.read.load import Run, read_run
 from tests.report.test_report import grouped, run_folder
 from tests.report.test_tables import edited, one_worker, perplexed, preset
@@ -175,7 +175,7 @@ def test_times_of_runs_that_moved_do_not_compare(tmp_path):
     for path in tmp_path.iterdir():
         edited(path, "environment.json", processor="P", cpu_cores=2, resumed=[{"processor": "Q"}, "torn", {"gpus": 3}])
     assert said(tmp_path)[0].endswith("; their times do not compare, because the runs come from different machines.")
-    assert provenance.machine(read_run(path)) == "P, 2 cores, then Q, 2 cores"
+    assert times.machine(read_run(path)) == "P, 2 cores, then Q, 2 cores"
 
 
 def test_times_of_other_machines_or_threads_do_not_compare(tmp_path):

@@ -20,7 +20,7 @@ print(matplotlib.rcParams._get_backend_or_none(), os.environ.get("MPLBACKEND"))
 """
 
 
-@pytest.mark.parametrize("module", ["figures", "page", "figures.advice", "page.swatch"])
+@pytest.mark.parametrize("module", ["figures", "page", "figures.speed_ups", "page.build"])
 @pytest.mark.parametrize(
     "named, backend", [("module://not_here.backend", None), ("TkAgg", "TkAgg"), ("nonsense", None), ("", None)]
 )

@@ -6,9 +6,9 @@ import pytest
 
 from accordion_bench import output
 from accordion_bench.report.__main__ import main
-from accordion_bench.report.compare.answer import answers
 from accordion_bench.report.compare.grouping import settings
 from accordion_bench.report.compare.tidy import tidy
+from accordion_bench.report.compare.verdicts import answers
 from accordion_bench.report.render.brief import brief, columns_of, fitting
 from tests.kit.figures import arms_of, everything, node, run
 from tests.report.test_report import run_folder

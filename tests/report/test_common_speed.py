@@ -8,15 +8,14 @@ import pytest
 
 from accordion_bench.network.link_model import Network
 from accordion_bench.report.compare import provenance
+from accordion_bench.report.compare.beside import against_model, reached
 from accordion_bench.report.compare.grouping import group
-from accordion_bench.report.compare.link_tables import against_model
-from accordion_bench.report.compare.other_links import modelled_seconds
-from accordion_bench.report.compare.target import reached
 from accordion_bench.report.compare.tidy import tidy
+from accordion_bench.report.compare.times import modelled_seconds
 from accordion_bench.report.read.completeness import problem
 from accordion_bench.report.read.load import Run
-from accordion_bench.report.render import captions, remarks
-from accordion_bench.report.render.figures.series import column
+from accordion_bench.report.render import captions
+from accordion_bench.report.render.figures.scales import column
 from tests.kit.timed import Told
 
 LINK = {"_target_": "accordion_bench.network.link_model.Network", "bandwidth": 1e6, "latency": 1e-3}
@@ -116,9 +115,9 @@ def test_a_stall_moves_no_curve_and_is_told():
     plain = arms(run(batches=(32, 32, 32)))[0]
     (stalled,) = arms(run(batches=(32, 32, 32), stalled=3, slower=1.0))
     assert column(stalled, "modelled_seconds") == pytest.approx(column(plain, "modelled_seconds"), rel=0.01)
-    (told,) = remarks.outliers([plain, replace(stalled, label="other")])
+    (told,) = captions.outliers([plain, replace(stalled, label="other")])
     assert "other 1 step, 8 s. Measured time has them" in told
-    assert remarks.outliers([plain]) == []
+    assert captions.outliers([plain]) == []
 
 
 def test_curves_do_not_go_back_in_time():
@@ -167,7 +166,7 @@ def test_older_runs_keep_what_they_say():
     found = arms(run(), old)
     assert found[1].runs[0] == old
     assert "Not so fp16 rank 2: run by an older version" in captions.modelled(found)[0]
-    assert "speed" not in captions.modelled(arms(old))[0] and remarks.outliers(arms(old)) == []
+    assert "speed" not in captions.modelled(arms(old))[0] and captions.outliers(arms(old)) == []
 
 
 def test_a_model_is_compared_with_its_own_measurement():

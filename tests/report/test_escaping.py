@@ -5,9 +5,8 @@ import io
 import pandas as pd
 import pytest
 
-from accordion_bench.report.compare import markdown
 from accordion_bench.report.read import printable
-from accordion_bench.report.render import latex, spreadsheet, table
+from accordion_bench.report.render import markup, spreadsheet, table
 
 HONEST = [
     "Accordion (PowerSGD rank 2/1), batch 512 at first, error_feedback=True",
@@ -20,7 +19,7 @@ HONEST = [
 
 @pytest.mark.parametrize("text", HONEST)
 def test_an_honest_line_of_markdown_is_as_it_was(text):
-    assert markdown.line(text) == markdown.inline(text) == text
+    assert markup.line(text) == markup.inline(text) == text
 
 
 @pytest.mark.parametrize(
@@ -42,7 +41,7 @@ def test_an_honest_line_of_markdown_is_as_it_was(text):
     ],
 )
 def test_a_line_of_markdown_leads_nowhere(text, shown):
-    assert markdown.line(text) == shown
+    assert markup.line(text) == shown
 
 
 @pytest.mark.parametrize("marker", ["", "- ", "12. "])
@@ -50,17 +49,17 @@ def test_a_line_of_markdown_leads_nowhere(text, shown):
 def test_a_folded_page_says_the_same_in_short_lines(marker, begins):
     for length in range(100, 120):
         page = f"{marker}{'w' * (length - 9)} {'w' * 8} {begins} {'word ' * 40}end"
-        first, *others = markdown.folded(page).splitlines()
+        first, *others = markup.folded(page).splitlines()
         assert " ".join([first, *(row.strip() for row in others)]) == page
         assert first.startswith(marker) and all(row.startswith(" " * len(marker)) for row in others)
         assert max(map(len, [first, *others])) <= 120
-        assert not any(markdown.BEGINS.match(f" {row.strip()}") for row in others)
+        assert not any(markup.BEGINS.match(f" {row.strip()}") for row in others)
 
 
 def test_tables_headings_and_code_are_not_folded():
     long = "x y " * 50
     page = f"# {long}\n\n| {long} |\n\n```\n{long}\n```\n\n    {long}\n"
-    assert markdown.folded(page) == page
+    assert markup.folded(page) == page
 
 
 def test_a_cell_stays_one_cell():
@@ -69,7 +68,7 @@ def test_a_cell_stays_one_cell():
 
 
 def test_latex_runs_no_command():
-    shown = latex.escaped(r"\input{x} $a_b^c$ 50 % & # ~ <\write18{rm}>")
+    shown = markup.escaped(r"\input{x} $a_b^c$ 50 % & # ~ <\write18{rm}>")
     assert "\\input" not in shown and "\\write" not in shown
     assert shown.startswith(r"\textbackslash{}input\{x\} \$a\_b\textasciicircum{}c\$ 50 \% \& \#")
 

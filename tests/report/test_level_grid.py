@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from accordion_bench.report.render import rebuilt
-from accordion_bench.report.render.figures import levels
-from accordion_bench.report.render.level_grid import DENSE, level_colours, level_grid, with_levels
-from accordion_bench.report.render.page import parts
+from accordion_bench.report.render.figures import level_grids
+from accordion_bench.report.render.figures.level_grids import DENSE, level_colours, level_grid, with_levels
+from accordion_bench.report.render.page import plots
 from accordion_bench.report.render.page.build import Section, page
 from tests.kit.figures import arms_of, run
 
@@ -48,8 +48,8 @@ def arms():
 
 
 def test_the_page_and_the_png_have_the_same_colours(arms):
-    figure = levels.level_maps(arms)
-    page_maps = parts.levels(arms, most=100)
+    figure = level_grids.level_maps(arms)
+    page_maps = plots.levels(arms, most=100)
     assert len(page_maps) == len(with_levels(arms)) == 3
     for panel, drawn in enumerate(page_maps):
         on_page, in_file = colours_of_page(drawn), colours_of_png(figure, panel)
@@ -83,8 +83,8 @@ def test_a_level_has_one_colour_in_all_arms_of_a_setting(arms):
 
 
 def test_the_comparison_has_the_colours_of_the_level_maps(arms):
-    beside = colours_of_png(levels.side_by_side(arms), 1)
-    assert beside == colours_of_png(levels.level_maps(arms), 0)
+    beside = colours_of_png(level_grids.side_by_side(arms), 1)
+    assert beside == colours_of_png(level_grids.level_maps(arms), 0)
 
 
 def test_a_level_that_nobody_knows_is_white_in_both():
@@ -92,7 +92,7 @@ def test_a_level_that_nobody_knows_is_white_in_both():
     made.rows[2]["plan"]["levels"] = {}
     arms = arms_of(made)
     assert level_grid(arms[0], arms).places[0][2] is None
-    assert colours_of_png(levels.level_maps(arms), 0)[0][2] == "#ffffff"
+    assert colours_of_png(level_grids.level_maps(arms), 0)[0][2] == "#ffffff"
     assert "heatmap" in page([Section(arms, [])], [], {})
 
 

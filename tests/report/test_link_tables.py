@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from accordion_bench.report.compare import tidy
+from accordion_bench.report.compare.beside import against_model, on_the_link, tables
 from accordion_bench.report.compare.grouping import group
-from accordion_bench.report.compare.link_tables import against_model, on_the_link, tables
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import captions, write
 from tests.report.test_figures import run

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from accordion_bench.network.link_model import Network
 from accordion_bench.report.compare.arms import lab_text
+from accordion_bench.report.compare.beside import describes_its_link
 from accordion_bench.report.compare.grouping import group
-from accordion_bench.report.compare.link_tables import describes_its_link
-from accordion_bench.report.compare.other_links import on_link
+from accordion_bench.report.compare.times import on_link
 from tests.report.test_figures import run
 
 LAB = {"hosts": 4, "rate": 1e8, "slow_host": {}, "delay": 0.0}

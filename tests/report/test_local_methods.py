@@ -15,7 +15,7 @@ from accordion_bench.report.compare import grouping, provenance, show, tidy, ver
 from accordion_bench.report.read import load
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import captions, table
-from accordion_bench.report.render.figures.tradeoff import tradeoff
+from accordion_bench.report.render.figures.curves import tradeoff
 from accordion_bench.runs.folder import RunFolder
 from scripts import local_methods
 from tests.kit import composed, tiny

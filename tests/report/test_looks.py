@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from accordion_bench.report.render import looks
 from accordion_bench.report.render.figures import curves
-from accordion_bench.report.render.figures.breakdown import EXCHANGE, PARTS, STEP
-from accordion_bench.report.render.level_grid import DARK, DENSE, LADDER, LIGHT
+from accordion_bench.report.render.figures.arm_rows import EXCHANGE, PARTS, STEP
+from accordion_bench.report.render.figures.level_grids import DARK, DENSE, LADDER, LIGHT
 from accordion_bench.report.render.looks import Look, looks_of, wishes
 from tests.kit.figures import arms_of, everything, run
 

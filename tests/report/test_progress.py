@@ -2,7 +2,7 @@
 
 import pytest
 
-from accordion_bench.report import progress
+from accordion_bench.report import parallel
 from tests.kit.terminal import Terminal
 
 
@@ -10,11 +10,11 @@ def drawn(monkeypatch, term: str) -> str:
     """What a terminal gets while four things take ten seconds each, by a clock that is set."""
     now = [0.0]
     monkeypatch.setenv("TERM", term)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(parallel.time, "monotonic", lambda: now[0])
     terminal = Terminal(80)
     with open(terminal.descriptor, "w", closefd=False) as stream:
         monkeypatch.setattr("sys.stderr", stream)
-        for _ in progress.told(range(4), 4, "drawing"):
+        for _ in parallel.told(range(4), 4, "drawing"):
             now[0] += 10
     terminal.close()
     return terminal.drawn
@@ -31,8 +31,8 @@ def test_another_one_gets_a_bar_that_goes(monkeypatch):
 @pytest.mark.parametrize("seconds, lines", [(0.1, 0), (5.0, 2)])
 def test_elsewhere_nothing_is_said_of_what_is_quick(seconds, lines, monkeypatch, capsys):
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    for _ in progress.told(range(4), 4, "reading"):
+    monkeypatch.setattr(parallel.time, "monotonic", lambda: now[0])
+    for _ in parallel.told(range(4), 4, "reading"):
         now[0] += seconds
     said = capsys.readouterr().err
     assert said.count("\n") == lines and "\r" not in said

@@ -14,7 +14,7 @@ import pytest
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, write
-from accordion_bench.report.render.publish import DAY, INDEX, replacing
+from accordion_bench.report.render.write import DAY, INDEX, replacing
 from accordion_bench.runs import durable
 from tests.kit.processes import killed, start_forking
 from tests.report.test_report import no_figures, run_folder  # noqa: F401

@@ -11,9 +11,10 @@ from accordion_bench.methods import labels
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import answer, arms, grouping, intervals, provenance, tidy, verdicts
+from accordion_bench.report.compare import arms, grouping, intervals, provenance, tidy, verdicts
 from accordion_bench.report.read import load, missing_runs
-from accordion_bench.report.render import absent, captions, draw, figures, level_grid, rebuilt, remarks, table, write
+from accordion_bench.report.render import captions, draw, figures, rebuilt, table, write
+from accordion_bench.report.render.figures import level_grids
 from accordion_bench.runs.folder import RunFolder
 
 DENSE_BYTES = 1000
@@ -181,7 +182,7 @@ def test_interrupted_run_says_where_it_stopped(tmp_path):
         json.dumps({"stopped_by": "Interrupted", "reason": "Ctrl-C", "payload_bytes": 3})
     )
     (run,) = load.read_runs([path])
-    assert absent.unfinished([run]) == [
+    assert write.unfinished([run]) == [
         f"{path.name} (dense, seed 0): stopped by Interrupted; epoch 4 of 4 was the last"
     ]
 
@@ -353,7 +354,7 @@ def test_without_a_dense_run_nothing_is_said_about_accuracy(tmp_path):
     for seed in (0, 1):
         run_folder(tmp_path, "powersgd", payload=100, seed=seed, command=typed)
     found = grouped(tmp_path)
-    (sentence,) = answer.answers(found)
+    (sentence,) = verdicts.answers(found)
     assert verdicts.verdicts(found) == []
     assert "nothing is said about accuracy, bytes or time against dense" in sentence
     assert "python -m accordion_bench -m compressor=none adaptive=none epochs=4 seed=0,1" in sentence
@@ -446,7 +447,7 @@ def test_commands_are_shown_without_folders(tmp_path):
 def test_level_map(tmp_path):
     run_folder(tmp_path, "powersgd", adaptive=accordion(weak=4))
     (run,) = load.read_runs([tmp_path])
-    assert level_grid.levels_by_layer(run) == {layer: [1, 2, 1, 2] for layer in LAYERS}
+    assert level_grids.levels_by_layer(run) == {layer: [1, 2, 1, 2] for layer in LAYERS}
     assert rebuilt.lr_drops(run) == [2]
     halving = run_folder(tmp_path / "steady", "powersgd", adaptive=accordion(weak=4), schedule=COSINE)
     for row, share in zip(rows := RunFolder(halving).read_metrics(), (1, 0.85, 0.5, 0.146), strict=True):
@@ -538,11 +539,11 @@ def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_inside_them(tmp_p
 def test_runs_that_have_learned_nothing_are_told(tmp_path):
     (folder,) = [run_folder(tmp_path, "none")]
     (arm,) = grouped(tmp_path)
-    assert remarks.not_learned([arm]) == []
+    assert captions.not_learned([arm]) == []
     file = folder / "summary.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "not_learned": "the accuracy is that of a guess"}))
     (arm,) = grouped(tmp_path)
-    assert remarks.not_learned([arm]) == ["dense: in 1 of 1 run the accuracy is that of a guess."]
+    assert captions.not_learned([arm]) == ["dense: in 1 of 1 run the accuracy is that of a guess."]
 
 
 def test_of_an_arm_whose_levels_change_what_went_dense_in_most_steps_is_told(tmp_path):
@@ -551,7 +552,7 @@ def test_of_an_arm_whose_levels_change_what_went_dense_in_most_steps_is_told(tmp
         file = path / "summary.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "went_dense": notes}))
     (arm,) = grouped(tmp_path)
-    assert remarks.went_dense([arm]) == ["dense (17 of its steps; 5 with other tensors): all travels dense."]
+    assert captions.went_dense([arm]) == ["dense (17 of its steps; 5 with other tensors): all travels dense."]
 
 
 def test_no_run_is_refused_with_what_to_type(tmp_path, capsys):

@@ -7,10 +7,10 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
-from accordion_bench.report import each as processes
-from accordion_bench.report.each import each
+from accordion_bench.report import parallel as processes
+from accordion_bench.report.parallel import each
 from accordion_bench.report.read import load
-from accordion_bench.report.read.rows import Rows
+from accordion_bench.report.read.load import MetricsRows
 from tests.report.test_report import accordion, run_folder
 
 STRANGE = [
@@ -22,7 +22,7 @@ STRANGE = [
 
 
 def test_rows_are_those_that_were_read():
-    rows = Rows.of(STRANGE)
+    rows = MetricsRows.of(STRANGE)
     assert len(rows) == 4 and rows == STRANGE and list(rows) == STRANGE
     for row, read in zip(rows, STRANGE, strict=True):
         assert list(row) == list(read) and len(row) == len(read)
@@ -34,11 +34,11 @@ def test_rows_are_those_that_were_read():
     with pytest.raises(IndexError):
         rows[4]
     assert rows[-1] == STRANGE[-1] and rows[1:] == STRANGE[1:] and rows != STRANGE[:3]
-    assert Rows.of(rows) is rows and not Rows.of([])
+    assert MetricsRows.of(rows) is rows and not MetricsRows.of([])
 
 
 def test_a_column_is_replaced_where_rows_have_it():
-    replaced = Rows.of(STRANGE).replaced(a=[9.0, 8.0, 7.0, 6.0])
+    replaced = MetricsRows.of(STRANGE).replaced(a=[9.0, 8.0, 7.0, 6.0])
     assert [row.get("a") for row in replaced] == [9.0, 8.0, 7.0, None]
     assert [row["epoch"] for row in replaced] == [row["epoch"] for row in STRANGE]
 
@@ -61,7 +61,7 @@ def test_they_take_a_fifth_of_the_memory():
         return size, kept
 
     plain, _ = taken(lambda: list(map(json.loads, lines)))
-    small, _ = taken(lambda: Rows.of(list(map(json.loads, lines))))
+    small, _ = taken(lambda: MetricsRows.of(list(map(json.loads, lines))))
     assert small < plain / 5
 
 

@@ -11,10 +11,10 @@ import pytest
 from accordion_bench.options import trusted
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import arms, grouping, provenance, tidy, verdicts
+from accordion_bench.report.compare import arms, grouping, provenance, tidy, times, verdicts
 from accordion_bench.report.read import load, missing_runs
-from accordion_bench.report.render import captions, figures, remarks, write
-from accordion_bench.report.render.sound import sound
+from accordion_bench.report.render import captions, figures, write
+from accordion_bench.report.render.write import sound
 from accordion_bench.runs import untrusted
 from tests.report.hostile.test_fuzz import damaged
 from tests.report.test_report import no_figures, node, run_folder  # noqa: F401
@@ -342,7 +342,7 @@ def test_provenance_says_what_was_typed_and_what_was_not(tmp_path):
         "# mine.jsonl: a training loop of its own",
         "python -m accordion_bench epochs=2",
     ]
-    assert provenance.machine(runs[0]) == "P, ? cores, cuda:0"
+    assert times.machine(runs[0]) == "P, ? cores, cuda:0"
 
 
 # ---- rows without some columns
@@ -446,7 +446,7 @@ def test_accuracy_in_percent_is_refused(tmp_path):
 def test_a_file_is_finished_from_its_first_row_on(tmp_path):
     run = read(rows_file(tmp_path / "a.jsonl", epochs=1))
     assert run.finished and run.config["epochs"] == 1
-    assert "Not known here" in remarks.attached(parts_of(tmp_path / "a.jsonl")[0])[0]
+    assert "Not known here" in captions.attached(parts_of(tmp_path / "a.jsonl")[0])[0]
 
 
 def test_rows_that_say_of_how_many_epochs_they_are(tmp_path):

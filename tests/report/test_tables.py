@@ -14,9 +14,8 @@ import yaml
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, grouping, intervals, provenance, show, tidy, verdicts
 from accordion_bench.report.read import load, missing_runs
-from accordion_bench.report.render import absent, captions, figures, latex, page, table, write
+from accordion_bench.report.render import Print, captions, figures, markup, page, table, write
 from accordion_bench.report.render.draw import Drawn
-from accordion_bench.report.render.formats import Print
 from accordion_bench.report.render.page.columns import columns
 from accordion_bench.runs.metrics import metric
 from tests.report.test_report import accordion, grouped, no_figures, node, run_folder  # noqa: F401
@@ -374,7 +373,7 @@ def test_cells_of_a_sweep_without_a_run_are_named(tmp_path, no_figures):  # noqa
         "seed=4: failed in sweep.jsonl",
     ]
     for given in ([runs], [here, runs / "sweep.jsonl"]):
-        assert absent.skipped(missing_runs.no_runs(given)) == expected
+        assert write.skipped(missing_runs.no_runs(given)) == expected
 
 
 STRANGE = (None, "x", -1, [1], {"a": 1}, True)
@@ -394,7 +393,7 @@ def test_no_strange_value_ends_the_report(tmp_path, name, every, no_figures):  #
             (path / name).write_text(dump({**good, key: value}))
             run = load.read_run(path)
             if run.problem:  # then only this line looks at it
-                assert path.name in absent.unfinished([run])[0], (key, value)
+                assert path.name in write.unfinished([run])[0], (key, value)
             else:
                 text = write.write([dense, run], tmp_path / "out").text
                 assert "| dense " in text, (key, value)
@@ -411,7 +410,7 @@ def test_no_strange_row_ends_the_report(tmp_path, column):
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (run,) = load.read_runs([tmp_path])
         assert run.problem, value
-        assert absent.unfinished([run])
+        assert write.unfinished([run])
 
 
 # ---- LaTeX
@@ -420,11 +419,11 @@ HOSTILE = r"a_b & 50 % of $x^2$ #1 {c} \d ~ < > | [e] ±1 – µ … ↓ é "
 
 
 def test_latex_escapes():
-    text = latex.escaped(HOSTILE)
+    text = markup.escaped(HOSTILE)
     bare = re.sub(r"\\[&%$#_{}]|\\[a-z]+\{\}|\$\\?[a-z-]+\$|\{\[\}|\{\]\}", "", text)
     assert not set(bare) & set("\\&%$#_{}~^<>|[]")
     assert bare.isascii() and bare.count("?") == 2
-    assert latex.escaped("9.19x less, 4 workers x 32, box, -0.28, 2-fold") == (
+    assert markup.escaped("9.19x less, 4 workers x 32, box, -0.28, 2-fold") == (
         r"9.19$\times$ less, 4 workers $\times$ 32, box, $-$0.28, 2-fold"
     )
 
@@ -446,7 +445,7 @@ def test_latex_tables_have_equal_columns(tmp_path):
 def test_latex_compiles(tmp_path):
     run_folder(tmp_path / "runs", "none")
     run_folder(tmp_path / "runs", "topk")
-    hostile = latex.table([[HOSTILE, "[x]"], ["[1]", HOSTILE]], HOSTILE, "hostile")
+    hostile = markup.table([[HOSTILE, "[x]"], ["[1]", HOSTILE]], HOSTILE, "hostile")
     body = "\n".join([write.tex(grouped(tmp_path / "runs"), 1), hostile])
     document = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"
     (tmp_path / "a.tex").write_text(document)

@@ -7,9 +7,8 @@ from typing import Any
 import pandas as pd
 
 from accordion_bench.report.compare.arms import Arm, baseline
-from accordion_bench.report.compare.intervals import difference, half_width, standard_error
-from accordion_bench.report.compare.ranking import against
-from accordion_bench.report.compare.timed import comparable
+from accordion_bench.report.compare.intervals import against, difference, half_width, standard_error
+from accordion_bench.report.compare.times import comparable
 from accordion_bench.runs.metrics import split_of
 
 

@@ -1,27 +1,122 @@
-"""Run folders as data: whatever a run has left behind can be read, finished or not."""
+"""Run folders as data: whatever a run has left behind can be read, finished or not.
+
+Metrics rows are kept by column: a thousand runs of 300 epochs are 13 million values, and a dict for each row has no
+room.
+"""
 
 import contextlib
 import gc
+import marshal
 import os
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import pandas as pd
 import yaml
 
 from accordion_bench.methods.labels import label
 from accordion_bench.options import trusted
-from accordion_bench.report.each import each
+from accordion_bench.report.parallel import each
 from accordion_bench.report.read import rows_file
 from accordion_bench.report.read.completeness import problem, problem_of_rows
 from accordion_bench.report.read.printable import TEXT, needs_no_look, plain, printable
-from accordion_bench.report.read.rows import Rows
 from accordion_bench.run_config import is_label
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.old_folders import in_todays_words
 from accordion_bench.runs.secrets import masked, masked_command
+
+Values = Sequence[Any]
+
+
+class MetricsRow(Mapping[str, Any]):
+    """One row, read as a dict is."""
+
+    __slots__ = ("_at", "_rows")
+
+    def __init__(self, rows: "MetricsRows", at: int) -> None:
+        self._rows, self._at = rows, at
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._rows.names[self._at]:
+            raise KeyError(name)
+        return self._rows.columns[name][self._at]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._rows.columns[name][self._at] if name in self._rows.names[self._at] else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows.names[self._at])
+
+    def __len__(self) -> int:
+        return len(self._rows.names[self._at])
+
+
+class MetricsRows(Sequence[MetricsRow]):
+    """Rows that cannot be changed.
+
+    Args:
+        columns: by name, one value per row; None where a row has none.
+        names: the columns that each row has, in its order.
+    """
+
+    def __init__(self, columns: Mapping[str, Values], names: Sequence[Mapping[str, None]]) -> None:
+        self.columns, self.names = columns, names
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]]) -> "MetricsRows":
+        """Rows as they were read, or such already."""
+        if isinstance(rows, cls):
+            return rows
+        kinds: dict[tuple[str, ...], dict[str, None]] = {}
+        names = [kinds.setdefault(tuple(row), dict.fromkeys(row)) for row in rows]
+        every = dict.fromkeys(name for kind in kinds.values() for name in kind)
+        return cls({name: small([row.get(name) for row in rows]) for name in every}, names)
+
+    def replaced(self, **columns: Sequence[Any]) -> "MetricsRows":
+        """The same rows with other values in columns that they have."""
+        return MetricsRows({**self.columns, **{name: small(values) for name, values in columns.items()}}, self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, at: int) -> MetricsRow: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[MetricsRow]: ...
+    def __getitem__(self, at: int | slice) -> MetricsRow | list[MetricsRow]:
+        found = range(len(self))[at]
+        return [MetricsRow(self, i) for i in found] if isinstance(found, range) else MetricsRow(self, found)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(map(dict, self)) == list(map(dict, other))
+
+
+class Packed(Sequence[Any]):
+    """Lists and mappings as bytes, a tenth of what they take as objects; equal ones once."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        different: dict[bytes, bytes] = {}
+        self._values = [different.setdefault(packed, packed) for packed in map(marshal.dumps, values)]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, at: Any) -> Any:
+        return marshal.loads(self._values[at])
+
+
+def small(values: Sequence[Any]) -> Values:
+    """The same values in as little memory as their kind allows."""
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        return array("d", values)
+    if kinds == {int} and max(map(abs, values)) < 2**63:
+        return array("q", values)
+    return Packed(values) if kinds & {dict, list} else list(values)
+
 
 METRICS_FILE = "metrics.jsonl"
 FILES = ("config.yaml", METRICS_FILE, "summary.json", "environment.json")
@@ -188,7 +283,7 @@ def _read_folder(path: Path) -> Run:
     config = masked(in_todays_words(config))
     rows = _rows(path / METRICS_FILE, refused)
     why = refused[0] if refused else problem(config, summary, rows, os.path.exists(path / "done"))
-    return Run(path, config, _shown(environment), summary, Rows.of(rows), printable(why, longest=500))
+    return Run(path, config, _shown(environment), summary, MetricsRows.of(rows), printable(why, longest=500))
 
 
 def _read_file(path: Path) -> Run:
@@ -201,7 +296,9 @@ def _read_file(path: Path) -> Run:
     config, environment, summary, rows = rows_file.made_of(found)
     config, summary = masked(in_todays_words(config)), masked(summary)
     why = rows_file.cut_short(path, found) or problem_of_rows(config, summary, rows, path.name)
-    return Run(path, config, _shown(environment), summary, Rows.of(rows), printable(why, longest=500), attached=True)
+    return Run(
+        path, config, _shown(environment), summary, MetricsRows.of(rows), printable(why, longest=500), attached=True
+    )
 
 
 def _shown(environment: dict[str, Any]) -> dict[str, Any]:

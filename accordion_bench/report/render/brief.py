@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from accordion_bench.report.compare.answer import answers
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.show import NONE, Row, show_bytes, show_gap_of, show_value
 from accordion_bench.report.compare.tidy import tidy
+from accordion_bench.report.compare.verdicts import answers
 from accordion_bench.report.render import captions
-from accordion_bench.report.render.absent import first
 from accordion_bench.report.render.table import show_seconds
+from accordion_bench.report.render.write import first
 from accordion_bench.runs.metrics import metric
 
 FEWEST = 2  # columns of a narrow terminal

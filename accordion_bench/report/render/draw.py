@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 from accordion_bench.processes.parent import end_with_parent
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.progress import told
+from accordion_bench.report.parallel import told
 from accordion_bench.report.read.printable import printable
-from accordion_bench.report.render import figures
+from accordion_bench.report.render import FIGURES, Print, figures
 from accordion_bench.report.render.captions import heading
-from accordion_bench.report.render.figures import AS_PNG, font
-from accordion_bench.report.render.formats import FIGURES, Print
+from accordion_bench.report.render.figures import AS_PNG, sheet
 
 LONGEST = 64  # letters of the name of a setting in the names of its files
 
@@ -67,7 +66,7 @@ def draw(
         if workers < 2:
             drawn = [_draw(*figure) for figure in told(todo, len(todo), "drawing")]
         else:
-            font.register()  # once for all
+            sheet.register()  # once for all
             drawn = _in_processes(todo, workers)
     finally:
         gc.unfreeze()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from accordion_bench.report.compare.markdown import inline
 from accordion_bench.report.compare.show import (
     NONE,
     Row,
@@ -19,6 +18,7 @@ from accordion_bench.report.compare.show import (
     show_value,
 )
 from accordion_bench.report.compare.tidy import best_column
+from accordion_bench.report.render.markup import inline
 from accordion_bench.runs.metrics import Metric, metric
 
 Column = tuple[str, Callable[[Row], str]]

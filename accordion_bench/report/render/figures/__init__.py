@@ -5,21 +5,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.render import loaded  # noqa: F401  before whoever imports matplotlib
-from accordion_bench.report.render.figures.breakdown import breakdown
-from accordion_bench.report.render.figures.codebooks import codebooks
-from accordion_bench.report.render.figures.curves import accuracy_bytes, accuracy_epoch, accuracy_time, accuracy_wire
-from accordion_bench.report.render.figures.forest import forest
-from accordion_bench.report.render.figures.levels import level_maps, side_by_side
-from accordion_bench.report.render.figures.links import accuracy_modelled
-from accordion_bench.report.render.figures.norms import norms
-from accordion_bench.report.render.figures.style import save, styled
-from accordion_bench.report.render.figures.sweeps import bits_bucket, period
-from accordion_bench.report.render.figures.to_target import to_target
-from accordion_bench.report.render.figures.tradeoff import tradeoff
-from accordion_bench.report.render.figures.variance import variance
-from accordion_bench.report.render.figures.workers import workers
-from accordion_bench.report.render.formats import Print
+from accordion_bench.report.render import (
+    Print,
+    loaded,  # noqa: F401  before whoever imports matplotlib
+)
+from accordion_bench.report.render.figures.arm_rows import breakdown, forest, to_target
+from accordion_bench.report.render.figures.curves import (
+    accuracy_bytes,
+    accuracy_epoch,
+    accuracy_modelled,
+    accuracy_time,
+    accuracy_wire,
+    tradeoff,
+)
+from accordion_bench.report.render.figures.gradients import norms, variance
+from accordion_bench.report.render.figures.level_grids import codebooks, level_maps, side_by_side
+from accordion_bench.report.render.figures.sheet import save, styled
+from accordion_bench.report.render.figures.sweeps import bits_bucket, period, workers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,19 +1,44 @@
-"""The same work on many runs, in as many processes as there are cores: a thousand runs are half a minute of reading."""
+"""The same work on many runs: in as many processes as there are cores, with its progress on stderr."""
 
 import gc
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
+from tqdm import tqdm
+
+from accordion_bench import output
 from accordion_bench.processes.parent import end_with_parent
-from accordion_bench.report.progress import told
+
+T = TypeVar("T")
+PATIENCE = 9.5  # seconds without a line
+
+
+def told(items: Iterable[T], total: int, what: str) -> Iterator[T]:
+    """The items, while telling how many are done.
+
+    Args:
+        items: to go through.
+        total: how many.
+        what: is done, such as `drawing`.
+    """
+    if output.can_draw(sys.stderr):
+        yield from tqdm(items, total=total, desc=what, file=sys.stderr, leave=False, delay=1, mininterval=0.2)
+        return
+    said = time.monotonic()
+    for done, item in enumerate(items, 1):
+        yield item
+        if time.monotonic() - said >= PATIENCE:
+            said = time.monotonic()
+            print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
+
 
 S = TypeVar("S")
-T = TypeVar("T")
 MANY = 200  # items, from which processes are worth their start
 TOGETHER = 8  # items that one message holds
 

@@ -1,17 +1,20 @@
-"""Modelled time of runs that compute the same, at one speed: which of them had a busy machine must not decide."""
+"""Times of runs and arms: modelled at one speed of computation and on other links; which measured ones compare."""
 
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from accordion_bench.network.link_model import Exchanges, Network, exchanges_from
 from accordion_bench.processes.waiting import BUSY
-from accordion_bench.report.each import each
-from accordion_bench.report.read.load import Run
-from accordion_bench.report.read.rows import Rows
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.parallel import each
+from accordion_bench.report.read.load import MetricsRows, Run
 from accordion_bench.runs.plausible import is_number
 
 # of a configuration and an environment, what a step's computation hangs on beside its samples
@@ -147,7 +150,7 @@ def _at_speed(pair: tuple[Run, Common | None]) -> Run:
     columns = {key: [row.get(key) for row in changed] for key in MODELLED}
     if any(row.get("looks") for row in run.rows):
         columns["looks"] = [_looks(*pair) for pair in zip(run.rows, columns["modelled_seconds"], strict=True)]
-    rows = Rows.of(run.rows).replaced(**columns)
+    rows = MetricsRows.of(run.rows).replaced(**columns)
     kept = {key: rows[-1][key] for key in MODELLED if key in run.summary}
     summary = {**run.summary, **kept, "modelled_slowness": slowness}
     return replace(run, rows=rows, summary={**summary, "own_modelled_seconds": run.summary.get("modelled_seconds")})
@@ -217,3 +220,122 @@ def _at(slowness: float, spread: float, kind: Exchanges) -> Exchanges:
     ]
     wait = kind.wait / slowness
     return kind._replace(wait=wait, spread=spread * wait, buckets=buckets)
+
+
+def is_ddp(config: dict[str, Any]) -> bool:
+    """Whether a run was DistributedDataParallel's, which cannot tell communication from computation."""
+    return (config.get("comm") or {}).get("engine") == "ddp"
+
+
+def communicates(arm: Arm) -> bool:
+    """Whether measured times hold communication: one worker in each process."""
+    return bool(arm.values("comm_seconds")) or is_ddp(arm.config)
+
+
+def shares_process(arm: Arm) -> bool:
+    """Whether its workers share a process, so that nothing went over a link; of somebody's own loop nobody knows."""
+    return not arm.attached and not communicates(arm)
+
+
+def comparable(arm: Arm, dense: Arm, column: str) -> bool:
+    """Whether times compare: of one machine; `seconds` with communication in both or neither, else on one network."""
+    if unlike([arm, dense]):
+        return False
+    if column == "seconds":
+        return communicates(arm) == communicates(dense)
+    return bool(arm.config.get("network") == dense.config.get("network"))
+
+
+def machine(run: Run) -> str:
+    """Processor and GPUs of a run; of one that was resumed elsewhere, of each machine."""
+    return ", then ".join(machines(run))
+
+
+def machines(run: Run) -> list[str]:
+    """Each machine of a run."""
+    return list(dict.fromkeys(map(_machine, run.environments)))
+
+
+def _machine(environment: dict[str, Any]) -> str:
+    cores = f"{environment.get('processor') or 'unknown processor'}, {environment.get('cpu_cores', '?')} cores"
+    return ", ".join([cores, *map(str, environment.get("gpus") or [])])
+
+
+def unlike(arms: Iterable[Arm]) -> str:
+    """Why no times of these arms compare, to stand behind `because`; "" where nothing is known against it."""
+    runs = [run for arm in arms for run in arm.runs]
+    if len({machine for run in runs for machine in machines(run)}) > 1:
+        return "the runs come from different machines"
+    if len({environment.get("threads") for run in runs for environment in run.environments} - {None}) > 1:
+        return "the runs differ in threads per process"
+    return ""
+
+
+NEEDED = ("modelled_seconds", "modelled_comm_seconds", "wire_bytes", "rounds")
+
+
+def on_link(arm: Arm, bandwidth: float) -> Network:
+    """The network of an arm's runs, as its slowest link lets it be, with links of another bandwidth, all alike."""
+    own = {"bandwidth": bandwidth, "latency": 0.0, **(arm.config.get("network") or {})}
+    return Network(**{key: value for key, value in own.items() if key != "_target_"}).at(bandwidth)
+
+
+def modelled_seconds(arm: Arm, bandwidths: Sequence[float], epochs: Sequence[int] | None = None) -> NDArray[np.float64]:
+    """Modelled time on other links: T = T_compute + what of communication is not hidden there.
+
+    Args:
+        arm: whose rows have modelled columns; in rows of older runs nothing is hidden.
+        bandwidths: bit/s that a worker sends; everything else stays that of the runs' network.
+        epochs: counted from 0; None = all until the shortest run's end.
+
+    Returns:
+        seconds [bandwidths, seeds, epochs]; NaN where the rows have no model.
+    """
+    if epochs is None:
+        epochs = range(min(len(run.rows) for run in arm.runs))
+    links = [on_link(arm, bandwidth) for bandwidth in bandwidths]
+    found = [_of_rows([run.rows[epoch] for epoch in epochs], links, arm.workers) for run in arm.runs]
+    return np.array(found).swapaxes(0, 1)
+
+
+def _of_rows(rows: Sequence[Mapping[str, Any]], links: Sequence[Network], workers: int) -> NDArray[np.float64]:
+    """Seconds [links, rows]. Most rows of a run have the same exchanges, only more of them: each is modelled once."""
+    seconds = np.full((len(links), len(rows)), np.nan)
+    known = [place for place, row in enumerate(rows) if all(row.get(name) is not None for name in NEEDED)]
+    exchanges: dict[str, Exchanges] = {}
+    times: dict[str, NDArray[np.float64]] = {}
+    own, wire, rounds = np.zeros((3, len(known)))
+    for i, row in enumerate(rows[place] for place in known):
+        own[i] = row["modelled_seconds"] - row.get("modelled_exposed_seconds", row["modelled_comm_seconds"])
+        wire[i], rounds[i] = (row[key] + (row.get(f"control_{key}") or 0) for key in ("wire_bytes", "rounds"))
+        for kind in row.get("seconds_by_bucket") or []:
+            key = repr([kind[0], kind[2:]])
+            one = exchanges.setdefault(key, exchanges_from([kind])[0])
+            times.setdefault(key, np.zeros(len(known)))[i] += kind[1]
+            wire[i] -= kind[1] * sum(bucket.wire for bucket in one.buckets)
+            rounds[i] -= kind[1] * sum(bucket.rounds for bucket in one.buckets)
+    wire, rounds = wire.clip(0), rounds.clip(0)
+    for link, of_link in zip(links, seconds, strict=True):
+        exposed = sum((times[key] * link.left(one) for key, one in exchanges.items()), np.zeros(len(known)))
+        outside = _outside(link, wire, rounds, workers)
+        of_link[known] = own + exposed + outside
+        if link.burst:  # see `Network.exposed`
+            of_link[known] = np.maximum(of_link[known], outside + _alone(link, exchanges, times))
+    return seconds
+
+
+def _alone(
+    link: Network, exchanges: Mapping[str, Exchanges], times: Mapping[str, NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """Seconds of all exchanges, hidden or not."""
+    each = {key: sum(link.of_bucket(bucket, one.workers) for bucket in one.buckets) for key, one in exchanges.items()}
+    return np.sum([times[key] * seconds for key, seconds in each.items()], axis=0)
+
+
+def _outside(
+    link: Network, wire: NDArray[np.float64], rounds: NDArray[np.float64], workers: int
+) -> NDArray[np.float64]:
+    """Seconds of what travels in no exchange."""
+    if link.flat:
+        return wire * link.seconds(1.0, 0.0, workers) + rounds * link.seconds(0.0, 1.0, workers)
+    return np.array([link.seconds(*pair, workers) for pair in zip(wire, rounds, strict=True)])

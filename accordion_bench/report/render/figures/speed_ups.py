@@ -14,9 +14,8 @@ from accordion_bench.advising.table import Advice, Regions, Row
 from accordion_bench.advising.verdict import SPOKEN
 from accordion_bench.advising.winners import BASELINES, DENSE, GAIN, HALF, Stretch, as_good, stretches
 from accordion_bench.options.units import human_rate
-from accordion_bench.report.render.figures.marks import entry
-from accordion_bench.report.render.figures.sheet import SMALL, Sheet
-from accordion_bench.report.render.figures.style import save, styled
+from accordion_bench.report.render.figures.scales import entry
+from accordion_bench.report.render.figures.sheet import SMALL, Sheet, save, styled
 from accordion_bench.report.render.looks import BLACK, DASHES, GREY, Look, looks_of
 
 MOST = 8  # curves

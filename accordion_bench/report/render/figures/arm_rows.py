@@ -1,21 +1,132 @@
-"""Where the time of a step goes."""
+"""Figures with one row per arm: where all end, time to a target, where the time of a step goes."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from accordion_bench.options.units import digits
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.timed import communicates, is_ddp
+from accordion_bench.report.compare.beside import clock_of, first_look, mean, reached, target_of
+from accordion_bench.report.compare.show import show_bytes
+from accordion_bench.report.compare.times import communicates, is_ddp
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.captions import heading
-from accordion_bench.report.render.figures.norms import critical_share
-from accordion_bench.report.render.figures.rows import name, name_rows, sheet_of_rows
-from accordion_bench.report.render.figures.series import seeds
-from accordion_bench.report.render.figures.sheet import SMALL
+from accordion_bench.report.render.figures.curves import points_note
+from accordion_bench.report.render.figures.gradients import critical_share
+from accordion_bench.report.render.figures.scales import (
+    end_limits,
+    end_marker,
+    ends,
+    interval,
+    interval_bar,
+    metric_label,
+    seeds,
+    several,
+    shown_end,
+)
+from accordion_bench.report.render.figures.sheet import AXIS, LETTER, SMALL, Sheet, lines
+from accordion_bench.report.render.looks import looks
+from accordion_bench.runs.metrics import metric
+
+WIDEST = 0.36  # of the paper: names that are longer go on in the next line
+ROW = 0.17  # inches of a line of text
+LEAST = 1.2  # inches of all rows: their axis has a label beside it
+
+
+def name(arm: Arm) -> str:
+    """A label as the name of a row: long ones in two lines."""
+    return "\n".join(lines(arm.label, int(WIDEST * mpl.rcParams["figure.figsize"][0] / LETTER)))
+
+
+def sheet_of_rows(names: Sequence[str], panels: int = 1) -> Sheet:
+    """Panels side by side, or below each other on a narrow paper, whose rows have these names."""
+    rows_of_text = sum(text.count("\n") + 1 for text in names)
+    return Sheet(panels, height=max(ROW * rows_of_text, LEAST) + AXIS)
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """The names beside the rows, the first one at the top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+
+
+def forest(arms: Sequence[Arm]) -> Figure:
+    """One row per arm, in the order of the table: the metric after the last epoch with its 95 % t-interval."""
+    names = [f"{name(arm)}   {show_bytes(arm.mean('wire_bytes')):>8}" for arm in arms]
+    sheet = sheet_of_rows(names)
+    (axes,) = sheet.panels
+    name_rows(axes, names)
+    axes.set_xlim(end_limits(arms))
+    for y, (arm, look) in enumerate(zip(arms, looks(arms), strict=True)):
+        mean, half = float(np.mean(ends(arm))), interval(ends(arm))
+        interval_bar(axes, mean, y, half, look.colour, across=True)
+        end_marker(axes, mean, y, look, shown_end(arm), across=True)
+        if arm.dense:
+            axes.axvline(mean, color="black", linewidth=0.6, zorder=1)
+            axes.axvspan(mean - (half or 0), mean + (half or 0), color="black", alpha=0.07, linewidth=0, zorder=0)
+    axes.set_ylabel("method and bytes sent")
+    axes.set_xlabel(metric_label(arms))
+    dense = "; line and band: dense" if any(arm.dense for arm in arms) else ""
+    return sheet.finish(f"{heading(arms[0])}; {points_note(arms)}{dense}.")
+
+
+ROOM = 1.35  # times the longest bar: for the number beside it
+
+
+def to_target(arms: Sequence[Arm]) -> Figure | None:
+    """Seconds until the target, in the table's order: the seeds rank no arm.
+
+    None where the runs have no common target, or none reached it.
+    """
+    target, column = target_of(arms), clock_of(arms)
+    if target is None or len(arms) < 2:
+        return None
+    found = [reached(arm, target, column) for arm in arms]
+    if not any(own.timed for own in found):
+        return None
+    names = [name(arm) for arm in arms]
+    sheet = sheet_of_rows(names)
+    (axes,) = sheet.panels
+    name_rows(axes, names)
+    axes.set_xlim(0, ROOM * max(mean(own.timed) + (interval(own.timed) or 0) for own in found if own.timed))
+    for y, (arm, look, of_arm) in enumerate(zip(arms, looks(arms), found, strict=True)):
+        own = of_arm.timed
+        if own:
+            axes.barh(y, mean(own), height=0.6, color=look.colour, alpha=0.85, zorder=2)
+            interval_bar(axes, mean(own), y, interval(own), "#777777", across=True)
+        if arm.dense and own:
+            axes.axvline(mean(own), color="black", linewidth=0.6, zorder=1)
+        end = mean(own) + (interval(own) or 0) if own else 0
+        axes.annotate(
+            _told(own, arm.n) if own else of_arm.untimed,
+            (end, y),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=SMALL,
+            zorder=4,
+        )
+    axes.set_ylabel("method")
+    how = "measured" if column == "seconds" else "modelled"
+    axes.set_xlabel(f"{how} time to {metric(arms[0].metric).show(target)} [s]")
+    dense = "; line: dense" if any(arm.dense for arm in arms) else ""
+    bars = "; with Student's 95 % t-interval" if several(arms) else ""
+    return sheet.finish(f"{heading(arms[0])}; {seeds(arms)}; to the {first_look(arms)} that reached it{bars}{dense}.")
+
+
+def _told(seconds: Sequence[float], seeds: int) -> str:
+    """`12.3 ± 0.4 s`, and how many seeds have come there, where not all have."""
+    half = interval(seconds)
+    text = digits(mean(seconds)) + (f" ± {digits(half, 2)}" if half else "") + " s"
+    return text if len(seconds) == seeds else f"{text}, reached by {len(seconds)} of {seeds}"
+
 
 # Tol's light colours (2021) and a purple: these are no methods; neighbours are apart under colour blindness
 STEP = {

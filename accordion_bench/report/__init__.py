@@ -37,7 +37,7 @@ def compare(runs: Runs) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    from accordion_bench.report.compare.tidy import tidy
+    from accordion_bench.report.compare.columns import tidy
 
     tables = [tidy(arms).assign(setting=name) for name, arms in _settings(runs).items()]
     found = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["setting"])
@@ -77,7 +77,7 @@ def figure(runs: Runs, kind: str = "comparison", setting: str | None = None) -> 
 
 def _settings(runs: Runs) -> "dict[str, list[Arm]]":
     """The arms of each setting, by its name; runs that cannot be compared are left out, as in reports."""
-    from accordion_bench.report.compare.tidy import tidy
+    from accordion_bench.report.compare.columns import tidy
     from accordion_bench.report.read.load import Run, read_runs
     from accordion_bench.report.render.captions import headings
     from accordion_bench.report.render.write import sound

@@ -52,11 +52,9 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print(refused, file=sys.stderr)
         return 2
     print(f"reading the runs in {printable(' '.join(args.runs))}", file=sys.stderr, flush=True)
-    from accordion_bench.report.read import (
-        load,  # what follows takes seconds to import
-        missing_runs,
-    )
-    from accordion_bench.report.render import brief, write
+    from accordion_bench.report.compare import show  # what follows takes seconds to import
+    from accordion_bench.report.read import load, missing_runs
+    from accordion_bench.report.render import tables, write
 
     if args.config_dir is not None or args.trust:
         import_from_here()
@@ -65,7 +63,7 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.serve:
         return _served(args.runs, args.port)
     folders = missing_runs.no_runs(args.runs)
-    for said in write.first(write.skipped(folders)):
+    for said in show.first(write.skipped(folders)):
         print(f"warning: {said}", file=sys.stderr)
     runs = load.read_runs(args.runs)
     if not runs:
@@ -86,7 +84,7 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print(_not_written(args.out, error), file=sys.stderr)
         return 2
     on_terminal = sys.stdout.isatty()
-    print(brief.brief(written.parts, written.absent, output.columns()) if on_terminal else written.text)
+    print(tables.brief(written.parts, written.absent, output.columns()) if on_terminal else written.text)
     print(written.where)
     return 0
 

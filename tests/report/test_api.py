@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import accordion_bench as ab
-from accordion_bench.report.compare.tidy import tidy
+from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, write
 from tests.report.test_report import grouped, no_figures, run_folder  # noqa: F401

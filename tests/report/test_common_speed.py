@@ -9,8 +9,8 @@ import pytest
 from accordion_bench.network.link_model import Network
 from accordion_bench.report.compare import provenance
 from accordion_bench.report.compare.beside import against_model, reached
+from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.grouping import group
-from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.times import modelled_seconds
 from accordion_bench.report.read.completeness import problem
 from accordion_bench.report.read.load import Run

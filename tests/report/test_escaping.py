@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 from accordion_bench.report.read import printable
-from accordion_bench.report.render import markup, spreadsheet, table
+from accordion_bench.report.render import markup
+from accordion_bench.report.render.tables import csv
 
 HONEST = [
     "Accordion (PowerSGD rank 2/1), batch 512 at first, error_feedback=True",
@@ -63,7 +64,7 @@ def test_tables_headings_and_code_are_not_folded():
 
 
 def test_a_cell_stays_one_cell():
-    (_, _, row) = table.aligned([["arm", "n"], [r"a\| b | `c`", "1"]]).splitlines()
+    (_, _, row) = markup.aligned([["arm", "n"], [r"a\| b | `c`", "1"]]).splitlines()
     assert row == r"| a\\\| b \| \`c\` |  1 |"
 
 
@@ -76,7 +77,7 @@ def test_latex_runs_no_command():
 def test_a_cell_of_csv_is_no_formula():
     cells = ["=1+1", "+1", "-x", "@sum", "dense", "", "a=b"]
     tables = [pd.DataFrame({"arm": cells, "=name": -1.5, "n": -3, "yes": True, "none": None})]
-    found = pd.read_csv(io.StringIO(spreadsheet.csv(tables)), keep_default_na=False)
+    found = pd.read_csv(io.StringIO(csv(tables)), keep_default_na=False)
     assert found["arm"].tolist() == ["'=1+1", "'+1", "'-x", "'@sum", "dense", "", "a=b"]
     assert list(found.columns) == ["arm", "'=name", "n", "yes", "none"]
     assert found["'=name"].tolist() == [-1.5] * 7 and found["n"].tolist() == [-3] * 7
@@ -84,7 +85,7 @@ def test_a_cell_of_csv_is_no_formula():
 
 def test_honest_tables_are_the_same_csv():
     tables = [pd.DataFrame({"arm": ["dense", "TopK 10 %"], "seeds": ["0 1", "0"], "x": [0.1, -1e-9], "n": [2, 1]})] * 2
-    assert spreadsheet.csv(tables) == pd.concat(tables).to_csv(index=False)
+    assert csv(tables) == pd.concat(tables).to_csv(index=False)
 
 
 def test_names_are_printable_lines():

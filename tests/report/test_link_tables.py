@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from accordion_bench.report.compare import tidy
+from accordion_bench.report.compare import columns
 from accordion_bench.report.compare.beside import against_model, on_the_link, tables
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read.load import Run
@@ -84,4 +84,4 @@ def test_ddp_measures_its_communication_inside_the_time():
     ours = measured(compressor="powersgd", network="1gbit", seconds=3.3)
     both = arms(ours, ddp)
     assert "share a process" not in captions.time(both)
-    assert tidy.tidy(both)["seconds_over_dense"].tolist() == [pytest.approx(1.1), 1.0]
+    assert columns.tidy(both)["seconds_over_dense"].tolist() == [pytest.approx(1.1), 1.0]

@@ -11,7 +11,7 @@ import pytest
 from accordion_bench.options import trusted
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import arms, grouping, provenance, tidy, times, verdicts
+from accordion_bench.report.compare import arms, columns, grouping, provenance, times, verdicts
 from accordion_bench.report.read import load, missing_runs
 from accordion_bench.report.render import captions, figures, write
 from accordion_bench.report.render.write import sound
@@ -122,7 +122,7 @@ def test_a_file_and_a_run_folder_with_the_same_rows_have_the_same_numbers(tmp_pa
     run = about("powersgd", **SAID)
     (tmp_path / "own.jsonl").write_text("".join(json.dumps({**one, "run": run}) + "\n" for one in own))
     bench, attached = ([arm] for arm in parts_of(folder, tmp_path / "own.jsonl")[0])
-    (theirs,), (mine,) = (tidy.tidy(part).to_dict("records") for part in (bench, attached))
+    (theirs,), (mine,) = (columns.tidy(part).to_dict("records") for part in (bench, attached))
     assert (theirs.pop("arm"), mine.pop("arm")) == ("PowerSGD rank 2", "PowerSGD rank 2, attached")
     assert {key for key in theirs if str(theirs[key]) != str(mine[key])} <= {"test_accuracy_at_best"}
 
@@ -308,13 +308,13 @@ def test_a_file_is_compared_with_its_own_dense_run_where_there_is_one(tmp_path):
 def test_runs_of_the_bench_have_the_same_numbers_with_a_file_beside_them(tmp_path):
     run_folder(tmp_path / "bench", target=0.8, comm_seconds=0.5)
     run_folder(tmp_path / "bench", "topk", payload=100, target=0.8, comm_seconds=0.5)
-    alone = {str(one["arm"]): one for one in tidy.tidy(parts_of(tmp_path)[0]).to_dict("records")}
+    alone = {str(one["arm"]): one for one in columns.tidy(parts_of(tmp_path)[0]).to_dict("records")}
     target = write.section(parts_of(tmp_path)[0]).partition("Time to 80.00 %")[2]
     rows_file(tmp_path / "mine.jsonl", about(**SAID), accuracy=None, test_loss=None, train_loss=0.5)  # stands apart
     rows_file(tmp_path / "also.jsonl", about(**SAID))
     beside, apart = parts_of(tmp_path)
     assert [arm.label for arm in apart] == ["PowerSGD rank 2, attached"]
-    among = {str(one["arm"]): one for one in tidy.tidy(beside).to_dict("records")}
+    among = {str(one["arm"]): one for one in columns.tidy(beside).to_dict("records")}
     assert all(str(among[name]) == str(alone[name]) for name in alone)
     own, other = (_cells(text, "TopK 10 %") for text in (target, write.section(beside).partition("Time to 80.00 %")[2]))
     assert own == other != []
@@ -375,7 +375,7 @@ def test_rows_may_lack_columns(tmp_path, missing, beside, capsys):
     assert (tmp_path / "out" / "comparison.png").exists()
     found = next(arm for part in parts_of(tmp_path / "runs") for arm in part if arm.attached)
     assert found.n == 2
-    (own,) = [one for one in tidy.tidy([found]).to_dict("records")]
+    (own,) = [one for one in columns.tidy([found]).to_dict("records")]
     assert (own["payload_bytes"] != own["payload_bytes"]) == ("payload_bytes" in missing)  # NaN
     if beside and "payload_bytes" in missing:
         assert "bytes not counted" in out

@@ -9,14 +9,14 @@ import pytest
 from accordion_bench.methods.labels import is_dense, label
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.beside import on_the_link, to_target
+from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.provenance import dense_command
-from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.completeness import problem
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import captions, write
 from accordion_bench.report.render.looks import looks
-from accordion_bench.report.render.table import cells
+from accordion_bench.report.render.tables import cells
 from tests.kit.figures import figures_of
 from tests.report.test_figures import arms_of, run
 from tests.report.test_report import no_figures  # noqa: F401

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from accordion_bench.network.link_name import show_link
 from accordion_bench.options.units import digits, human_bytes
 from accordion_bench.report.compare.arms import Arm, baseline, differences
+from accordion_bench.report.compare.columns import over, tidy, within_noise
 from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.compare.intervals import (
     MARGIN,
@@ -36,7 +37,6 @@ from accordion_bench.report.compare.show import (
     signed,
     size,
 )
-from accordion_bench.report.compare.tidy import over, tidy, within_noise
 from accordion_bench.report.compare.times import shares_process, unlike
 from accordion_bench.report.read.load import read_runs
 from accordion_bench.runs.metrics import Metric, metric

@@ -8,11 +8,10 @@ from accordion_bench.methods.labels import hook_of
 from accordion_bench.network.link_name import show_link
 from accordion_bench.options.units import counted, digits, human_bytes
 from accordion_bench.report.compare.arms import Arm, baseline
+from accordion_bench.report.compare.columns import best_column, paper_reference, tidy
 from accordion_bench.report.compare.provenance import machine, unequal
 from accordion_bench.report.compare.show import listed
-from accordion_bench.report.compare.tidy import best_column, tidy
 from accordion_bench.report.compare.times import shares_process
-from accordion_bench.report.render.table import paper_reference
 from accordion_bench.runs.metrics import LOSSES, METRICS, metric, split_of
 
 

@@ -121,3 +121,15 @@ def _lines(row: Sequence[str]) -> list[str]:
     below = [f"({escaped(text)}" if text else "" for text in beside]
     lines = [[escaped(first), *map(escaped, numbers)], *([["", *below]] if any(below) else [])]
     return [" & ".join(line) + r" \\" for line in lines]
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, the heading first, as Markdown that also reads well in a terminal."""
+    cells = [[inline(cell).replace("|", "\\|") for cell in row] for row in cells]
+    widths = [max(2, *map(len, column)) for column in zip(*cells, strict=True)]
+    rows = [
+        [cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        for row in cells
+    ]
+    rule = ["-" * w if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:]))

@@ -16,18 +16,18 @@ from typing import NamedTuple, TypeVar
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.beside import beside_tables
+from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.compare.provenance import facts, own_commands
-from accordion_bench.report.compare.tidy import tidy
+from accordion_bench.report.compare.show import first
 from accordion_bench.report.compare.verdicts import answers, verdicts
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import FORMATS, Print, captions, figures, markup
 from accordion_bench.report.render.draw import draw
-from accordion_bench.report.render.markup import folded, inline, line
+from accordion_bench.report.render.markup import aligned, folded, inline, line
 from accordion_bench.report.render.page import FAILED, INTERACTIVE, Section, missing, page
-from accordion_bench.report.render.spreadsheet import csv
-from accordion_bench.report.render.table import aligned, cells, markdown
+from accordion_bench.report.render.tables import cells, csv, markdown
 from accordion_bench.runs import durable
 
 INDEX = ("report.html", "README.md")  # replaced last, in this order: they say what the other files are
@@ -74,9 +74,6 @@ def _remove_left_behind(out: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-MOST = 20  # lines of a list that are shown
-
-
 def left_out(
     runs: Sequence[Run], repeats: Sequence[Run], folders: Sequence[tuple[str, str]]
 ) -> dict[str, Sequence[str]]:
@@ -100,13 +97,6 @@ def notes(absent: dict[str, Sequence[str]]) -> list[str]:
     return [
         f"{heading}:\n\n" + "\n".join(f"- {line(said)}" for said in first(lines)) for heading, lines in absent.items()
     ]
-
-
-def first(lines: Sequence[str]) -> list[str]:
-    """The first lines of a long list, and how many more there are; a short list whole."""
-    if len(lines) <= MOST + 1:
-        return list(lines)
-    return [*lines[:MOST], f"... and {len(lines) - MOST:,} more"]
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:

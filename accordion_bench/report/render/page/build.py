@@ -15,16 +15,16 @@ from matplotlib.markers import MarkerStyle
 from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.beside import beside_tables
+from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.provenance import facts, own_commands
-from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.verdicts import answers, verdicts
 from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import captions
 from accordion_bench.report.render.figures.scales import seeds, several
 from accordion_bench.report.render.looks import Look, looks
 from accordion_bench.report.render.page import plots
-from accordion_bench.report.render.page.columns import columns
 from accordion_bench.report.render.page.plots import curves, most_points
+from accordion_bench.report.render.tables import page_columns
 from accordion_bench.runs.metrics import metric
 
 WIDTH, HEIGHT, RADIUS = 34, 14, 5  # pixels
@@ -137,7 +137,7 @@ def _setting(number: int, section: Section) -> dict[str, Any]:
         "answers": answers(arms),
         "verdicts": verdicts(arms),
         "arms": legend[: len(arms)],
-        "columns": columns(tidy(arms)),
+        "columns": page_columns(tidy(arms)),
         "seeds": seeds(arms),
         "several": several(arms),
         "notes": captions.captions(arms),

@@ -48,8 +48,8 @@ def draw(table: pd.DataFrame) -> Figure:
     axes.set_xlim(limits_of_means(means, of, POINTS, max(mean for mean, _ in means)))
     looks = looks_of([(row["arm"], family(row["arm"]), row["arm"] == "dense") for row in rows])
     for y, ((mean, half), look, row) in enumerate(zip(means, looks, rows, strict=True)):
-        interval_bar(axes, mean, y, None if math.isnan(half) else half, look.colour, across=True)
-        end_marker(axes, mean, y, look, f"{mean:.2f} ± {half:.2f} %", across=True)
+        interval_bar(axes, (mean, y), None if math.isnan(half) else half, look.colour, across=True)
+        end_marker(axes, (mean, y), look, f"{mean:.2f} ± {half:.2f} %", across=True)
         if row["arm"] == "dense":
             axes.axvline(mean, color="black", linewidth=0.6, zorder=1)
             axes.axvspan(mean - half, mean + half, color="black", alpha=0.07, linewidth=0, zorder=0)

@@ -55,7 +55,7 @@ def figure(runs: Runs, kind: str = "comparison", setting: str | None = None) -> 
     Raises:
         ConfigError: there is no such kind or setting, or these runs have nothing to show in it; a ValueError.
     """
-    from accordion_bench.report.render import figures
+    from accordion_bench.report.render import BANDWIDTHS, figures
     from accordion_bench.report.render.figures.sheet import styled
 
     checks.choice("kind", kind, figures.NAMES)
@@ -69,7 +69,7 @@ def figure(runs: Runs, kind: str = "comparison", setting: str | None = None) -> 
             if setting is None and len(found) > 1:
                 raise checks.ValueRefused("setting", f"one of the {len(found)} of compare()", None, next(iter(found)))
             name = next(iter(found)) if setting is None else checks.choice("setting", setting, list(found))
-            drawn = figures.rooms(found[name], figures.BANDWIDTHS)[kind]()
+            drawn = figures.rooms(found[name], BANDWIDTHS)[kind]()
     if drawn is None:
         raise checks.ValueRefused("kind", "a figure for which these runs have the numbers", kind, "comparison")
     return drawn

@@ -10,9 +10,10 @@ from typing import Any
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.grouping import group
-from accordion_bench.report.read.completeness import problem, problem_of_rows
-from accordion_bench.report.read.load import METRICS_FILE, Run
+from accordion_bench.report.read.find import METRICS_FILE
+from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.rows_file import summary_of
+from accordion_bench.report.read.schema import problem, problem_of_rows
 from accordion_bench.report.render.page import Section, page
 from accordion_bench.report.render.write import left_out, sound, texts
 
@@ -100,7 +101,7 @@ def live_page(
     Args:
         ended: finished runs, and unfinished ones that go on no more.
         running: those that go on.
-        folders: names of those without a run, and why; see `missing_runs.no_runs`.
+        folders: names of those without a run, and why; see `find.no_runs`.
         follow: the script by which the page follows its runs.
     """
     ended, parts, repeats, _ = sound(ended, texts)

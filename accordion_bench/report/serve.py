@@ -17,8 +17,8 @@ from typing import Any
 
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.report.parallel import each
-from accordion_bench.report.read.load import FILES, Run, find_runs, read_run
-from accordion_bench.report.read.missing_runs import no_runs
+from accordion_bench.report.read.find import FILES, find_runs, no_runs
+from accordion_bench.report.read.load import Run, read_run
 from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render.rebuilt import classes_apart
 from accordion_bench.report.running import is_running, live_page

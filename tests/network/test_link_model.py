@@ -17,8 +17,8 @@ from accordion_bench.network.shared_cores import step_ends
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.times import modelled_seconds
-from accordion_bench.report.read.completeness import problem
 from accordion_bench.report.read.load import read_run
+from accordion_bench.report.read.schema import problem
 from accordion_bench.report.render import captions
 from accordion_bench.report.render.figures import scales
 from accordion_bench.run_config import RunConfig

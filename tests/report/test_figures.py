@@ -65,7 +65,7 @@ def test_every_figure_is_written_in_every_format(tmp_path, drawn, monkeypatch):
     made = {name: lambda name=name: drawn[name] if name in ("comparison", "norms") else None for name in drawn}
     monkeypatch.setattr(figures, "rooms", lambda *_: made)
     every = Print(formats=("png", "pdf", "svg"))
-    ((pngs, failed),) = draw([everything()], tmp_path, figures.OF_A_SETTING, figures.BANDWIDTHS, every)
+    ((pngs, failed),) = draw([everything()], tmp_path, figures.OF_A_SETTING, every)
     assert failed == []
     pngs += figures.draw_across(across(), tmp_path, every)
     assert [png.name for png in pngs] == ["comparison.png", "norms.png", "workers.png"]

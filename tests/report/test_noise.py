@@ -190,7 +190,7 @@ def test_an_arm_far_behind_does_not_stretch_the_axes_and_stands_at_the_edge_with
 def test_an_interval_that_leaves_the_axes_is_cut_with_an_arrow(at, half, cut, across):
     axes = Figure().subplots()
     axes.set(xlim=(0, 10), ylim=(0, 10))
-    scales.interval_bar(axes, *((at, 3) if across else (3, at)), half, "red", across=across)
+    scales.interval_bar(axes, (at, 3) if across else (3, at), half, "red", across=across)
     along = [list(line.get_xdata() if across else line.get_ydata()) for line in axes.lines]
     if cut is None:
         assert along == []

@@ -12,7 +12,7 @@ from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, columns, grouping, intervals, provenance, verdicts
-from accordion_bench.report.read import load, missing_runs
+from accordion_bench.report.read import find, load
 from accordion_bench.report.render import captions, draw, figures, rebuilt, tables, write
 from accordion_bench.report.render.figures import level_grids
 from accordion_bench.runs.folder import RunFolder
@@ -532,8 +532,8 @@ def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_inside_them(tmp_p
     run_folder(near / "checkpoint", "none")
     run_folder(tmp_path / ".hidden", "none")
     (tmp_path / "empty").mkdir()
-    assert load.find_runs([tmp_path]) == [deep, near]
-    assert missing_runs.no_runs([tmp_path]) == [("empty", f"no run: has none of {', '.join(load.FILES)}")]
+    assert find.find_runs([tmp_path]) == [deep, near]
+    assert find.no_runs([tmp_path]) == [("empty", f"no run: has none of {', '.join(find.FILES)}")]
 
 
 def test_runs_that_have_learned_nothing_are_told(tmp_path):

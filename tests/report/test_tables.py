@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -13,9 +14,9 @@ import yaml
 
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, columns, grouping, intervals, provenance, show, verdicts
-from accordion_bench.report.read import load, missing_runs
+from accordion_bench.report.read import find, load
 from accordion_bench.report.render import Print, captions, figures, markup, page, tables, write
-from accordion_bench.report.render.draw import Drawn
+from accordion_bench.report.render.draw import DrawnFigures
 from accordion_bench.report.render.tables import page_columns
 from accordion_bench.runs.metrics import metric
 from tests.report.test_report import accordion, grouped, no_figures, node, run_folder  # noqa: F401
@@ -373,7 +374,7 @@ def test_cells_of_a_sweep_without_a_run_are_named(tmp_path, no_figures):  # noqa
         "seed=4: failed in sweep.jsonl",
     ]
     for given in ([runs], [here, runs / "sweep.jsonl"]):
-        assert write.skipped(missing_runs.no_runs(given)) == expected
+        assert write.skipped(find.no_runs(given)) == expected
 
 
 STRANGE = (None, "x", -1, [1], {"a": 1}, True)
@@ -497,7 +498,7 @@ def test_options_reach_the_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(
         write,
         "draw",
-        lambda parts, out, names, bandwidths, printed: seen.append((names, bandwidths, printed)) or [Drawn([], [])],
+        lambda parts, out, names, printed: seen.append((names, printed)) or [DrawnFigures([], [])],
     )
     run_folder(tmp_path / "runs")
     typed = [str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--bandwidths", "1mbit,2e9"]
@@ -514,10 +515,10 @@ def test_options_reach_the_figures(tmp_path, monkeypatch):
     every = list(figures.OF_A_SETTING)
     few = [name for name in every if name == "comparison" or name not in page.INTERACTIVE]
     on_links = [name for name in every if name in few or name == "accuracy_modelled"]
-    assert [names for names, _, _ in seen] == [on_links, every, every, every, every, every]
+    assert [names for names, _ in seen] == [on_links, every, every, every, every, every]
     asked = [Print(), Print(), Print(formats=("svg", "pdf")), Print("one-column", ("png", "pdf")), Print(), Print()]
-    assert [printed for *_, printed in seen] == asked
-    assert all(bandwidths == [1e6, 2e9] for _, bandwidths, _ in seen) and "norms" in few and "tradeoff" not in few
+    assert [printed for _, printed in seen] == [replace(one, bandwidths=(1e6, 2e9)) for one in asked]
+    assert "norms" in few and "tradeoff" not in few
     assert write.names_of(False) == few
 
 

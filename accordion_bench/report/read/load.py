@@ -9,7 +9,7 @@ import gc
 import marshal
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, overload
@@ -21,8 +21,9 @@ from accordion_bench.methods.labels import label
 from accordion_bench.options import trusted
 from accordion_bench.report.parallel import each
 from accordion_bench.report.read import rows_file
-from accordion_bench.report.read.completeness import problem, problem_of_rows
+from accordion_bench.report.read.find import METRICS_FILE, Paths, find_runs
 from accordion_bench.report.read.printable import TEXT, needs_no_look, plain, printable
+from accordion_bench.report.read.schema import EnvironmentFile, problem, problem_of_rows, wrong_keys
 from accordion_bench.run_config import is_label
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.old_folders import in_todays_words
@@ -118,27 +119,6 @@ def small(values: Sequence[Any]) -> Values:
     return Packed(values) if kinds & {dict, list} else list(values)
 
 
-METRICS_FILE = "metrics.jsonl"
-FILES = ("config.yaml", METRICS_FILE, "summary.json", "environment.json")
-Paths = str | Path | Iterable[str | Path]  # one path, or several
-DEEPEST = 50  # folders inside each other that are looked into
-ENVIRONMENT = {
-    "command": str,
-    "commit": str,
-    "started": str,
-    "python": str,
-    "processor": str,
-    "cpu_cores": int,
-    "threads": int,
-    "kernels": str,
-    "load": float,
-    "host": str,
-    "versions": dict,
-    "gpus": list,
-    "resumed": list,
-}
-
-
 @dataclass(frozen=True)
 class Run:
     """One run folder, or one file of metrics rows.
@@ -211,37 +191,6 @@ class Run:
         return epoch if isinstance(epoch, int) else None
 
 
-def find_runs(paths: Paths) -> list[Path]:
-    """The run folders and files of metrics rows among `paths` and at any depth inside, each once, in this order."""
-    found: dict[Path, Path] = {}
-    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
-        for run in _inside(path):
-            found.setdefault(Path(os.path.realpath(run)), run)
-    return list(found.values())
-
-
-def _inside(path: Path) -> list[Path]:
-    """The runs under `path`, itself included; nothing is looked for inside a run folder, nor in hidden folders.
-
-    A link to a folder is followed where it was given, and nowhere below, so that a circle of links has an end. Files of
-    metrics rows have any name where they are given, and end in .jsonl where they are found.
-    """
-    if os.path.isfile(path):
-        return [path] if rows_file.is_rows_file(path) else []
-    found = []
-    for name, folders, files in os.walk(path):
-        here = Path(name)
-        if run := is_run(here):
-            found.append(here)
-        else:
-            named = (here / file for file in sorted(files) if file.endswith(rows_file.ENDING) and file[0] != ".")
-            found += filter(rows_file.is_rows_file, named)
-        if run or len(here.parts) - len(path.parts) >= DEEPEST:
-            folders.clear()
-        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
-    return found
-
-
 def read_runs(paths: Paths) -> list[Run]:
     """Every run found under `paths`."""
     with _no_collection():
@@ -310,7 +259,8 @@ def _shown(environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known(environment: dict[str, Any]) -> dict[str, Any]:
-    known = {key: value for key, value in environment.items() if isinstance(value, ENVIRONMENT.get(key, object))}
+    wrong = wrong_keys(EnvironmentFile, environment, present=True)
+    known = {key: value for key, value in environment.items() if key not in wrong}
     known = masked(known)
     if command := known.get("command"):
         known["command"] = masked_command(command)
@@ -393,12 +343,3 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             leaves[prefix + key] = value
     return leaves
-
-
-def is_run(path: Path) -> bool:
-    """Whether a folder is a run's, finished or not: it has one of the files.
-
-    A file of metrics rows may have the name of one of them.
-    """
-    found = [path / name for name in FILES if os.path.isfile(path / name)]
-    return bool(found) and (found != [path / METRICS_FILE] or not rows_file.is_rows_file(path / METRICS_FILE))

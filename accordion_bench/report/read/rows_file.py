@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from accordion_bench.options.choice_file import read_options
 from accordion_bench.options.conf_dir import yaml_files
-from accordion_bench.report.read.completeness import is_count
+from accordion_bench.report.read.schema import is_count
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.metrics import LOSSES, METRICS, Metric, metric
 from accordion_bench.runs.plausible import OF_AN_EPOCH, is_number

@@ -23,7 +23,7 @@ from accordion_bench.report.compare.show import first
 from accordion_bench.report.compare.verdicts import answers, verdicts
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.printable import printable
-from accordion_bench.report.render import FORMATS, Print, captions, figures, markup
+from accordion_bench.report.render import AS_PNG, BANDWIDTHS, FORMATS, Print, captions, figures, markup
 from accordion_bench.report.render.draw import draw
 from accordion_bench.report.render.markup import aligned, folded, inline, line
 from accordion_bench.report.render.page import FAILED, INTERACTIVE, Section, missing, page
@@ -82,7 +82,7 @@ def left_out(
     Args:
         runs: finished and unfinished ones.
         repeats: of seeds; see `grouping.group`.
-        folders: those without a run, and why; see `missing_runs.no_runs`.
+        folders: those without a run, and why; see `find.no_runs`.
     """
     found = {
         "Unfinished, in no mean": unfinished([run for run in runs if not run.finished]),
@@ -188,8 +188,7 @@ def write(
     out: Path,
     folders: Sequence[tuple[str, str]] = (),
     formats: Sequence[str] = FORMATS,
-    bandwidths: Sequence[float] = figures.BANDWIDTHS,
-    printed: Print = figures.AS_PNG,
+    printed: Print = AS_PNG,
     every: bool = True,
 ) -> Written:
     """Write everything about some runs.
@@ -197,9 +196,8 @@ def write(
     Args:
         runs: finished and unfinished ones.
         out: folder; made where missing.
-        folders: names of those without a run, and why; see `missing_runs.no_runs`.
+        folders: names of those without a run, and why; see `find.no_runs`.
         formats: some of md (table.md, README.md), csv, latex (table.tex) and html (report.html); figures always.
-        bandwidths: bit/s of the links in figures of modelled time.
         printed: how figures are.
         every: also the figures that the page draws itself, as files; that of bandwidths of one's own always is one.
 
@@ -209,9 +207,9 @@ def write(
     runs, parts, repeats, (said, latex_texts) = sound(runs, texts)
     absent = left_out(runs, repeats, folders)
     without_page = missing() if "html" in formats else ""
-    names = names_of(every or "html" not in formats or bool(without_page), tuple(bandwidths) != figures.BANDWIDTHS)
+    names = names_of(every or "html" not in formats or bool(without_page), printed.bandwidths != BANDWIDTHS)
     with replacing(out) as new:
-        drawn = draw(parts, new, names, bandwidths, printed)
+        drawn = draw(parts, new, names, printed)
         across, failed = _across(parts, new, printed)
         sections = [Section(arms, found.figures) for arms, found in zip(parts, drawn, strict=True)]
         if failed := [why for found in drawn for why in found.failed] + failed:

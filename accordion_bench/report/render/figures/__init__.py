@@ -5,10 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.render import (
-    Print,
-    loaded,  # noqa: F401  before whoever imports matplotlib
-)
+from accordion_bench.report.render import AS_PNG, Print, loaded  # noqa: F401  before whoever imports matplotlib
 from accordion_bench.report.render.figures.arm_rows import breakdown, forest, to_target
 from accordion_bench.report.render.figures.curves import (
     accuracy_bytes,
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MANY = 10  # arms, beyond which `comparison` has rows instead of curves
-BANDWIDTHS = (1e8, 1e9, 1e10)  # bit/s
 OF_A_SETTING = (
     "comparison",
     "forest",
@@ -47,12 +43,11 @@ OF_A_SETTING = (
     "period",
 )
 NAMES = (*OF_A_SETTING, "workers")
-AS_PNG = Print()
 
 
-def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "", bandwidths: Sequence[float] = BANDWIDTHS) -> list[Path]:
+def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "") -> list[Path]:
     """Write every figure that the arms of one setting allow, as PNG; returns the files."""
-    drawn = (draw_one(name, arms, out, suffix, bandwidths) for name in OF_A_SETTING)
+    drawn = (draw_one(name, arms, out, suffix) for name in OF_A_SETTING)
     return [png for png in drawn if png is not None]
 
 
@@ -61,7 +56,6 @@ def draw_one(
     arms: Sequence[Arm],
     out: Path,
     suffix: str = "",
-    bandwidths: Sequence[float] = BANDWIDTHS,
     printed: Print = AS_PNG,
 ) -> Path | None:
     """Write one figure of one setting; returns the PNG file, or None where the figure would say nothing.
@@ -71,11 +65,10 @@ def draw_one(
         arms: of the setting.
         out: folder.
         suffix: of the file names.
-        bandwidths: bit/s of the links whose modelled time is drawn.
         printed: how.
     """
     with styled(printed.paper):
-        figure = rooms(arms, bandwidths)[name]()
+        figure = rooms(arms, printed.bandwidths)[name]()
         return None if figure is None else save(figure, out / f"{name}{suffix}", printed.formats)
 
 

@@ -66,8 +66,8 @@ def forest(arms: Sequence[Arm]) -> Figure:
     axes.set_xlim(end_limits(arms))
     for y, (arm, look) in enumerate(zip(arms, looks(arms), strict=True)):
         mean, half = float(np.mean(ends(arm))), interval(ends(arm))
-        interval_bar(axes, mean, y, half, look.colour, across=True)
-        end_marker(axes, mean, y, look, shown_end(arm), across=True)
+        interval_bar(axes, (mean, y), half, look.colour, across=True)
+        end_marker(axes, (mean, y), look, shown_end(arm), across=True)
         if arm.dense:
             axes.axvline(mean, color="black", linewidth=0.6, zorder=1)
             axes.axvspan(mean - (half or 0), mean + (half or 0), color="black", alpha=0.07, linewidth=0, zorder=0)
@@ -100,7 +100,7 @@ def to_target(arms: Sequence[Arm]) -> Figure | None:
         own = of_arm.timed
         if own:
             axes.barh(y, mean(own), height=0.6, color=look.colour, alpha=0.85, zorder=2)
-            interval_bar(axes, mean(own), y, interval(own), "#777777", across=True)
+            interval_bar(axes, (mean(own), y), interval(own), "#777777", across=True)
         if arm.dense and own:
             axes.axvline(mean(own), color="black", linewidth=0.6, zorder=1)
         end = mean(own) + (interval(own) or 0) if own else 0

@@ -56,9 +56,9 @@ def points(
     for i, ((arm, look), size) in enumerate(zip(shown, sizes(len(shown)), strict=True)):
         before = len(axes.lines)
         x, y = float(np.mean(costs[i])), float(np.mean(ends(arm)))
-        interval_bar(axes, x, y, interval(ends(arm)), look.colour)
-        interval_bar(axes, x, y, interval(costs[i]), look.colour, across=True)
-        end_marker(axes, x, y, look, shown_end(arm), size=size)
+        interval_bar(axes, (x, y), interval(ends(arm)), look.colour)
+        interval_bar(axes, (x, y), interval(costs[i]), look.colour, across=True)
+        end_marker(axes, (x, y), look, shown_end(arm), size=size)
         for line in axes.lines[before:]:
             line.set_alpha(PALE if i in pale else None)
     name_height(axes, arms)
@@ -160,8 +160,8 @@ def curves(
             axes.fill_between(xs, low, high, color=look.colour, alpha=0.13, linewidth=0, zorder=1)
         x, y = float(xs[-1]), float(np.mean(last))
         if bars:
-            interval_bar(axes, x, y, interval(last), look.colour)
-        end_marker(axes, x, y, look, shown_end(arm))
+            interval_bar(axes, (x, y), interval(last), look.colour)
+        end_marker(axes, (x, y), look, shown_end(arm))
     name_height(axes, [arm for arm, _ in shown])
     axes.grid()
 

@@ -19,6 +19,7 @@ from accordion_bench.report.render.looks import Look
 from accordion_bench.runs.metrics import LOSSES, Metric, metric
 
 Array = NDArray[np.float64]
+Place = tuple[float, float]  # x and y
 
 
 def column(arm: Arm, name: str) -> Array:
@@ -163,20 +164,18 @@ def entry(look: Look, label: str, line: bool = True) -> Line2D:
     return Line2D([], [], label=label, **point)
 
 
-def interval_bar(
-    axes: Axes, x: float, y: float, half: float | None, colour: str, across: bool = False, z: float = 3.5
-) -> None:
+def interval_bar(axes: Axes, place: Place, half: float | None, colour: str, across: bool = False) -> None:
     """From y - half to y + half, or from x - half to x + half; nothing where there is no interval.
 
     The axes' limits are final: what leaves them is cut, and an arrow says so. So is what leaves 100 percent.
     Plain lines: matplotlib's own error bars take ten times as long.
     """
-    at, other, (low, high), arrows, cap = _along(axes, x, y, across)
+    at, other, (low, high), arrows, cap = _along(axes, place, across)
     if half is None or not low <= at <= high:
         return
     ends = at - half, at + half
     seen = max(ends[0], low), min(ends[1], HUNDRED if high == MOST else high)
-    options: dict[str, Any] = {"color": colour, "linewidth": 0.9, "zorder": z, "gid": "interval"}
+    options: dict[str, Any] = {"color": colour, "linewidth": 0.9, "zorder": 3.5, "gid": "interval"}
     axes.plot(*_placed(seen, (other, other), across), **options)
     for end, edge, arrow in zip(ends, seen, arrows, strict=True):
         mark = {"marker": cap} if end == edge else {"marker": arrow, "clip_on": False, "gid": "cut"}
@@ -188,16 +187,14 @@ def sizes(count: int) -> list[float]:
     return [LARGEST - (LARGEST - SMALLEST) * i / max(count - 1, 1) for i in range(count)]
 
 
-def end_marker(
-    axes: Axes, x: float, y: float, look: Look, number: str, across: bool = False, size: float = SMALLEST
-) -> None:
+def end_marker(axes: Axes, place: Place, look: Look, number: str, across: bool = False, size: float = SMALLEST) -> None:
     """An arm's own marker; at the edge an arrow with its number where it lies outside of the axes, whose limits are
     final."""
-    at, other, (low, high), arrows, _ = _along(axes, x, y, across)
+    at, other, (low, high), arrows, _ = _along(axes, place, across)
     if not math.isfinite(at):
         return
     if low <= at <= high:
-        axes.plot([x], [y], zorder=5, gid="end", markersize=size, **look.point)
+        axes.plot([place[0]], [place[1]], zorder=5, gid="end", markersize=size, **look.point)
         return
     edge, arrow = (low, arrows[0]) if at < low else (high, arrows[1])
     ((place_x,), (place_y,)) = _placed((edge,), (other,), across)
@@ -208,9 +205,9 @@ def end_marker(
     axes.annotate(number, (place_x, place_y), (inwards, 0), textcoords="offset points", fontsize=SMALL, **aligned)
 
 
-def _along(axes: Axes, x: float, y: float, across: bool) -> tuple[float, float, tuple[float, float], str, str]:
+def _along(axes: Axes, place: Place, across: bool) -> tuple[float, float, Place, str, str]:
     """(place on the metric's axis, place on the other one, limits, arrows, cap of an interval)."""
-    low, high = sorted(axes.get_xlim() if across else axes.get_ylim())
+    (x, y), (low, high) = place, sorted(axes.get_xlim() if across else axes.get_ylim())
     return (x, y, (low, high), OUTSIDE["x"], "|") if across else (y, x, (low, high), OUTSIDE["y"], "_")
 
 

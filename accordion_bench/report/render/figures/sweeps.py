@@ -116,8 +116,8 @@ def draw(axes: Axes, lines: Sequence[Line], key: str, of_lines: Sequence[Look], 
         xs, means = [_place(value, points) * aside for value, _ in points], [float(np.mean(ends(a))) for _, a in points]
         axes.plot(xs, means, color=look.colour, linestyle=look.line, zorder=3, gid="curve")
         for x, mean, (_, arm) in zip(xs, means, points, strict=True):
-            interval_bar(axes, x, mean, interval(ends(arm)), look.colour)
-            end_marker(axes, x, mean, look, shown_end(arm))
+            interval_bar(axes, (x, mean), interval(ends(arm)), look.colour)
+            end_marker(axes, (x, mean), look, shown_end(arm))
     for arm in dense:
         _dense(axes, arm)
     axes.set_xlabel(AXES[key])

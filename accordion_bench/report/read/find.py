@@ -1,4 +1,4 @@
-"""What was given, or is recorded as a cell of a sweep, and holds no run."""
+"""Where runs lie: run folders and files of metrics rows under some paths, and what was given and holds none."""
 
 import os
 from collections.abc import Iterable
@@ -6,12 +6,55 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.report.read import rows_file
-from accordion_bench.report.read.load import FILES, find_runs, is_run
 from accordion_bench.report.read.printable import plain, printable
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.secrets import masked_command
 
+METRICS_FILE = "metrics.jsonl"
+FILES = ("config.yaml", METRICS_FILE, "summary.json", "environment.json")
+Paths = str | Path | Iterable[str | Path]  # one path, or several
+DEEPEST = 50  # folders inside each other that are looked into
 RECORD = "sweep.jsonl"  # beside run folders: a line per cell of a sweep, the newest last
+
+
+def find_runs(paths: Paths) -> list[Path]:
+    """The run folders and files of metrics rows among `paths` and at any depth inside, each once, in this order."""
+    found: dict[Path, Path] = {}
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
+        for run in _inside(path):
+            found.setdefault(Path(os.path.realpath(run)), run)
+    return list(found.values())
+
+
+def _inside(path: Path) -> list[Path]:
+    """The runs under `path`, itself included; nothing is looked for inside a run folder, nor in hidden folders.
+
+    A link to a folder is followed where it was given, and nowhere below, so that a circle of links has an end. Files of
+    metrics rows have any name where they are given, and end in .jsonl where they are found.
+    """
+    if os.path.isfile(path):
+        return [path] if rows_file.is_rows_file(path) else []
+    found = []
+    for name, folders, files in os.walk(path):
+        here = Path(name)
+        if run := is_run(here):
+            found.append(here)
+        else:
+            named = (here / file for file in sorted(files) if file.endswith(rows_file.ENDING) and file[0] != ".")
+            found += filter(rows_file.is_rows_file, named)
+        if run or len(here.parts) - len(path.parts) >= DEEPEST:
+            folders.clear()
+        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+    return found
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's, finished or not: it has one of the files.
+
+    A file of metrics rows may have the name of one of them.
+    """
+    found = [path / name for name in FILES if os.path.isfile(path / name)]
+    return bool(found) and (found != [path / METRICS_FILE] or not rows_file.is_rows_file(path / METRICS_FILE))
 
 
 def no_runs(paths: Iterable[str | Path]) -> list[tuple[str, str]]:

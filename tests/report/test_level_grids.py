@@ -1,18 +1,38 @@
-"""Colours of levels: one for each level and one for dense, the same in figures in files and on the page."""
+"""Level maps: colours and shapes, the same in figures in files and on the page."""
 
 import base64
+import json
+import sys
 from dataclasses import replace
 
 import matplotlib as mpl
 import numpy as np
 import pytest
 
+from accordion_bench.config.components import build_model
+from accordion_bench.options.instantiate import build
 from accordion_bench.report.render import rebuilt
 from accordion_bench.report.render.figures import level_grids
 from accordion_bench.report.render.figures.level_grids import DENSE, level_colours, level_grid, with_levels
 from accordion_bench.report.render.page import plots
 from accordion_bench.report.render.page.build import Section, page
 from tests.kit.figures import arms_of, run
+from tests.kit.helpers import yaml_node
+
+TASKS = {"resnet8": "digits", "vit_tiny": "cifar10", "gpt_nano": "pydocs_bytes", "lstm_small": "synthetic_text"}
+
+
+@pytest.mark.parametrize("model", TASKS)
+def test_shapes_are_the_models_own_and_need_no_compiler(model, monkeypatch):
+    """Random values on the device `meta` would make torch import its compiler: seconds, for values that nobody sees."""
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # an import of it fails
+    task = {"model": yaml_node("model", model), "dataset": yaml_node("dataset", TASKS[model])}
+    rebuilt._shapes.cache_clear()
+    found = {spec.name: spec.shape for spec in rebuilt._shapes(json.dumps(task))}
+    monkeypatch.undo()
+    built = build_model(task["model"], build(task["dataset"], "dataset"))
+    assert found == {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
+
 
 LAYERS = ("conv.weight", "stages.0.0.conv1.weight")  # of ResNet-8; rank 4 saves nothing of the first one
 

@@ -14,6 +14,7 @@ import pytest
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, write
+from accordion_bench.report.render.page import Section
 from accordion_bench.report.render.write import DAY, INDEX, replacing
 from accordion_bench.runs import durable
 from tests.kit.processes import killed, start_forking
@@ -51,12 +52,21 @@ def stub(name: str, arms: object, out: Path, suffix: str, *rest: object) -> Path
     return png
 
 
+def stub_page(sections: list[Section], across: list[Path], absent: dict) -> str:
+    return f"{[[arm.label for arm in section.arms] for section in sections]}\n" * 10_000
+
+
+def make_quick(patched: pytest.MonkeyPatch) -> None:
+    """Two figures and a page that take no time, made in this process."""
+    patched.setattr(os, "sched_getaffinity", lambda _: {0})
+    patched.setattr(figures, "OF_A_SETTING", ("comparison", "norms"))
+    patched.setattr(figures, "draw_one", stub)
+    patched.setattr(write, "page", stub_page)
+
+
 @pytest.fixture
 def quick(monkeypatch):
-    """Two figures that take no time, drawn in this process."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(figures, "OF_A_SETTING", ("comparison", "norms"))
-    monkeypatch.setattr(figures, "draw_one", stub)
+    make_quick(monkeypatch)
 
 
 def test_a_failure_at_any_write_leaves_the_old_report_whole(tmp_path, quick, monkeypatch, capsys):
@@ -167,11 +177,9 @@ def test_a_folder_that_takes_no_report_is_one_sentence(taken, tmp_path, quick, c
 
 
 def report_quickly(*typed: str) -> None:
-    """With two figures that take no time, in a process that has nothing else to do."""
+    """With what takes no time, in a process that has nothing else to do."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "sched_getaffinity", lambda _: {0})
-        patched.setattr(figures, "OF_A_SETTING", ("comparison", "norms"))
-        patched.setattr(figures, "draw_one", stub)
+        make_quick(patched)
         assert report_main(list(typed)) == 0
 
 

@@ -16,7 +16,7 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.runs import durable, tensor_file
+from accordion_bench.runs import durable, weights
 from accordion_bench.runs.manifest import (
     FILE,
     Damaged,
@@ -115,7 +115,7 @@ def save(run: Path, begun: Manifest, comm: Comm, owners: Owners, keep: int = 2) 
         }
         if comm.leader:
             states["shared.pt"] = _merge(owner.state_dict() for owner in owners.of_all)
-        return {name: tensor_file.write(part / name, {**state, PLACE: [name, step]}) for name, state in states.items()}
+        return {name: weights.write(part / name, {**state, PLACE: [name, step]}) for name, state in states.items()}
 
     def end() -> None:
         if comm.leader:
@@ -205,7 +205,7 @@ def _put(states: Sequence[dict[str, Any]], comm: Comm, owners: Owners) -> None:
 def _loaded(path: Path, manifest: Manifest | None) -> dict[str, Any]:
     if manifest and path.name not in manifest.files:
         raise Damaged(f"{FILE} says nothing of {path.name}")
-    state = tensor_file.read(path, manifest.files[path.name] if manifest else None)
+    state = weights.read(path, manifest.files[path.name] if manifest else None)
     here = [path.name, step_of(path.parent)]
     if state.pop(PLACE, here) != here:
         raise Damaged(f"{path.name} is another worker's, or of another step")

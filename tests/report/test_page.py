@@ -178,7 +178,7 @@ def test_what_the_page_does_not_draw_itself_is_a_picture_in_it(tmp_path):
     shown = [base64.b64decode(attrs["src"].partition(",")[2]) for attrs in found]
     assert shown == [b"norms-digits", b"variance", b"variance"]
     assert found[0]["alt"].startswith("Norms of the summed gradients: resnet8 on digits")
-    drawn = [name for name in figures.NAMES if name not in build.INTERACTIVE]
+    drawn = [name for name in figures.NAMES if name not in figures.INTERACTIVE]
     assert drawn == ["norms", "variance", "codebooks", "bits_bucket", "period", "workers"]
 
 

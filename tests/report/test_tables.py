@@ -15,7 +15,7 @@ import yaml
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, columns, grouping, intervals, provenance, show, verdicts
 from accordion_bench.report.read import find, load
-from accordion_bench.report.render import Print, captions, figures, markup, page, tables, write
+from accordion_bench.report.render import Print, captions, figures, markup, tables, write
 from accordion_bench.report.render.draw import DrawnFigures
 from accordion_bench.report.render.tables import page_columns
 from accordion_bench.runs.metrics import metric
@@ -513,7 +513,7 @@ def test_options_reach_the_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(write, "missing", lambda: "no plotly")
     assert report_main(typed) == 0
     every = list(figures.OF_A_SETTING)
-    few = [name for name in every if name == "comparison" or name not in page.INTERACTIVE]
+    few = [name for name in every if name == "comparison" or name not in figures.INTERACTIVE]
     on_links = [name for name in every if name in few or name == "accuracy_modelled"]
     assert [names for names, _ in seen] == [on_links, every, every, every, every, every]
     asked = [Print(), Print(), Print(formats=("svg", "pdf")), Print("one-column", ("png", "pdf")), Print(), Print()]

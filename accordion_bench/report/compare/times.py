@@ -15,7 +15,7 @@ from accordion_bench.processes.waiting import BUSY
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.parallel import each
 from accordion_bench.report.read.load import MetricsRows, Run
-from accordion_bench.runs.plausible import is_number
+from accordion_bench.runs.metrics import is_number
 
 # of a configuration and an environment, what a step's computation hangs on beside its samples
 COMPUTES = (

@@ -119,25 +119,6 @@ def not_learned(arms: Sequence[Arm]) -> list[str]:
 
 SPEED_TOLD = 0.05  # how far from the common speed runs are named
 
-FIGURES = {
-    "comparison": "Arms side by side",
-    "forest": "After the last epoch, one row per arm",
-    "accuracy_epoch": "Against epochs",
-    "accuracy_bytes": "Against payload per worker",
-    "accuracy_wire": "Against bytes sent per worker",
-    "accuracy_time": "Against measured time",
-    "accuracy_modelled": "Against modelled time",
-    "tradeoff": "Against bytes sent per worker and modelled time",
-    "breakdown": "Where the time goes",
-    "levels": "Level of each layer in each epoch",
-    "norms": "Norms of the summed gradients",
-    "variance": "Compression error",
-    "codebooks": "Quantisation levels, epoch by epoch",
-    "bits_bucket": "Against bits and bucket size",
-    "period": "Against the period",
-    "workers": "Against the number of workers",
-}
-
 
 def heading(arm: Arm) -> str:
     """`resnet8 on digits, 4 workers x 32 samples, 60 epochs`; a subset of the data and a scale below full are named."""
@@ -296,9 +277,3 @@ def scaled_down(arms: Sequence[Arm]) -> list[str]:
     if scale == "full":
         return []
     return [f"Scale {scale}: fewer epochs and less data than the experiment's; no number here compares with a paper's."]
-
-
-def figure(stem: str) -> str:
-    """What a figure shows, by the name of its file."""
-    name = stem.partition("-")[0]
-    return FIGURES.get(name, name.replace("_", " "))

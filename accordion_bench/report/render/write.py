@@ -26,7 +26,7 @@ from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import AS_PNG, BANDWIDTHS, FORMATS, Print, captions, figures, markup
 from accordion_bench.report.render.draw import draw
 from accordion_bench.report.render.markup import aligned, folded, inline, line
-from accordion_bench.report.render.page import FAILED, INTERACTIVE, Section, missing, page
+from accordion_bench.report.render.page import FAILED, Section, missing, page
 from accordion_bench.report.render.tables import cells, csv, markdown
 from accordion_bench.runs import durable
 
@@ -236,7 +236,7 @@ def names_of(every: bool, links: bool = False) -> list[str]:
         links: also the one of modelled time on several links.
     """
     files = {FIRST, OF_LINKS} if links else {FIRST}
-    return [name for name in figures.OF_A_SETTING if every or name in files or name not in INTERACTIVE]
+    return [name for name in figures.OF_A_SETTING if every or name in files or name not in figures.INTERACTIVE]
 
 
 def texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:

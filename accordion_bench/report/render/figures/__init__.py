@@ -1,8 +1,9 @@
-"""Figures: what the runs of one setting, or of several, show. One room per figure; `style` is what they share."""
+"""Figures: what the runs of one setting, or of several, show. Each kind is declared once, in `KINDS`."""
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.render import AS_PNG, Print, loaded  # noqa: F401  before whoever imports matplotlib
@@ -24,25 +25,46 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MANY = 10  # arms, beyond which `comparison` has rows instead of curves
-OF_A_SETTING = (
-    "comparison",
-    "forest",
-    "accuracy_epoch",
-    "accuracy_bytes",
-    "accuracy_wire",
-    "accuracy_time",
-    "accuracy_modelled",
-    "time_to_target",
-    "tradeoff",
-    "breakdown",
-    "levels",
-    "norms",
-    "variance",
-    "codebooks",
-    "bits_bucket",
-    "period",
-)
+
+
+class FigureKind(NamedTuple):
+    """One figure of a setting.
+
+    draw: from its arms and the bandwidths of links, bit/s; None where it would say nothing.
+    title: what the page calls its picture; "" where the page draws it itself.
+    """
+
+    draw: Callable[[Sequence[Arm], Sequence[float]], "Figure | None"]
+    title: str = ""
+
+
+KINDS = {
+    "comparison": FigureKind(lambda arms, _: forest(arms) if len(arms) > MANY else side_by_side(arms)),
+    "forest": FigureKind(lambda arms, _: forest(arms) if 1 < len(arms) <= MANY else None),
+    "accuracy_epoch": FigureKind(lambda arms, _: accuracy_epoch(arms)),
+    "accuracy_bytes": FigureKind(lambda arms, _: accuracy_bytes(arms)),
+    "accuracy_wire": FigureKind(lambda arms, _: accuracy_wire(arms)),
+    "accuracy_time": FigureKind(lambda arms, _: accuracy_time(arms)),
+    "accuracy_modelled": FigureKind(accuracy_modelled),
+    "time_to_target": FigureKind(lambda arms, _: to_target(arms)),
+    "tradeoff": FigureKind(lambda arms, _: tradeoff(arms)),
+    "breakdown": FigureKind(lambda arms, _: breakdown(arms)),
+    "levels": FigureKind(lambda arms, _: level_maps(arms)),
+    "norms": FigureKind(lambda arms, _: norms(arms), "Norms of the summed gradients"),
+    "variance": FigureKind(lambda arms, _: variance(arms), "Compression error"),
+    "codebooks": FigureKind(lambda arms, _: codebooks(arms), "Quantisation levels, epoch by epoch"),
+    "bits_bucket": FigureKind(lambda arms, _: bits_bucket(arms), "Against bits and bucket size"),
+    "period": FigureKind(lambda arms, _: period(arms), "Against the period"),
+}
+OF_A_SETTING = tuple(KINDS)
 NAMES = (*OF_A_SETTING, "workers")
+INTERACTIVE = frozenset(name for name, kind in KINDS.items() if not kind.title)  # which the page draws itself
+
+
+def title(png: Path) -> str:
+    """What the page calls the picture in a file, by the name of the file."""
+    name = png.stem.partition("-")[0]
+    return KINDS[name].title if name in KINDS else "Against the number of workers"
 
 
 def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "") -> list[Path]:
@@ -74,24 +96,7 @@ def draw_one(
 
 def rooms(arms: Sequence[Arm], bandwidths: Sequence[float]) -> dict[str, Callable[[], "Figure | None"]]:
     """What draws each figure of one setting."""
-    return {
-        "comparison": lambda: forest(arms) if len(arms) > MANY else side_by_side(arms),
-        "forest": lambda: forest(arms) if 1 < len(arms) <= MANY else None,
-        "accuracy_epoch": lambda: accuracy_epoch(arms),
-        "accuracy_bytes": lambda: accuracy_bytes(arms),
-        "accuracy_wire": lambda: accuracy_wire(arms),
-        "accuracy_time": lambda: accuracy_time(arms),
-        "accuracy_modelled": lambda: accuracy_modelled(arms, bandwidths),
-        "time_to_target": lambda: to_target(arms),
-        "tradeoff": lambda: tradeoff(arms),
-        "breakdown": lambda: breakdown(arms),
-        "levels": lambda: level_maps(arms),
-        "norms": lambda: norms(arms),
-        "variance": lambda: variance(arms),
-        "codebooks": lambda: codebooks(arms),
-        "bits_bucket": lambda: bits_bucket(arms),
-        "period": lambda: period(arms),
-    }
+    return {name: functools.partial(kind.draw, arms, bandwidths) for name, kind in KINDS.items()}
 
 
 def draw_across(settings: Sequence[Sequence[Arm]], out: Path, printed: Print = AS_PNG) -> list[Path]:

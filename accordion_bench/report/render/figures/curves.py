@@ -35,13 +35,13 @@ from accordion_bench.report.render.figures.scales import (
     sizes,
 )
 from accordion_bench.report.render.figures.sheet import Sheet
-from accordion_bench.report.render.looks import Look, looks
+from accordion_bench.report.render.looks import ArmLook, looks
 
 PALE = 0.3  # opacity of an arm that another one beats
 
 
 def points(
-    axes: Axes, shown: Sequence[tuple[Arm, Look]], costs: Sequence[Sequence[float]], pale: Collection[int] = ()
+    axes: Axes, shown: Sequence[tuple[Arm, ArmLook]], costs: Sequence[Sequence[float]], pale: Collection[int] = ()
 ) -> None:
     """One marker per arm at its mean cost and its metric after the last epoch, with both intervals.
 
@@ -89,7 +89,7 @@ TOGETHER = 8  # arms, beyond which their curves hide each other in one panel
 MARKS = 4  # small markers on a curve
 PAYLOAD = "payload per worker [bytes, log scale]"
 
-Drawn = tuple[Arm, Look]
+Drawn = tuple[Arm, ArmLook]
 
 
 def accuracy_epoch(arms: Sequence[Arm]) -> Figure | None:

@@ -15,7 +15,7 @@ from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import apart, half_width
 from accordion_bench.report.compare.show import show_value
 from accordion_bench.report.render.figures.sheet import SMALL
-from accordion_bench.report.render.looks import Look
+from accordion_bench.report.render.looks import ArmLook
 from accordion_bench.runs.metrics import LOSSES, Metric, metric
 
 Array = NDArray[np.float64]
@@ -158,7 +158,7 @@ SENT = "sent per worker [bytes, log scale]"  # as tables call it: what its own l
 OUTSIDE = {"x": "<>", "y": "v^"}  # arrows at the low and at the high edge
 
 
-def entry(look: Look, label: str, line: bool = True) -> Line2D:
+def entry(look: ArmLook, label: str, line: bool = True) -> Line2D:
     """An arm in a legend."""
     point = look.point if not line else {**look.point, "linestyle": look.line}
     return Line2D([], [], label=label, **point)
@@ -187,7 +187,9 @@ def sizes(count: int) -> list[float]:
     return [LARGEST - (LARGEST - SMALLEST) * i / max(count - 1, 1) for i in range(count)]
 
 
-def end_marker(axes: Axes, place: Place, look: Look, number: str, across: bool = False, size: float = SMALLEST) -> None:
+def end_marker(
+    axes: Axes, place: Place, look: ArmLook, number: str, across: bool = False, size: float = SMALLEST
+) -> None:
     """An arm's own marker; at the edge an arrow with its number where it lies outside of the axes, whose limits are
     final."""
     at, other, (low, high), arrows, _ = _along(axes, place, across)

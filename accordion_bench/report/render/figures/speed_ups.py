@@ -16,14 +16,14 @@ from accordion_bench.advising.winners import BASELINES, DENSE, GAIN, HALF, Stret
 from accordion_bench.options.units import human_rate
 from accordion_bench.report.render.figures.scales import entry
 from accordion_bench.report.render.figures.sheet import SMALL, Sheet, save, styled
-from accordion_bench.report.render.looks import BLACK, DASHES, GREY, Look, looks_of
+from accordion_bench.report.render.looks import BLACK, DASHES, GREY, ArmLook, looks_of
 
 MOST = 8  # curves
 NEAR = 1.1  # times the fastest step: as close as a method must come somewhere to be drawn
 LOW, HIGH = 0.5, 2.0  # times as fast as dense bf16: where curves leave the panel
 ABOVE = 1.15  # times the fastest at the reader's own place, which is in the panel
 STRIP = 0.06  # of the panel's height: the bar that says who is fastest
-HALF_LOOK = Look(BLACK, "P", (0, DASHES[1]))  # dense bf16
+HALF_LOOK = ArmLook(BLACK, "P", (0, DASHES[1]))  # dense bf16
 THIN = 0.7  # points, of the lines of methods that are not ranked
 NARROW = 0.03  # of the axis: too narrow for a letter
 NOTE = (
@@ -211,7 +211,7 @@ def _distance(advice: Advice, regions: Regions, row: Row) -> float:
     return min((steps[row.method][i] / best[i] for i in lost), default=math.inf)
 
 
-def _looks(rows: Sequence[Row]) -> list[Look]:
+def _looks(rows: Sequence[Row]) -> list[ArmLook]:
     """As in every other figure; dense bf16 is black, too."""
     found = looks_of([(row.method, row.method, row.method == DENSE) for row in rows])
     return [HALF_LOOK if row.method == HALF else look for row, look in zip(rows, found, strict=True)]

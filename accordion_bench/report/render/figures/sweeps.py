@@ -24,7 +24,7 @@ from accordion_bench.report.render.figures.scales import (
     shown_end,
 )
 from accordion_bench.report.render.figures.sheet import Sheet
-from accordion_bench.report.render.looks import Look, family, looks, looks_of
+from accordion_bench.report.render.looks import ArmLook, family, looks, looks_of
 from accordion_bench.runs.metrics import metric
 
 BITS, BUCKET, PERIOD = "compressor.bits", "compressor.bucket_size", "sync.period"
@@ -104,7 +104,9 @@ def _figure(arms: Sequence[Arm], swept: dict[str, list[Line]]) -> Figure | None:
     return sheet.finish(f"{heading(arms[0])}; {points_note(arms)}{band}.")
 
 
-def draw(axes: Axes, lines: Sequence[Line], key: str, of_lines: Sequence[Look], dense: Sequence[Arm] = ()) -> list[Any]:
+def draw(
+    axes: Axes, lines: Sequence[Line], key: str, of_lines: Sequence[ArmLook], dense: Sequence[Arm] = ()
+) -> list[Any]:
     """One line for each method, and one across for dense; returns the entries of the legend."""
     shown = [arm for _, points in lines for _, arm in points]
     values = sorted({_place(value, points) for _, points in lines for value, _ in points})

@@ -20,8 +20,9 @@ from accordion_bench.report.compare.provenance import facts, own_commands
 from accordion_bench.report.compare.verdicts import answers, verdicts
 from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import captions
+from accordion_bench.report.render.figures import INTERACTIVE, title
 from accordion_bench.report.render.figures.scales import seeds, several
-from accordion_bench.report.render.looks import Look, looks
+from accordion_bench.report.render.looks import ArmLook, looks
 from accordion_bench.report.render.page import plots
 from accordion_bench.report.render.page.plots import curves, most_points
 from accordion_bench.report.render.tables import page_columns
@@ -30,7 +31,7 @@ from accordion_bench.runs.metrics import metric
 WIDTH, HEIGHT, RADIUS = 34, 14, 5  # pixels
 
 
-def swatch(look: Look) -> str:
+def swatch(look: ArmLook) -> str:
     """A line with its marker, as SVG."""
     dash = "" if look.dash == "solid" else look.dash.replace("px", "")
     marker = MarkerStyle(look.marker)
@@ -50,10 +51,6 @@ def swatch(look: Look) -> str:
 NEEDS = ("plotly", "jinja2")
 SCRIPTS = ("words.js", "table.js", "figures.js", "page.js")
 FAILED = "Figures that could not be drawn"
-INTERACTIVE = {  # what the page draws itself
-    *("comparison", "forest", "accuracy_epoch", "accuracy_bytes", "accuracy_wire", "accuracy_time"),
-    *("accuracy_modelled", "time_to_target", "tradeoff", "breakdown", "levels"),
-}
 
 
 @dataclass(frozen=True)
@@ -198,4 +195,4 @@ def _own(name: str) -> str:
 
 def _picture(png: Path) -> tuple[str, str]:
     """(what it shows, the picture itself)."""
-    return captions.figure(png.stem), base64.b64encode(png.read_bytes()).decode()
+    return title(png), base64.b64encode(png.read_bytes()).decode()

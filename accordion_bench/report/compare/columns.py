@@ -65,7 +65,7 @@ class Column:
         unit: of its numbers on the page; "" for none.
         show: a number, without unit, on the page.
         note: what stands beside it there: its interval, its ratio to dense.
-        cell: of a row, a whole cell of a table of text; None = there is no such column.
+        cell: of a row, a whole cell of a table of text: number, unit, interval and ratio.
         brief: of a row, a cell on a terminal.
         headings: by place, where another heading stands than `heading`.
         scales: units and their sizes, of which the page takes the one in which the middle number is at least 1.

@@ -169,7 +169,7 @@ def run(args: argparse.Namespace) -> None:
         rows = [one.flat() for one in late]
         (asked.out / "simulated.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if asked.figures:
-        from accordion_bench.report.render.figures.advice import draw_advice  # a second that others need not wait
+        from accordion_bench.report.render.figures.speed_ups import draw_advice  # a second that others need not wait
 
         say("drawing")
         draw_advice(advice, asked.out)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.datasets import checksums, cifar_file, download
+from accordion_bench.datasets import checksums, cifar_file, fetch
 from accordion_bench.datasets.fetch import Source
 from accordion_bench.datasets.images import ImageData, ImageDataset
 from accordion_bench.options import checks
@@ -90,7 +90,7 @@ class Cifar(ImageDataset):
             theirs = {10: CIFAR10, 100: CIFAR100}[self.num_classes]
             return [Source(theirs.url, theirs.filename, theirs.tgz_md5)]
 
-        found = download.ensure(root, self.folder, self.files, sources, TIMEOUT)
+        found = fetch.ensure(root, self.folder, self.files, sources, TIMEOUT)
         if self.check:
             checksums.refuse_changed(found, {name: MD5[self.num_classes][name] for name in self.files})
 
@@ -99,12 +99,12 @@ class Cifar(ImageDataset):
         return [*self.train_files, *self.test_files]
 
     def load(self, root: str, seed: int, device: torch.device) -> ImageData:
-        folder = download.find(root, self.folder, self.files) or Path(root, self.folder)
+        folder = fetch.find(root, self.folder, self.files) or Path(root, self.folder)
         train, test = (
             batches([folder / name for name in names], self.num_classes)
             for names in (self.train_files, self.test_files)
         )
-        download.refuse_size("training", self.train_size, len(train[1]), folder)
+        fetch.refuse_size("training", self.train_size, len(train[1]), folder)
         train, test = self.cut(train, test, seed)
         mean, std = NORMAL[self.num_classes]
         padding, rotation = (4, self.rotation) if self.augment else (0, 0.0)
@@ -124,7 +124,7 @@ def batches(files: list[Path], classes: int) -> tuple[Tensor, Tensor]:
         try:
             pixels, numbers = cifar_file.read(file, classes)
         except Exception as error:  # a broken file may raise anything
-            raise download.not_readable(file, error) from error
+            raise fetch.not_readable(file, error) from error
         images[len(labels) : len(labels) + len(numbers)] = pixels
         labels.extend(numbers)
     return torch.from_numpy(images[: len(labels)]), torch.tensor(labels)

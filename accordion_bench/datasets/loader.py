@@ -1,4 +1,4 @@
-"""Torch's DataLoader over keys that are announced pass by pass; its processes outlive a pass, but not this process."""
+"""Batches of a data set: which sample is whose, and how they reach the device."""
 
 import contextlib
 import multiprocessing
@@ -7,13 +7,103 @@ import signal
 import threading
 from collections.abc import Hashable, Iterable, Iterator
 from multiprocessing import resource_tracker
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from accordion_bench.comm import on_device
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors import keyed_rng
+
+
+class Sampler:
+    """Shards a keyed permutation over the workers; the last, partial batch is kept.
+
+    As in torch's DistributedSampler, worker w takes entries w, w + A, ... and the permutation is filled up from its own
+    beginning, so that all workers have equally many.
+
+    Args:
+        size: training samples.
+        workers: A.
+        seed: of the run.
+        sharding: `reshuffled` in every epoch, `static`, or `consecutive`: samples are segments of one sequence, cut
+            into A x batch size strands of equal length, the last ones filled up from its beginning; entry i of a
+            worker's next batch continues entry i. Batches are always whole.
+        samples: numbers of the training samples among all that are loaded; None = 0 to size - 1.
+        device: where batches are wanted; an epoch's order goes there once.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        workers: int,
+        seed: int,
+        sharding: str = "reshuffled",
+        samples: Tensor | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.size, self.workers, self.seed, self.sharding = size, workers, seed, sharding
+        self.samples, self.device = samples, device
+        self.per_worker = -(-size // workers)
+
+    def steps(self, batch_size: int) -> int:
+        """Optimizer steps per epoch."""
+        return -(-self.per_worker // batch_size)
+
+    def begin_epoch(self, epoch: int, batch_size: int) -> None:
+        """Draw the order of this epoch."""
+        self._batch_size = batch_size
+        if self.sharding == "consecutive":
+            self._strands = torch.arange(batch_size, device=self.device)
+            return
+        keyed = 0 if self.sharding == "static" else epoch
+        order = torch.randperm(self.size, generator=keyed_rng.generator(self.seed, "order", keyed))
+        if self.samples is not None:
+            order = self.samples[order]
+        total = self.per_worker * self.workers
+        order = order.repeat(-(-total // self.size))[:total]
+        self._shards = order.to(self.device).view(self.per_worker, self.workers).T
+
+    def batch(self, worker: int, step: int) -> Tensor:
+        """Indices of one worker's samples in one step of the epoch."""
+        if self.sharding == "consecutive":
+            strands = worker * self._batch_size + self._strands
+            return (strands * self.steps(self._batch_size) + step) % self.size
+        return self._shards[worker, step * self._batch_size : (step + 1) * self._batch_size]
+
+
+class Uploaded(NamedTuple):
+    """Tensors on their way; they are there after `event`."""
+
+    tensors: list[Tensor]
+    event: object
+
+
+class Upload:
+    """Copies from pinned memory on a stream of their own; on a CPU tensors are where they are.
+
+    Args:
+        device: where they go.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.streams = device, on_device.streams_of(device)
+        self._stream = self.streams.new()
+
+    def send(self, tensors: tuple[Tensor, ...]) -> Uploaded:
+        """Let copies begin; the host does not wait where the tensors are pinned."""
+        with self.streams.on(self._stream):
+            there = [x.to(self.device, non_blocking=True) for x in tensors]
+            return Uploaded(there, self.streams.record())
+
+    def receive(self, sent: Uploaded) -> list[Tensor]:
+        """The tensors, for this thread's stream."""
+        self.streams.wait(sent.event)
+        self.streams.keep(sent.tensors)
+        return sent.tensors
+
 
 # by which a user, a terminal that closes, a launcher or the kernel ends a run
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGXCPU")

@@ -15,8 +15,7 @@ from torch.utils.data import Dataset
 from accordion_bench.datasets import pictures
 from accordion_bench.datasets.base import Batches
 from accordion_bench.datasets.images import normalised, per_channel
-from accordion_bench.datasets.loader import Loader
-from accordion_bench.datasets.upload import Sent, Upload
+from accordion_bench.datasets.loader import Loader, Upload, Uploaded
 from accordion_bench.tensors import keyed_rng
 
 MEAN = [255 * m for m in (0.485, 0.456, 0.406)]  # of torchvision's reference training, in units of uint8
@@ -157,6 +156,6 @@ class FolderData:
         if ready is not None:
             yield self._normalised(ready)
 
-    def _normalised(self, sent: Sent) -> tuple[Tensor, Tensor]:
+    def _normalised(self, sent: Uploaded) -> tuple[Tensor, Tensor]:
         images, labels = self.upload.receive(sent)
         return normalised(images, self.mean, self.std), labels

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.datasets import checksums, download
+from accordion_bench.datasets import checksums, fetch
 from accordion_bench.datasets.fetch import Source
 from accordion_bench.datasets.images import ImageData, ImageDataset
 from accordion_bench.options import checks
@@ -49,14 +49,14 @@ class SVHN(ImageDataset):
 
             return [Source(*datasets.SVHN.split_list[split]) for split in ("train", "test")]
 
-        found = download.ensure(root, FOLDER, list(MD5), sources, TIMEOUT)
+        found = fetch.ensure(root, FOLDER, list(MD5), sources, TIMEOUT)
         if self.check:
             checksums.refuse_changed(found, MD5)
 
     def load(self, root: str, seed: int, device: torch.device) -> ImageData:
-        folder = download.find(root, FOLDER, list(MD5)) or Path(root, FOLDER)
+        folder = fetch.find(root, FOLDER, list(MD5)) or Path(root, FOLDER)
         train, test = (digits(folder / f"{split}_32x32.mat") for split in ("train", "test"))
-        download.refuse_size("training", self.train_size, len(train[1]), folder)
+        fetch.refuse_size("training", self.train_size, len(train[1]), folder)
         train, test = self.cut(train, test, seed)
         grey = [127.5] * 3  # Accordion's code: from [0, 255] to [-1, 1]
         return ImageData(train, test, grey, grey, 4 * self.augment, False, seed, device, cutout=self.cutout)
@@ -77,4 +77,4 @@ def digits(file: Path) -> tuple[Tensor, Tensor]:
         images = torch.from_numpy(np.ascontiguousarray(found["X"].transpose(3, 2, 0, 1)))
         return images.view(-1, 3, 32, 32), torch.from_numpy(found["y"].astype(np.int64).ravel() % 10)
     except Exception as error:  # a broken file may raise anything
-        raise download.not_readable(file, error) from error
+        raise fetch.not_readable(file, error) from error

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from accordion_bench.datasets import download
+from accordion_bench.datasets import fetch
 from accordion_bench.datasets.byte_windows import ByteDataset
 from accordion_bench.datasets.text import EOS, TextData, TextDataset, by_frequency, numbers
 from accordion_bench.datasets.unreadable import refusal, why
@@ -113,7 +113,7 @@ def paths_of_splits(root: str, folder: str, files: list[str], instead: str) -> d
     Raises:
         ConfigError: there is none, or several could be meant.
     """
-    where = download.find(root, folder, files) or Path(root, folder)
+    where = fetch.find(root, folder, files) or Path(root, folder)
     found = [sorted(path for path in where.glob(name) if path.is_file()) for name in files]
     if missing := [name for name, paths in zip(files, found, strict=True) if not paths]:
         raise ConfigError(

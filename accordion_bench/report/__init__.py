@@ -6,15 +6,86 @@ ab.report.compare("results/runs")               # one row per arm, with interval
 ab.report.figure("results/runs", "comparison")  # as matplotlib draws it
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
 
 import accordion_bench.report.compare  # noqa: F401  first: imported later, the package would take the function's place
-from accordion_bench.report.api import compare, figure
+from accordion_bench.options import checks
 
 if TYPE_CHECKING:
-    from accordion_bench.report.read.load import load_metrics, load_runs, read_runs
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from accordion_bench.report.compare.arms import Arm
+    from accordion_bench.report.read.load import Run, load_metrics, load_runs, read_runs
 
 __all__ = ["compare", "figure", "load_metrics", "load_runs", "read_runs"]
+
+Runs = Union["Run", str, Path, Iterable[Union["Run", str, Path]]]
+
+
+def compare(runs: Runs) -> "pd.DataFrame":
+    """One row per arm: the numbers of table.csv, with the name of its setting in front.
+
+    Args:
+        runs: run folders, files of metrics rows, folders that contain some, or what `read_runs` has returned.
+
+    Returns:
+        `setting`, then the columns of `tidy`: bytes, seconds and the metric (an accuracy as a share) with half widths
+        of 95 % intervals and the difference to dense. Empty where no run has finished.
+    """
+    import pandas as pd
+
+    from accordion_bench.report.compare.columns import tidy
+
+    tables = [tidy(arms).assign(setting=name) for name, arms in _settings(runs).items()]
+    found = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["setting"])
+    return found[["setting", *(name for name in found if name != "setting")]]
+
+
+def figure(runs: Runs, kind: str = "comparison", setting: str | None = None) -> "Figure":
+    """One figure of the report, as matplotlib draws it.
+
+    Args:
+        runs: as of `compare`.
+        kind: a name as of the report's files: `comparison`, `accuracy_bytes`, `tradeoff`, `levels`, ...
+        setting: as in the column of `compare`; None = the only one.
+
+    Raises:
+        ConfigError: there is no such kind or setting, or these runs have nothing to show in it; a ValueError.
+    """
+    from accordion_bench.report.render import BANDWIDTHS, figures
+    from accordion_bench.report.render.figures.sheet import styled
+
+    checks.choice("kind", kind, figures.NAMES)
+    found = _settings(runs)
+    if not found:
+        raise checks.ConfigError("runs must be some of which one has finished, got none; type figure('results/runs')")
+    with styled():
+        if kind == "workers":
+            drawn = figures.workers(list(found.values()))
+        else:
+            if setting is None and len(found) > 1:
+                raise checks.ValueRefused("setting", f"one of the {len(found)} of compare()", None, next(iter(found)))
+            name = next(iter(found)) if setting is None else checks.choice("setting", setting, list(found))
+            drawn = figures.rooms(found[name], BANDWIDTHS)[kind]()
+    if drawn is None:
+        raise checks.ValueRefused("kind", "a figure for which these runs have the numbers", kind, "comparison")
+    return drawn
+
+
+def _settings(runs: Runs) -> "dict[str, list[Arm]]":
+    """The arms of each setting, by its name; runs that cannot be compared are left out, as in reports."""
+    from accordion_bench.report.compare.columns import tidy
+    from accordion_bench.report.read.load import Run, read_runs
+    from accordion_bench.report.render.captions import headings
+    from accordion_bench.report.render.write import sound
+
+    given = [runs] if isinstance(runs, str | Path | Run) else list(runs)
+    read = [run for one in given for run in ([one] if isinstance(one, Run) else read_runs([one]))]
+    _, parts, _, _ = sound(read, lambda parts: list(map(tidy, parts)))
+    return dict(zip(headings(parts), parts, strict=True))
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from accordion_bench.options import checks, units
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.options.explain import explain
 from accordion_bench.report.read.printable import printable
-from accordion_bench.report.render.formats import FIGURES, FORMATS, PAPERS, Print
+from accordion_bench.report.render import FIGURES, FORMATS, PAPERS, Print
 
 OF_FILES, OF_SERVE = ("out", "formats", "bandwidths", "figures", "pdf", "paper"), "port"  # options that say how
 
@@ -44,16 +44,17 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if args.config_dir is not None:
             add_conf_dir(args.config_dir)
         formats = [checks.choice("--formats", name.strip(), FORMATS) for name in args.formats.split(",")]
-        bandwidths = [_bandwidth(text) for text in args.bandwidths.split(",")]
+        bandwidths = tuple(_bandwidth(text) for text in args.bandwidths.split(","))
         drawn = [checks.choice("--figures", name.strip(), FIGURES) for name in (args.figures or "png").split(",")]
         drawn += ["pdf"] if args.pdf else []
-        printed = Print(checks.choice("--paper", args.paper, tuple(PAPERS)), tuple(drawn))
+        printed = Print(checks.choice("--paper", args.paper, tuple(PAPERS)), tuple(drawn), bandwidths)
     except checks.ConfigError as refused:
         print(refused, file=sys.stderr)
         return 2
     print(f"reading the runs in {printable(' '.join(args.runs))}", file=sys.stderr, flush=True)
-    from accordion_bench.report.read import load, missing_runs  # what follows takes seconds to import
-    from accordion_bench.report.render import absent, brief, write
+    from accordion_bench.report.compare import show  # what follows takes seconds to import
+    from accordion_bench.report.read import find, load
+    from accordion_bench.report.render import tables, write
 
     if args.config_dir is not None or args.trust:
         import_from_here()
@@ -61,8 +62,8 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         load.trust_classes(args.runs)
     if args.serve:
         return _served(args.runs, args.port)
-    folders = missing_runs.no_runs(args.runs)
-    for said in absent.first(absent.skipped(folders)):
+    folders = find.no_runs(args.runs)
+    for said in show.first(write.skipped(folders)):
         print(f"warning: {said}", file=sys.stderr)
     runs = load.read_runs(args.runs)
     if not runs:
@@ -78,12 +79,12 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return 2
     try:
         every = args.figures is not None or args.pdf or args.paper != Print().paper
-        written = write.write(runs, args.out, folders, formats, bandwidths, printed, every)
+        written = write.write(runs, args.out, folders, formats, printed, every)
     except OSError as error:
         print(_not_written(args.out, error), file=sys.stderr)
         return 2
     on_terminal = sys.stdout.isatty()
-    print(brief.brief(written.parts, written.absent, output.columns()) if on_terminal else written.text)
+    print(tables.brief(written.parts, written.absent, output.columns()) if on_terminal else written.text)
     print(written.where)
     return 0
 

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.report.apart import classes_apart
-from accordion_bench.report.each import each
-from accordion_bench.report.read.load import FILES, Run, find_runs, read_run
-from accordion_bench.report.read.missing_runs import no_runs
+from accordion_bench.report.parallel import each
+from accordion_bench.report.read.find import FILES, find_runs, no_runs
+from accordion_bench.report.read.load import Run, read_run
 from accordion_bench.report.read.printable import printable
-from accordion_bench.report.read.running import is_running
-from accordion_bench.report.render.live import live_page
+from accordion_bench.report.render.rebuilt import classes_apart
+from accordion_bench.report.running import is_running, live_page
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")  # that a browser may have asked for: another name that leads here is not ours

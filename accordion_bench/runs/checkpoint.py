@@ -16,7 +16,7 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.runs import durable, tensor_file
+from accordion_bench.runs import durable, weights
 from accordion_bench.runs.manifest import (
     FILE,
     Damaged,
@@ -114,7 +114,7 @@ def save(run: Path, begun: Manifest, comm: Comm, owners: Owners, keep: int = 2) 
         }
         if comm.leader:
             states["shared.pt"] = _merge(owner.state_dict() for owner in owners.of_all)
-        return {name: tensor_file.write(part / name, {**state, PLACE: [name, step]}) for name, state in states.items()}
+        return {name: weights.write(part / name, {**state, PLACE: [name, step]}) for name, state in states.items()}
 
     def end() -> None:
         if comm.leader:
@@ -198,7 +198,7 @@ def _put(states: Sequence[dict[str, Any]], comm: Comm, owners: Owners) -> None:
 def _loaded(path: Path, manifest: Manifest) -> dict[str, Any]:
     if path.name not in manifest.files:
         raise Damaged(f"{FILE} says nothing of {path.name}")
-    state = tensor_file.read(path, manifest.files[path.name])
+    state = weights.read(path, manifest.files[path.name])
     if state.pop(PLACE, None) != [path.name, step_of(path.parent)]:
         raise Damaged(f"{path.name} is another worker's, or of another step")
     return state

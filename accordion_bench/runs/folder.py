@@ -17,7 +17,7 @@ from accordion_bench.options.override import config_in_todays_words
 from accordion_bench.options.units import counted
 from accordion_bench.runs import checksums, durable, untrusted
 from accordion_bench.runs.environment import environment
-from accordion_bench.runs.plausible import is_number, wrong_in_rows, wrong_in_summary
+from accordion_bench.runs.metrics import is_number, wrong_in_rows, wrong_in_summary
 
 log = logging.getLogger("accordion_bench")
 

@@ -39,7 +39,7 @@ WEB = re.compile(r"(https?://)[^/\s@:]+@(?=[\w\[])", re.IGNORECASE)
 BRACKETS = {"[": "]", "{": "}", "(": ")"}
 
 
-class Kind(enum.IntEnum):
+class SecretKind(enum.IntEnum):
     """What a name says of its value."""
 
     SHOWN = 0
@@ -47,18 +47,18 @@ class Kind(enum.IntEnum):
     SECRET = 2
 
 
-def kind_of(name: object) -> Kind:
+def kind_of(name: object) -> SecretKind:
     """What the name of an option or variable says of its value."""
     if not isinstance(name, str):
-        return Kind.SHOWN
+        return SecretKind.SHOWN
     if NEVER_SHOWN.search(name):
-        return Kind.SECRET
+        return SecretKind.SECRET
     if KEY_OR_TOKEN.search(name):
-        return Kind.NUMBERS_SHOWN if COUNTS.search(name) else Kind.SECRET
-    return Kind.SHOWN
+        return SecretKind.NUMBERS_SHOWN if COUNTS.search(name) else SecretKind.SECRET
+    return SecretKind.SHOWN
 
 
-def masked(content: Any, name: str = "", above: Kind = Kind.SHOWN) -> Any:
+def masked(content: Any, name: str = "", above: SecretKind = SecretKind.SHOWN) -> Any:
     """Nested mappings and lists, with every secret in them as ***; all that stands below a secret's name is one.
 
     Args:
@@ -73,7 +73,7 @@ def masked(content: Any, name: str = "", above: Kind = Kind.SHOWN) -> Any:
         return [masked(item, "", kind) for item in content]
     if isinstance(content, str):
         return MASK if _hides(kind, content) else masked_text(content)
-    return MASK if kind is Kind.SECRET and type(content) in (int, float) else content
+    return MASK if kind is SecretKind.SECRET and type(content) in (int, float) else content
 
 
 def masked_command(command: str) -> str:
@@ -124,7 +124,7 @@ def _values(text: str) -> Iterator[tuple[int, int]]:
         depth += sum(map(inside.count, BRACKETS)) - sum(map(inside.count, BRACKETS.values()))
         at = named.start()
         kind = kind_of(named[1])
-        if kind is Kind.SHOWN:
+        if kind is SecretKind.SHOWN:
             continue
         end = _end_of_value(text, start, OF_LINE if HEADERS.search(named[1]) else OF_ITEM if depth > 0 else OF_WORD)
         if _hides(kind, text[start:end].strip("\"'")):
@@ -159,8 +159,8 @@ def _end_of_value(text: str, start: int, plain: re.Pattern[str]) -> int:
     return len(text)
 
 
-def _hides(kind: Kind, value: str) -> bool:
+def _hides(kind: SecretKind, value: str) -> bool:
     """Whether a value is a secret, under a name of this kind."""
-    if kind is Kind.SHOWN or value.lower() in WORDS:
+    if kind is SecretKind.SHOWN or value.lower() in WORDS:
         return False
-    return kind is Kind.SECRET or not NUMBERS.fullmatch(value)
+    return kind is SecretKind.SECRET or not NUMBERS.fullmatch(value)

@@ -25,9 +25,8 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.checkpoint import GlobalGenerator, Owners
 from accordion_bench.runs.folder import RunFolder, log
-from accordion_bench.runs.learned import not_learned
 from accordion_bench.runs.manifest import Manifest, Trained
-from accordion_bench.runs.plausible import OF_AN_EPOCH
+from accordion_bench.runs.metrics import OF_AN_EPOCH, not_learned
 from accordion_bench.runs.reuse import decisive
 from accordion_bench.runs.weights import BEST, FINAL, save_weights
 from accordion_bench.sync.base import SyncState

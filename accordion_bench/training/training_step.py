@@ -16,7 +16,7 @@ from accordion_bench.compressors.base import NonFinite
 from accordion_bench.config import capture_rules, ddp_rules
 from accordion_bench.config.components import Components, build_model, build_optimizer
 from accordion_bench.datasets.base import Data, Dataset
-from accordion_bench.datasets.sampler import Sampler
+from accordion_bench.datasets.loader import Sampler
 from accordion_bench.exchange.ddp import DDPExchange
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.finite import Look

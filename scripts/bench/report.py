@@ -149,7 +149,7 @@ def parts(folder: Path, out: Path) -> dict[str, tuple[float, float]]:
         write.section(members)
         write.tex(members, 1)
     lap("tables")
-    drawn = [found.figures for found in draw(together, out, write.names_of(every=False), figures.BANDWIDTHS)]
+    drawn = [found.figures for found in draw(together, out, write.names_of(every=False))]
     across = figures.draw_across(together, out)
     lap("figures")
     text = page([Section(*pair) for pair in zip(together, drawn, strict=True)], across, {})

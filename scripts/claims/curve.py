@@ -17,8 +17,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from accordion_bench.report.compare.intervals import NO_DIFFERENCE, Difference, half_width
-from accordion_bench.report.render.looks import Look
-from accordion_bench.report.render.table import aligned
+from accordion_bench.report.render.looks import ArmLook
+from accordion_bench.report.render.markup import aligned
 from accordion_bench.runs.metrics import Metric, metric
 from scripts.claims.outcome import rates_of
 from scripts.claims.plan import Plan
@@ -103,7 +103,9 @@ def cells(
     return rows
 
 
-def draw(points: pd.DataFrame, judged: Metric, told: Mapping[str, Any], looks: Mapping[str, Look], file: Path) -> None:
+def draw(
+    points: pd.DataFrame, judged: Metric, told: Mapping[str, Any], looks: Mapping[str, ArmLook], file: Path
+) -> None:
     """Lines with intervals, one per arm; level lines for those that a plan's curve names under `level`."""
     places = sorted(points["at"].unique())
     figure, panel = plt.subplots(figsize=(5.2, 4.2), layout="constrained")

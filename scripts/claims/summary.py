@@ -17,8 +17,8 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.intervals import NO_DIFFERENCE, Difference, difference, half_width
-from accordion_bench.report.render.looks import Look, looks_of
-from accordion_bench.report.render.table import aligned
+from accordion_bench.report.render.looks import ArmLook, looks_of
+from accordion_bench.report.render.markup import aligned
 from accordion_bench.runs.metrics import Metric, metric
 from scripts.claims.outcome import rates_of
 from scripts.claims.plan import Plan, Table
@@ -42,7 +42,7 @@ def write_summary(plan: Plan, table: Table, records: pd.DataFrame, out: Path) ->
         draw(rows, judged, looks_of_claim(plan), out / "summary.png")
 
 
-def looks_of_claim(plan: Plan) -> dict[str, Look]:
+def looks_of_claim(plan: Plan) -> dict[str, ArmLook]:
     """A look for each arm of a claim, the same in the figures of all its tables."""
     arms = sorted({arm for table in plan.tables for arm in table.all_arms})
     baselines = {table.against[0] for table in plan.tables}
@@ -193,7 +193,7 @@ def _number(judged: Metric, value: float, sign: str = "") -> str:
     return f"{judged.scaled(value):{sign}.{2 if judged.percent else 3}f}"
 
 
-def draw(rows: pd.DataFrame, judged: Metric, looks: Mapping[str, Look], file: Path) -> None:
+def draw(rows: pd.DataFrame, judged: Metric, looks: Mapping[str, ArmLook], file: Path) -> None:
     """The metric against what a link sends and against the time behind links, with intervals."""
     sends = rows[(rows.n > 0) & (rows.wire_bytes > 0)].reset_index(drop=True)
     axes = [("wire_bytes", "sent per worker [bytes, log scale]")]

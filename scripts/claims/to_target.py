@@ -20,11 +20,11 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from accordion_bench.options.units import digits
+from accordion_bench.report.compare.beside import all_looks, first_row
 from accordion_bench.report.compare.intervals import half_width
-from accordion_bench.report.compare.target import all_looks, first_row
 from accordion_bench.report.read.load import Run
-from accordion_bench.report.render.looks import Look
-from accordion_bench.report.render.table import aligned
+from accordion_bench.report.render.looks import ArmLook
+from accordion_bench.report.render.markup import aligned
 from accordion_bench.runs.metrics import Metric, metric
 from scripts.claims.outcome import Outcome, outcome, rates_of, runs_by_arm
 from scripts.claims.plan import Plan, Table
@@ -142,7 +142,7 @@ def draw(
     done: Mapping[str, Mapping[int, Run]],
     step: Mapping[str, Mapping[str, float]],
     target: float,
-    looks: Mapping[str, Look],
+    looks: Mapping[str, ArmLook],
     file: Path,
 ) -> None:
     """The metric against the time behind each link, a line per seed, and the target."""

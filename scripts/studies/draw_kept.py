@@ -11,10 +11,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from accordion_bench.options.units import human_bytes
-from accordion_bench.report.render.figures.limits import POINTS, limits_of_means
-from accordion_bench.report.render.figures.marks import end_marker, interval_bar
-from accordion_bench.report.render.figures.rows import name_rows, sheet_of_rows
-from accordion_bench.report.render.figures.style import save, styled
+from accordion_bench.report.render.figures.arm_rows import name_rows, sheet_of_rows
+from accordion_bench.report.render.figures.scales import POINTS, end_marker, interval_bar, limits_of_means
+from accordion_bench.report.render.figures.sheet import save, styled
 from accordion_bench.report.render.looks import looks_of
 from accordion_bench.runs.metrics import metric
 from scripts.few_colours import reduce_colours
@@ -52,8 +51,8 @@ def draw(table: pd.DataFrame) -> Figure:
     axes.set_xlim(limits_of_means(means, of, POINTS, max(mean for mean, _ in means)))
     looks = looks_of([(row["arm"], family(row["arm"]), row["arm"] == "dense") for row in rows])
     for y, ((mean, half), look, row) in enumerate(zip(means, looks, rows, strict=True)):
-        interval_bar(axes, mean, y, None if math.isnan(half) else half, look.colour, across=True)
-        end_marker(axes, mean, y, look, f"{mean:.2f} ± {half:.2f} %", across=True)
+        interval_bar(axes, (mean, y), None if math.isnan(half) else half, look.colour, across=True)
+        end_marker(axes, (mean, y), look, f"{mean:.2f} ± {half:.2f} %", across=True)
         if row["arm"] == "dense":
             axes.axvline(mean, color="black", linewidth=0.6, zorder=1)
             axes.axvspan(mean - half, mean + half, color="black", alpha=0.07, linewidth=0, zorder=0)

@@ -27,17 +27,16 @@ from accordion_bench.options import explain
 from accordion_bench.options.units import human_bytes
 from accordion_bench.processes.placement import place
 from accordion_bench.report.compare.arms import Arm, fingerprint
+from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.grouping import group
-from accordion_bench.report.compare.markdown import folded
-from accordion_bench.report.compare.provenance import provenance
 from accordion_bench.report.compare.show import show_ratio, show_times
-from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import Run, read_runs
-from accordion_bench.report.render import absent, captions
-from accordion_bench.report.render.figures.style import save, styled
-from accordion_bench.report.render.figures.tradeoff import tradeoff
-from accordion_bench.report.render.table import aligned
+from accordion_bench.report.render import captions, write
+from accordion_bench.report.render.figures.curves import tradeoff
+from accordion_bench.report.render.figures.sheet import save, styled
+from accordion_bench.report.render.markup import aligned, folded
+from accordion_bench.report.render.write import provenance
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 
@@ -248,7 +247,7 @@ def by_arm(cells: Sequence[Cell]) -> list[Cell]:
 
 def state(run: Run | None) -> str:
     """Why a cell is in no table."""
-    return "not started" if run is None else absent.unfinished([run])[0].partition("): ")[2]
+    return "not started" if run is None else write.unfinished([run])[0].partition("): ")[2]
 
 
 def commands(cells: Sequence[Cell]) -> Iterator[str]:

@@ -4,7 +4,7 @@ import shlex
 from dataclasses import replace
 
 from accordion_bench.advise.command import command, with_accuracies
-from accordion_bench.report.compare.known_accuracy import known_accuracies
+from accordion_bench.report.compare.verdicts import known_accuracies
 from tests.advising import made_up
 from tests.kit import composed
 from tests.report.test_report import node, run_folder

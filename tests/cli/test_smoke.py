@@ -14,7 +14,7 @@ from accordion_bench.cli import smoke, sweep
 from accordion_bench.comm.clock import Clock
 from accordion_bench.config.components import build_components
 from accordion_bench.config.compose import compose
-from accordion_bench.datasets.sampler import Sampler
+from accordion_bench.datasets.loader import Sampler
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder

@@ -17,7 +17,7 @@ LINUX = {"sched_getaffinity", "sched_setaffinity", "prctl", "setns", "unshare", 
 ASKS = {
     "processes/machine.py": "hasattr",
     "advising/machine.py": "hasattr",
-    "report/each.py": 'sys.platform == "linux"',
+    "report/parallel.py": 'sys.platform == "linux"',
     "report/render/draw.py": 'sys.platform == "linux"',
     "netlab/hosts.py": 'platform.system() != "Linux"',
 }

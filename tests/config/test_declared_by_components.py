@@ -204,7 +204,7 @@ ALLOWED = {
     "conformance/subject.py": "the tensors of the kit are gradients on one data set",
     "signals/square_norms.py": "a dense exchange has the mean at hand",
     **dict.fromkeys(
-        ["advising/text.py", "advising/verdict.py", "advising/winners.py", "report/render/figures/advice.py"],
+        ["advising/text.py", "advising/verdict.py", "advising/winners.py", "report/render/figures/speed_ups.py"],
         "dense bf16 is the baseline beside dense fp32",
     ),
     **dict.fromkeys(["codecs/coding.py", "codecs/reference.py"], "int8 is a format of numbers, too"),

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from scipy.io import savemat
 
-from accordion_bench.datasets import download, fetch
+from accordion_bench.datasets import fetch
 from accordion_bench.datasets.cifar import Cifar
 from accordion_bench.datasets.fetch import Source
 from accordion_bench.datasets.svhn import SVHN
@@ -72,7 +72,7 @@ class Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def nothing_has_failed(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(download, "_failed", {})
+    monkeypatch.setattr(fetch, "_failed", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -109,7 +109,7 @@ WHOLE = {"words/one": b"1" * 5000, "words/two": b"2", "words/readme": b"words"}
 
 
 def ensure(root: Path, *sources: Source) -> Path:
-    return download.ensure(str(root), "words", FILES, lambda: sources, 5.0)
+    return fetch.ensure(str(root), "words", FILES, lambda: sources, 5.0)
 
 
 def left(root: Path) -> list[str]:
@@ -132,7 +132,7 @@ def test_single_files_come_all_or_none(tmp_path, server):
     with pytest.raises(ConfigError, match="two came with the md5"):
         ensure(tmp_path, one, Source(two.address, "two", one.md5))
     assert left(tmp_path) == []
-    download._failed.clear()
+    fetch._failed.clear()
     assert sorted(path.name for path in ensure(tmp_path, one, two).iterdir()) == FILES
 
 
@@ -146,7 +146,7 @@ def test_encryption_is_asked_for_first(monkeypatch, tmp_path):
     monkeypatch.setattr(fetch, "_read", refuse)
     for scheme, expected in (("http", ["https", "http"]), ("https", ["https"])):
         asked.clear()
-        download._failed.clear()
+        fetch._failed.clear()
         with pytest.raises(ConfigError, match=r"downloading failed \(ConnectionRefusedError\)"):
             ensure(tmp_path, Source(f"{scheme}://127.0.0.1/words.tar.gz", "words.tar.gz", "0"))
         assert asked == expected
@@ -251,7 +251,7 @@ def test_a_killed_download_leaves_a_folder_that_the_next_one_removes(tmp_path, s
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert [path.name.partition("-")[0] for path in tmp_path.iterdir() if path.is_dir()] == [".words.part"]
-    assert download.find(str(tmp_path), "words", FILES) is None
+    assert fetch.find(str(tmp_path), "words", FILES) is None
     assert second.wait(30) == 0
     assert left(tmp_path) == ["words"] and server.asked == ["words.tar.gz"] * 2
 

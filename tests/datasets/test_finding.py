@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from accordion_bench.cli import sweep
-from accordion_bench.datasets import checksums, download
+from accordion_bench.datasets import checksums, fetch
 from accordion_bench.datasets.cifar import Cifar
 from accordion_bench.options.checks import ConfigError
 from tests.datasets.test_images import SHARED, write_cifar100
@@ -19,7 +19,7 @@ NAMES = ["train.txt", "*valid*"]
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(download, "_failed", {})
+    monkeypatch.setattr(fetch, "_failed", {})
     return tmp_path / "cache" / "accordion_bench" / "md5"
 
 
@@ -29,12 +29,12 @@ def test_one_level_too_deep_or_too_high(tmp_path, monkeypatch):
     for name in ("train.txt", "the.valid.txt"):
         (folder / name).touch()
     for root in (folder.parent, folder, folder.parent.parent):
-        assert download.find(str(root), "words", NAMES) == folder
+        assert fetch.find(str(root), "words", NAMES) == folder
     monkeypatch.chdir(folder)
-    assert download.find(".", "words", NAMES) == Path()
-    assert download.find(str(tmp_path), "words", NAMES) is None  # two levels
-    assert download.find(str(folder), "other", NAMES) is None
-    assert download.find(str(folder.parent), "words", [*NAMES, "test.txt"]) is None
+    assert fetch.find(".", "words", NAMES) == Path()
+    assert fetch.find(str(tmp_path), "words", NAMES) is None  # two levels
+    assert fetch.find(str(folder), "other", NAMES) is None
+    assert fetch.find(str(folder.parent), "words", [*NAMES, "test.txt"]) is None
 
 
 def test_files_are_read_once(tmp_path, own_cache, monkeypatch):
@@ -85,7 +85,7 @@ def test_a_sweep_without_data_asks_once(tmp_path, capsys, monkeypatch):
         asked.append(1)
         raise OSError
 
-    get = lambda: download.ensure(str(tmp_path), "words", NAMES, unreachable, 1.0)  # noqa: E731
+    get = lambda: fetch.ensure(str(tmp_path), "words", NAMES, unreachable, 1.0)  # noqa: E731
     monkeypatch.setattr(Cifar, "prepare", lambda self, root: get())
     node = {"_target_": "accordion_bench.datasets.cifar.Cifar", "classes": 10}
     paths = {"data": str(tmp_path), "runs": str(tmp_path)}

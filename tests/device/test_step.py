@@ -19,7 +19,7 @@ from accordion_bench.config.components import build_optimizer
 from accordion_bench.conformance.placement import resnet50
 from accordion_bench.conformance.pretend_device import pretended
 from accordion_bench.datasets.images import ImageData
-from accordion_bench.datasets.sampler import Sampler
+from accordion_bench.datasets.loader import Sampler
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.exchange.partition import MB

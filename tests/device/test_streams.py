@@ -11,7 +11,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.comm.on_device import CudaStreams, Streams, streams_of
 from accordion_bench.compressors import powersgd
-from accordion_bench.datasets.upload import Upload
+from accordion_bench.datasets.loader import Upload
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder

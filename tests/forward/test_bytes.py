@@ -14,13 +14,13 @@ from accordion_bench.forward.task import Bytes
 from accordion_bench.models.gpt import GPT
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
+from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.grouping import group
-from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import read_runs
 from accordion_bench.report.render import captions
-from accordion_bench.report.render.figures.marks import metric_label
-from accordion_bench.report.render.table import cells
+from accordion_bench.report.render.figures.scales import metric_label
+from accordion_bench.report.render.tables import cells
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder

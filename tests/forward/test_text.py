@@ -19,7 +19,7 @@ from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.compose import compose
 from accordion_bench.datasets import text
-from accordion_bench.datasets.sampler import Sampler
+from accordion_bench.datasets.loader import Sampler
 from accordion_bench.datasets.synthetic_text import SyntheticText
 from accordion_bench.datasets.text import IGNORED, TextData
 from accordion_bench.forward.task import Text

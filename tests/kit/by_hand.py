@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import accordion_bench as ab
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build_model
-from accordion_bench.datasets.sampler import Sampler
+from accordion_bench.datasets.loader import Sampler
 from accordion_bench.options.instantiate import target
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder

@@ -15,7 +15,8 @@ from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.read.load import Run
-from accordion_bench.report.render.figures import BANDWIDTHS, rooms
+from accordion_bench.report.render import BANDWIDTHS
+from accordion_bench.report.render.figures import rooms
 
 LAYERS = [f"stages.0.{i}.conv.weight" for i in range(6)]
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import accordion_bench as ab
-from accordion_bench.report.compare.tidy import tidy
+from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, write
 from tests.report.test_report import grouped, no_figures, run_folder  # noqa: F401
@@ -26,9 +26,9 @@ def runs(tmp_path):
 
 def test_a_function_stays_one_whatever_is_imported():
     """The package of its name is imported before it, and takes its place no more."""
-    from accordion_bench.report.compare import answer
+    from accordion_bench.report.compare import verdicts
 
-    assert callable(ab.report.compare) and answer.answers and ab.report.__all__ == sorted(ab.report.__all__)
+    assert callable(ab.report.compare) and verdicts.answers and ab.report.__all__ == sorted(ab.report.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = ab.report.nothing
 

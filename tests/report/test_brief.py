@@ -6,10 +6,10 @@ import pytest
 
 from accordion_bench import output
 from accordion_bench.report.__main__ import main
-from accordion_bench.report.compare.answer import answers
+from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.grouping import settings
-from accordion_bench.report.compare.tidy import tidy
-from accordion_bench.report.render.brief import brief, columns_of, fitting
+from accordion_bench.report.compare.verdicts import answers
+from accordion_bench.report.render.tables import brief, few_columns, fitting
 from tests.kit.figures import arms_of, everything, node, run
 from tests.report.test_report import run_folder
 
@@ -35,7 +35,7 @@ def test_no_line_is_longer_than_the_terminal(width, metric):
 
 def test_six_columns_at_most_and_the_metric_first():
     table = tidy(settings(everything())[0])
-    names = [column.name for column in columns_of(table)]
+    names = [column.headed("terminal") for column in few_columns(table).values()]
     assert names == ["accuracy", "minus dense", "sent per worker", "time", "n"]
     assert fitting(table, WIDE).splitlines()[0].split("  ")[0] == "arm"
     assert fitting(table, 40).splitlines()[0].split() == ["arm", "accuracy"]

@@ -15,18 +15,16 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from accordion_bench.report.compare.grouping import settings
-from accordion_bench.report.compare.other_links import modelled_seconds
-from accordion_bench.report.render import figures, looks
+from accordion_bench.report.compare.times import modelled_seconds
+from accordion_bench.report.render import PAPERS, Print, figures, looks
 from accordion_bench.report.render.draw import draw
-from accordion_bench.report.render.figures import curves, series, sweeps
-from accordion_bench.report.render.figures.breakdown import DDP, EXCHANGE, STEP, bars, breakdown, parts
-from accordion_bench.report.render.figures.codebooks import levels_by_epoch
-from accordion_bench.report.render.figures.levels import level_maps, side_by_side
-from accordion_bench.report.render.figures.norms import critical_share, norms, norms_by_layer, told_apart
-from accordion_bench.report.render.figures.style import styled
-from accordion_bench.report.render.figures.workers import by_method
-from accordion_bench.report.render.formats import PAPERS, Print
-from accordion_bench.report.render.page.parts import step_times
+from accordion_bench.report.render.figures import curves, scales, sweeps
+from accordion_bench.report.render.figures.arm_rows import DDP, EXCHANGE, STEP, bars, breakdown, parts
+from accordion_bench.report.render.figures.gradients import critical_share, norms, norms_by_layer, told_apart
+from accordion_bench.report.render.figures.level_grids import level_maps, levels_by_epoch, side_by_side
+from accordion_bench.report.render.figures.sheet import styled
+from accordion_bench.report.render.figures.sweeps import by_method
+from accordion_bench.report.render.page.plots import step_times
 from tests.kit.figures import LAYERS, across, arms_of, everything, figures_of, run
 
 WORDS_AS_AXES = ("layer", "method", "method and bytes sent")  # axes whose numbers are names
@@ -67,7 +65,7 @@ def test_every_figure_is_written_in_every_format(tmp_path, drawn, monkeypatch):
     made = {name: lambda name=name: drawn[name] if name in ("comparison", "norms") else None for name in drawn}
     monkeypatch.setattr(figures, "rooms", lambda *_: made)
     every = Print(formats=("png", "pdf", "svg"))
-    ((pngs, failed),) = draw([everything()], tmp_path, figures.OF_A_SETTING, figures.BANDWIDTHS, every)
+    ((pngs, failed),) = draw([everything()], tmp_path, figures.OF_A_SETTING, every)
     assert failed == []
     pngs += figures.draw_across(across(), tmp_path, every)
     assert [png.name for png in pngs] == ["comparison.png", "norms.png", "workers.png"]
@@ -233,7 +231,7 @@ def test_nothing_of_perplexity_is_told_in_points(perplexing):
 
 def test_modelled_seconds():
     (arm,) = arms_of(run(cost=0.5))
-    column = series.column(arm, "modelled_seconds")
+    column = scales.column(arm, "modelled_seconds")
     assert modelled_seconds(arm, [1e9])[0] == pytest.approx(column)
     row = arm.runs[0].rows[2]
     expected = 0.6 + 8 * (row["wire_bytes"] + 30) / 1e8 + (row["rounds"] + 3) * 5e-5
@@ -243,8 +241,8 @@ def test_modelled_seconds():
 def test_columns_are_nan_where_rows_have_none():
     (arm,) = arms_of(run(seed=0), run(seed=1, epochs=6))
     arm.runs[0].rows.pop()
-    assert series.column(arm, "seconds").shape == (2, 5)
-    assert np.isnan(series.column(arm, "compression_error")).all()
+    assert scales.column(arm, "seconds").shape == (2, 5)
+    assert np.isnan(scales.column(arm, "compression_error")).all()
 
 
 def test_the_step_is_split_where_communication_was_measured():

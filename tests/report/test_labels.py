@@ -5,10 +5,10 @@ import pytest
 from accordion_bench.report import load_runs
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import provenance
-from accordion_bench.report.compare.known_accuracy import known_accuracies
+from accordion_bench.report.compare.verdicts import known_accuracies
 from accordion_bench.report.read import load
-from accordion_bench.report.render import figures, remarks, write
-from accordion_bench.report.render.figures.workers import by_method
+from accordion_bench.report.render import BANDWIDTHS, captions, figures, write
+from accordion_bench.report.render.figures.sweeps import by_method
 from accordion_bench.report.render.looks import looks
 from tests.report.test_report import grouped, no_figures, run_folder  # noqa: F401
 
@@ -32,7 +32,7 @@ def test_the_label_is_drawn(tmp_path):
     run_folder(tmp_path, "none")
     run_folder(tmp_path, "topk", payload=100, label="ours")
     arms = grouped(tmp_path)
-    drawn = figures.rooms(arms, figures.BANDWIDTHS)["accuracy_epoch"]()
+    drawn = figures.rooms(arms, BANDWIDTHS)["accuracy_epoch"]()
     texts = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
     assert any("ours" in text for text in texts) and not any("TopK" in text for text in texts)
 
@@ -73,7 +73,7 @@ def test_seeds_with_several_labels_have_the_methods_name(tmp_path):
     run_folder(tmp_path, "topk", seed=1, label="mine")
     (arm,) = grouped(tmp_path)
     assert (arm.label, arm.n) == ("TopK 10 %", 2)
-    (said,) = remarks.labels([arm])
+    (said,) = captions.labels([arm])
     assert said.startswith("TopK 10 %: its seeds have 2 labels (mine and ours), so that its options name it; type ")
     assert said in write.section([arm]).replace("\\", "")
 
@@ -90,7 +90,7 @@ def test_the_newest_run_of_a_seed_names_it(tmp_path):
     run_folder(tmp_path, "topk", seed=0, label="old", started="2026-01-01T00:00:00")
     run_folder(tmp_path, "topk", seed=0, label="new", started="2026-01-02T00:00:00")
     (arm,) = grouped(tmp_path)
-    assert (arm.label, arm.n, remarks.labels([arm])) == ("new", 1, ["Named by label=: new is TopK 10 %."])
+    assert (arm.label, arm.n, captions.labels([arm])) == ("new", 1, ["Named by label=: new is TopK 10 %."])
 
 
 def test_the_command_that_adds_dense_does_not_call_it_ours(tmp_path):

@@ -11,11 +11,11 @@ import pytest
 from accordion_bench import __main__ as command
 from accordion_bench.methods import labels
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.report.compare import grouping, provenance, show, tidy, verdicts
+from accordion_bench.report.compare import columns, grouping, provenance, show, verdicts
 from accordion_bench.report.read import load
 from accordion_bench.report.read.load import Run
-from accordion_bench.report.render import captions, table
-from accordion_bench.report.render.figures.tradeoff import tradeoff
+from accordion_bench.report.render import captions, tables
+from accordion_bench.report.render.figures.curves import tradeoff
 from accordion_bench.runs.folder import RunFolder
 from scripts.studies import local_methods
 from tests.kit import composed, tiny
@@ -113,10 +113,10 @@ def test_modelled_time_is_shown_where_there_is_some(tmp_path):
     with_model(run_folder(tmp_path), 2.0)
     local(tmp_path, modelled=1.0)
     found = grouped(tmp_path)
-    numbers = tidy.tidy(found).set_index("arm")
+    numbers = columns.tidy(found).set_index("arm")
     assert numbers.loc["local SGD, H 8", "modelled_seconds_over_dense"] == 0.5
-    dense, own = table.markdown(tidy.tidy(found)).splitlines()[2:]
-    assert "modelled time" in table.markdown(tidy.tidy(found))
+    dense, own = tables.markdown(columns.tidy(found)).splitlines()[2:]
+    assert "modelled time" in tables.markdown(columns.tidy(found))
     assert "0.50x" in own and "0.10 s" in own and "1.00x" in dense
     assert any(
         "Modelled, not measured" in line and "1 Gbit/s and 50 µs per round" in line for line in captions.captions(found)
@@ -128,10 +128,10 @@ def test_older_runs_without_it_are_read(tmp_path):
     run_folder(tmp_path)
     local(tmp_path)
     found = grouped(tmp_path)
-    assert "modelled" not in table.markdown(tidy.tidy(found)) and len(captions.captions(found)) == 3
+    assert "modelled" not in tables.markdown(columns.tidy(found)) and len(captions.captions(found)) == 3
     assert len(tradeoff(found).axes) == 1
     with_model(run_folder(tmp_path, "powersgd"), 2.0)
-    *_, old, new = table.markdown(tidy.tidy(grouped(tmp_path))).splitlines()
+    *_, old, new = tables.markdown(columns.tidy(grouped(tmp_path))).splitlines()
     assert old.count(show.NONE) > new.count(show.NONE)
 
 

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from accordion_bench.report.render import looks
 from accordion_bench.report.render.figures import curves
-from accordion_bench.report.render.figures.breakdown import EXCHANGE, PARTS, STEP
-from accordion_bench.report.render.level_grid import DARK, DENSE, LADDER, LIGHT
-from accordion_bench.report.render.looks import Look, looks_of, wishes
+from accordion_bench.report.render.figures.arm_rows import EXCHANGE, PARTS, STEP
+from accordion_bench.report.render.figures.level_grids import DARK, DENSE, LADDER, LIGHT
+from accordion_bench.report.render.looks import ArmLook, looks_of, wishes
 from tests.kit.figures import arms_of, everything, run
 
 NAMES = [f"method {i}" for i in range(40)]
@@ -103,7 +103,7 @@ def test_shades_can_be_seen_on_white_and_are_not_denses_black(base):
 
 def test_plotly_knows_every_symbol_and_dash():
     go = pytest.importorskip("plotly.graph_objects")
-    for look in [*looks_of(named("dense", *NAMES)), Look(looks.BLACK, "P", "-", "none")]:
+    for look in [*looks_of(named("dense", *NAMES)), ArmLook(looks.BLACK, "P", "-", "none")]:
         go.Scatter(marker={"symbol": look.symbol}, line={"dash": look.dash, "color": look.colour})  # else ValueError
 
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import grouping, provenance
+from accordion_bench.report.compare import grouping, provenance, show
+from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.show import listed, show_seeds
-from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.read import load
-from accordion_bench.report.render import absent, captions, write
+from accordion_bench.report.render import captions, write
 from accordion_bench.runs.folder import RunFolder
 from tests.report.test_report import grouped, no_figures, run_folder  # noqa: F401
 from tests.report.test_tables import edited
@@ -34,7 +34,7 @@ def test_thousands_of_seeds_of_one_arm_are_a_page(tmp_path):
     arms, repeats = grouping.group(copies(run, SEEDS))
     (part,) = grouping.settings(arms)
     said, latex = write.texts([part])
-    text = "\n".join([*said, *latex, provenance.provenance(part[0].runs)])
+    text = "\n".join([*said, *latex, write.provenance(part[0].runs)])
     assert part[0].n == SEEDS and not repeats
     assert "seeds: 0 to 999" in text and len(text.splitlines()) < 80
     assert tidy(part)["seeds"].iloc[0].split() == list(map(str, range(SEEDS)))
@@ -55,9 +55,9 @@ def test_the_command_of_seeds_says_each(tmp_path):
 
 def test_thousands_that_are_in_no_mean_are_twenty_lines(tmp_path):
     (run,) = load.read_runs([run_folder(tmp_path)])
-    left = absent.left_out([replace(run, problem="killed")] * SEEDS, [run] * 22, [("a", "empty")] * 21)
-    many, repeated, skipped = absent.notes(left)
-    assert len(many.splitlines()) == 2 + absent.MOST + 1 and many.endswith("- ... and 980 more")
+    left = write.left_out([replace(run, problem="killed")] * SEEDS, [run] * 22, [("a", "empty")] * 21)
+    many, repeated, skipped = write.notes(left)
+    assert len(many.splitlines()) == 2 + show.LINES + 1 and many.endswith("- ... and 980 more")
     assert repeated.endswith("- ... and 2 more") and "more" not in skipped.splitlines()[-1]
     assert [len(lines) for lines in left.values()] == [SEEDS, 22, 21]
 
@@ -68,7 +68,7 @@ def test_thousands_of_empty_folders_are_twenty_warnings(tmp_path, capsys, no_fig
         (tmp_path / "runs" / f"empty{number:02}").mkdir()
     assert report_main([str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--formats", "md"]) == 0
     out, err = capsys.readouterr()
-    assert err.count("warning: ") == absent.MOST + 1 and "warning: ... and 40 more" in err
+    assert err.count("warning: ") == show.LINES + 1 and "warning: ... and 40 more" in err
     assert "- ... and 40 more" in out
 
 

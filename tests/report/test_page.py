@@ -16,9 +16,9 @@ from accordion_bench.network.link_model import Network
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, looks, page, write
-from accordion_bench.report.render.page import build, packed
-from accordion_bench.report.render.page.curves import STOPS, curves
-from accordion_bench.report.render.page.swatch import swatch
+from accordion_bench.report.render.page import build, plots
+from accordion_bench.report.render.page.build import swatch
+from accordion_bench.report.render.page.plots import STOPS, curves
 from tests.report.test_figures import everything, run
 from tests.report.test_report import accordion, no_figures, run_folder  # noqa: F401
 
@@ -178,7 +178,7 @@ def test_what_the_page_does_not_draw_itself_is_a_picture_in_it(tmp_path):
     shown = [base64.b64decode(attrs["src"].partition(",")[2]) for attrs in found]
     assert shown == [b"norms-digits", b"variance", b"variance"]
     assert found[0]["alt"].startswith("Norms of the summed gradients: resnet8 on digits")
-    drawn = [name for name in figures.NAMES if name not in build.INTERACTIVE]
+    drawn = [name for name in figures.NAMES if name not in figures.INTERACTIVE]
     assert drawn == ["norms", "variance", "codebooks", "bits_bucket", "period", "workers"]
 
 
@@ -199,8 +199,8 @@ def test_a_page_of_nothing(tmp_path, no_figures):  # noqa: F811
 
 def test_thinning_keeps_both_ends():
     for count in (1, 2, 299, 300, 301, 5000):
-        kept = packed.thinned(count, packed.POINTS)
-        assert kept[0] == 0 and kept[-1] == count - 1 and len(kept) == min(count, packed.POINTS)
+        kept = plots.thinned(count, plots.POINTS)
+        assert kept[0] == 0 and kept[-1] == count - 1 and len(kept) == min(count, plots.POINTS)
         assert kept == sorted(set(kept))
 
 
@@ -276,7 +276,7 @@ def test_no_label_leaves_its_place():
 def test_what_cannot_be_drawn_is_told_and_ends_nothing(monkeypatch):
     """One figure of a stranger's runs, or all of them."""
     for broken in ("levels", "step_times"):
-        monkeypatch.setattr(build.parts, broken, lambda *_: 1 / 0)
+        monkeypatch.setattr(build.plots, broken, lambda *_: 1 / 0)
     one = page.page([page.Section(group([run()])[0], [])], [], {page.FAILED: ["norms"]})
     assert data_of(one)[0]["levels"] is None and "levels of resnet8 on digits" in Page(one).text
     monkeypatch.setattr(build, "curves", lambda *_: 1 / 0)

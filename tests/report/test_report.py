@@ -11,9 +11,10 @@ from accordion_bench.methods import labels
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import answer, arms, grouping, intervals, provenance, tidy, verdicts
-from accordion_bench.report.read import load, missing_runs
-from accordion_bench.report.render import absent, captions, draw, figures, level_grid, rebuilt, remarks, table, write
+from accordion_bench.report.compare import arms, columns, grouping, intervals, provenance, verdicts
+from accordion_bench.report.read import find, load
+from accordion_bench.report.render import captions, draw, figures, rebuilt, tables, write
+from accordion_bench.report.render.figures import level_grids
 from accordion_bench.runs.folder import RunFolder
 
 DENSE_BYTES = 1000
@@ -181,7 +182,7 @@ def test_interrupted_run_says_where_it_stopped(tmp_path):
         json.dumps({"stopped_by": "Interrupted", "reason": "Ctrl-C", "payload_bytes": 3})
     )
     (run,) = load.read_runs([path])
-    assert absent.unfinished([run]) == [
+    assert write.unfinished([run]) == [
         f"{path.name} (dense, seed 0): stopped by Interrupted; epoch 4 of 4 was the last"
     ]
 
@@ -341,11 +342,11 @@ def test_dense_baseline_is_the_nearest_of_the_same_setting(tmp_path):
 def test_ratios_against_the_measured_dense_run(tmp_path):
     run_folder(tmp_path, "none", payload=2000)
     run_folder(tmp_path, "powersgd", payload=100)
-    numbers = tidy.tidy(grouped(tmp_path)).set_index("arm")
+    numbers = columns.tidy(grouped(tmp_path)).set_index("arm")
     assert numbers.loc["PowerSGD rank 2", "payload_times_less"] == 20
     assert numbers.loc["PowerSGD rank 2", "wire_times_less"] == 20
     assert numbers.loc["PowerSGD rank 2", "seconds_over_dense"] == 1
-    assert "20x less" in table.markdown(tidy.tidy(grouped(tmp_path)))
+    assert "20x less" in tables.markdown(columns.tidy(grouped(tmp_path)))
 
 
 def test_without_a_dense_run_nothing_is_said_about_accuracy(tmp_path):
@@ -353,15 +354,15 @@ def test_without_a_dense_run_nothing_is_said_about_accuracy(tmp_path):
     for seed in (0, 1):
         run_folder(tmp_path, "powersgd", payload=100, seed=seed, command=typed)
     found = grouped(tmp_path)
-    (sentence,) = answer.answers(found)
+    (sentence,) = verdicts.answers(found)
     assert verdicts.verdicts(found) == []
     assert "nothing is said about accuracy, bytes or time against dense" in sentence
     assert "python -m accordion_bench -m compressor=none adaptive=none epochs=4 seed=0,1" in sentence
-    numbers = tidy.tidy(found).iloc[0]
+    numbers = columns.tidy(found).iloc[0]
     for column in ("payload_times_less", "wire_times_less", "accuracy_minus_dense", "seconds_over_dense"):
         assert math.isnan(numbers[column]), column
     assert "without a dense run there are no ratios" in captions.captions(found)[1]
-    text = table.markdown(tidy.tidy(found))
+    text = tables.markdown(columns.tidy(found))
     assert "x less" not in text and "dense" not in text and "x)" not in text
 
 
@@ -370,7 +371,7 @@ def test_more_than_dense_is_said(tmp_path):
     run_folder(tmp_path, "topk", payload=2000, wire=1000)
     (sentence,) = verdicts.verdicts(grouped(tmp_path))
     assert sentence.startswith("TopK 10 %: payload 2x MORE than dense, wire 1.5x less;")
-    assert "2x MORE" in table.markdown(tidy.tidy(grouped(tmp_path)))
+    assert "2x MORE" in tables.markdown(columns.tidy(grouped(tmp_path)))
 
 
 def test_one_seed_says_nothing_about_noise(tmp_path):
@@ -378,7 +379,7 @@ def test_one_seed_says_nothing_about_noise(tmp_path):
     run_folder(tmp_path, "powersgd", accuracy=0.9 - 2 / 360)
     (sentence,) = verdicts.verdicts(grouped(tmp_path))
     assert "accuracy 0.56 points below dense (2 of 360 test images); one seed: no statement about noise" in sentence
-    assert "±" not in table.markdown(tidy.tidy(grouped(tmp_path)))
+    assert "±" not in tables.markdown(columns.tidy(grouped(tmp_path)))
 
 
 def test_a_mean_of_almost_a_hundred_test_images_is_written_as_a_number(tmp_path):
@@ -405,8 +406,8 @@ def test_noise_over_seeds(tmp_path, low, expected, cell):
     assert expected in sentence
     assert "(paired by seed, n = 3)" in sentence
     assert f"points {'above' if low > 0.9 else 'below'} dense" in sentence
-    assert cell in table.markdown(tidy.tidy(grouped(tmp_path)))
-    assert f"{100 * low:.2f} ± 2.48 %" in table.markdown(tidy.tidy(grouped(tmp_path)))
+    assert cell in tables.markdown(columns.tidy(grouped(tmp_path)))
+    assert f"{100 * low:.2f} ± 2.48 %" in tables.markdown(columns.tidy(grouped(tmp_path)))
 
 
 def test_communication_time_is_shown_only_where_measured(tmp_path):
@@ -414,7 +415,7 @@ def test_communication_time_is_shown_only_where_measured(tmp_path):
     assert "no communication time was measured" in captions.captions(grouped(tmp_path / "a"))[2]
     run_folder(tmp_path / "b", "none", comm_seconds=0.5)
     assert "no communication time" not in captions.captions(grouped(tmp_path / "b"))[2]
-    assert "communication" in table.markdown(tidy.tidy(grouped(tmp_path / "b")))
+    assert "communication" in tables.markdown(columns.tidy(grouped(tmp_path / "b")))
 
 
 @pytest.mark.parametrize(("slower", "expected"), [(0.1, "no difference shown"), (20, "7.67x")])
@@ -422,7 +423,7 @@ def test_times_within_noise_give_no_ratio(tmp_path, slower, expected):
     for seed, wiggle in enumerate((0, 1, 2)):
         run_folder(tmp_path, "none", seed=seed, seconds=2.0 + wiggle)
         run_folder(tmp_path, "powersgd", seed=seed, seconds=2.0 + wiggle + slower)
-    dense, other = table.markdown(tidy.tidy(grouped(tmp_path))).splitlines()[2:]
+    dense, other = tables.markdown(columns.tidy(grouped(tmp_path))).splitlines()[2:]
     assert "1.00x" in dense
     assert expected in other
 
@@ -446,7 +447,7 @@ def test_commands_are_shown_without_folders(tmp_path):
 def test_level_map(tmp_path):
     run_folder(tmp_path, "powersgd", adaptive=accordion(weak=4))
     (run,) = load.read_runs([tmp_path])
-    assert level_grid.levels_by_layer(run) == {layer: [1, 2, 1, 2] for layer in LAYERS}
+    assert level_grids.levels_by_layer(run) == {layer: [1, 2, 1, 2] for layer in LAYERS}
     assert rebuilt.lr_drops(run) == [2]
     halving = run_folder(tmp_path / "steady", "powersgd", adaptive=accordion(weak=4), schedule=COSINE)
     for row, share in zip(rows := RunFolder(halving).read_metrics(), (1, 0.85, 0.5, 0.146), strict=True):
@@ -531,18 +532,18 @@ def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_inside_them(tmp_p
     run_folder(near / "checkpoint", "none")
     run_folder(tmp_path / ".hidden", "none")
     (tmp_path / "empty").mkdir()
-    assert load.find_runs([tmp_path]) == [deep, near]
-    assert missing_runs.no_runs([tmp_path]) == [("empty", f"no run: has none of {', '.join(load.FILES)}")]
+    assert find.find_runs([tmp_path]) == [deep, near]
+    assert find.no_runs([tmp_path]) == [("empty", f"no run: has none of {', '.join(find.FILES)}")]
 
 
 def test_runs_that_have_learned_nothing_are_told(tmp_path):
     (folder,) = [run_folder(tmp_path, "none")]
     (arm,) = grouped(tmp_path)
-    assert remarks.not_learned([arm]) == []
+    assert captions.not_learned([arm]) == []
     file = folder / "summary.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "not_learned": "the accuracy is that of a guess"}))
     (arm,) = grouped(tmp_path)
-    assert remarks.not_learned([arm]) == ["dense: in 1 of 1 run the accuracy is that of a guess."]
+    assert captions.not_learned([arm]) == ["dense: in 1 of 1 run the accuracy is that of a guess."]
 
 
 def test_of_an_arm_whose_levels_change_what_went_dense_in_most_steps_is_told(tmp_path):
@@ -551,7 +552,7 @@ def test_of_an_arm_whose_levels_change_what_went_dense_in_most_steps_is_told(tmp
         file = path / "summary.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "went_dense": notes}))
     (arm,) = grouped(tmp_path)
-    assert remarks.went_dense([arm]) == ["dense (17 of its steps; 5 with other tensors): all travels dense."]
+    assert captions.went_dense([arm]) == ["dense (17 of its steps; 5 with other tensors): all travels dense."]
 
 
 def test_no_run_is_refused_with_what_to_type(tmp_path, capsys):

@@ -11,10 +11,10 @@ import pytest
 from accordion_bench.options import instantiate
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import arms, grouping, provenance, tidy, verdicts
-from accordion_bench.report.read import load, missing_runs
-from accordion_bench.report.render import captions, figures, remarks, write
-from accordion_bench.report.render.sound import sound
+from accordion_bench.report.compare import arms, columns, grouping, provenance, times, verdicts
+from accordion_bench.report.read import find, load
+from accordion_bench.report.render import captions, figures, write
+from accordion_bench.report.render.write import sound
 from accordion_bench.runs import untrusted
 from tests.report.hostile.test_fuzz import damaged
 from tests.report.test_report import no_figures, node, run_folder  # noqa: F401
@@ -122,7 +122,7 @@ def test_a_file_and_a_run_folder_with_the_same_rows_have_the_same_numbers(tmp_pa
     run = about("powersgd", **SAID)
     (tmp_path / "own.jsonl").write_text("".join(json.dumps({**one, "run": run}) + "\n" for one in own))
     bench, attached = ([arm] for arm in parts_of(folder, tmp_path / "own.jsonl")[0])
-    (theirs,), (mine,) = (tidy.tidy(part).to_dict("records") for part in (bench, attached))
+    (theirs,), (mine,) = (columns.tidy(part).to_dict("records") for part in (bench, attached))
     assert (theirs.pop("arm"), mine.pop("arm")) == ("PowerSGD rank 2", "PowerSGD rank 2, attached")
     assert {key for key in theirs if str(theirs[key]) != str(mine[key])} <= {"test_accuracy_at_best"}
 
@@ -308,13 +308,13 @@ def test_a_file_is_compared_with_its_own_dense_run_where_there_is_one(tmp_path):
 def test_runs_of_the_bench_have_the_same_numbers_with_a_file_beside_them(tmp_path):
     run_folder(tmp_path / "bench", target=0.8, comm_seconds=0.5)
     run_folder(tmp_path / "bench", "topk", payload=100, target=0.8, comm_seconds=0.5)
-    alone = {str(one["arm"]): one for one in tidy.tidy(parts_of(tmp_path)[0]).to_dict("records")}
+    alone = {str(one["arm"]): one for one in columns.tidy(parts_of(tmp_path)[0]).to_dict("records")}
     target = write.section(parts_of(tmp_path)[0]).partition("Time to 80.00 %")[2]
     rows_file(tmp_path / "mine.jsonl", about(**SAID), accuracy=None, test_loss=None, train_loss=0.5)  # stands apart
     rows_file(tmp_path / "also.jsonl", about(**SAID))
     beside, apart = parts_of(tmp_path)
     assert [arm.label for arm in apart] == ["PowerSGD rank 2, attached"]
-    among = {str(one["arm"]): one for one in tidy.tidy(beside).to_dict("records")}
+    among = {str(one["arm"]): one for one in columns.tidy(beside).to_dict("records")}
     assert all(str(among[name]) == str(alone[name]) for name in alone)
     own, other = (_cells(text, "TopK 10 %") for text in (target, write.section(beside).partition("Time to 80.00 %")[2]))
     assert own == other != []
@@ -342,7 +342,7 @@ def test_provenance_says_what_was_typed_and_what_was_not(tmp_path):
         "# mine.jsonl: a training loop of its own",
         "python -m accordion_bench epochs=2",
     ]
-    assert provenance.machine(runs[0]) == "P, ? cores, cuda:0"
+    assert times.machine(runs[0]) == "P, ? cores, cuda:0"
 
 
 # ---- rows without some columns
@@ -375,7 +375,7 @@ def test_rows_may_lack_columns(tmp_path, missing, beside, capsys):
     assert (tmp_path / "out" / "comparison.png").exists()
     found = next(arm for part in parts_of(tmp_path / "runs") for arm in part if arm.attached)
     assert found.n == 2
-    (own,) = [one for one in tidy.tidy([found]).to_dict("records")]
+    (own,) = [one for one in columns.tidy([found]).to_dict("records")]
     assert (own["payload_bytes"] != own["payload_bytes"]) == ("payload_bytes" in missing)  # NaN
     if beside and "payload_bytes" in missing:
         assert "bytes not counted" in out
@@ -446,7 +446,7 @@ def test_accuracy_in_percent_is_refused(tmp_path):
 def test_a_file_is_finished_from_its_first_row_on(tmp_path):
     run = read(rows_file(tmp_path / "a.jsonl", epochs=1))
     assert run.finished and run.config["epochs"] == 1
-    assert "Not known here" in remarks.attached(parts_of(tmp_path / "a.jsonl")[0])[0]
+    assert "Not known here" in captions.attached(parts_of(tmp_path / "a.jsonl")[0])[0]
 
 
 def test_rows_that_say_of_how_many_epochs_they_are(tmp_path):
@@ -510,16 +510,16 @@ def test_files_are_found_in_folders_and_nothing_else_is_taken_for_one(tmp_path):
     (tmp_path / "runs" / "empty.jsonl").touch()
     (tmp_path / "runs" / "bytes.jsonl").write_bytes(bytes(range(256)))
     os.symlink(first, tmp_path / "runs" / "z.jsonl")
-    assert load.find_runs([tmp_path / "runs", first]) == [first, folder, second]
+    assert find.find_runs([tmp_path / "runs", first]) == [first, folder, second]
     given = [tmp_path / "runs" / name for name in ("own", "rows.txt")]
     assert [run.finished for run in load.read_runs(given)] == [True, True]  # by its name any file
-    assert missing_runs.no_runs([tmp_path / "runs" / "own", first]) == []
+    assert find.no_runs([tmp_path / "runs" / "own", first]) == []
 
 
 def test_rows_in_a_file_named_like_the_benchs_are_no_broken_run(tmp_path):
     file = rows_file(tmp_path / "runs" / "metrics.jsonl")
     other = rows_file(tmp_path / "runs" / "more" / "b.jsonl", about(seed=1))
-    assert load.find_runs([tmp_path]) == [file, other]
+    assert find.find_runs([tmp_path]) == [file, other]
     assert all(run.finished for run in load.read_runs([tmp_path]))
 
 
@@ -589,7 +589,7 @@ def test_only_regular_files_of_limited_size_are_read(tmp_path, monkeypatch):
     (tmp_path / "long.jsonl").touch()
     os.truncate(tmp_path / "long.jsonl", 10 << 30)  # one line of ten gigabytes, on no disk
     start = time.monotonic()
-    assert load.find_runs([tmp_path, *tmp_path.iterdir()]) == []
+    assert find.find_runs([tmp_path, *tmp_path.iterdir()]) == []
     assert time.monotonic() - start < SECONDS
     file = rows_file(tmp_path / "big.jsonl")
     os.truncate(file, 10 << 30)
@@ -651,7 +651,7 @@ def fuzz(root, cases, seed):
     finished = 0
     for _ in range(cases):
         (root / "a.jsonl").write_bytes(damaged(honest, draw))
-        missing_runs.no_runs([root / "a.jsonl"])
+        find.no_runs([root / "a.jsonl"])
         for run in load.read_runs([root / "a.jsonl"]):
             assert run.problem.isprintable() and run.label.isprintable()
             runs, _, _, (markdown, _) = sound([bench, run], write.texts)

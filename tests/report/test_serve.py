@@ -17,12 +17,11 @@ import pytest
 import yaml
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.report import serve
+from accordion_bench.report import running, serve
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare.grouping import group, settings
-from accordion_bench.report.compare.running import arm_so_far, beside
-from accordion_bench.report.read import load, running
-from accordion_bench.report.render.live import live_page
+from accordion_bench.report.read import load
+from accordion_bench.report.running import arm_so_far, beside, live_page
 from tests.kit.paths import ROOT
 from tests.report.test_report import accordion, run_folder
 

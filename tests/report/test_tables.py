@@ -6,18 +6,18 @@ import random
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 import yaml
 
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import arms, grouping, intervals, provenance, show, tidy, verdicts
-from accordion_bench.report.read import load, missing_runs
-from accordion_bench.report.render import absent, captions, figures, latex, page, table, write
-from accordion_bench.report.render.draw import Drawn
-from accordion_bench.report.render.formats import Print
-from accordion_bench.report.render.page.columns import columns
+from accordion_bench.report.compare import arms, columns, grouping, intervals, provenance, show, verdicts
+from accordion_bench.report.read import find, load
+from accordion_bench.report.render import Print, captions, figures, markup, tables, write
+from accordion_bench.report.render.draw import DrawnFigures
+from accordion_bench.report.render.tables import page_columns
 from accordion_bench.runs.metrics import metric
 from tests.report.test_report import accordion, grouped, no_figures, node, run_folder  # noqa: F401
 
@@ -83,7 +83,7 @@ def test_pairs_take_out_what_seeds_share(tmp_path):
         run_folder(tmp_path, seed=seed, accuracy=0.7 + shared)
         run_folder(tmp_path, "powersgd", seed=seed, accuracy=0.69 + shared + 0.001 * seed)
         run_folder(tmp_path, "topk", seed=seed + 1, accuracy=0.69 + shared + 0.001 * seed)
-    rows = tidy.tidy(grouped(tmp_path)).set_index("arm")
+    rows = columns.tidy(grouped(tmp_path)).set_index("arm")
     assert rows.loc["PowerSGD rank 2", ["interval", "difference_shown"]].tolist() == ["paired by seed", "yes"]
     assert rows.loc["TopK 10 %", ["interval", "difference_shown"]].tolist() == ["Welch", "no"]
     paired, welch = verdicts.verdicts(grouped(tmp_path))
@@ -98,7 +98,7 @@ def test_the_same_difference_at_every_seed_has_no_interval(tmp_path):
     equal, lower = verdicts.verdicts(grouped(tmp_path))
     assert "the same at every seed: no interval" in lower
     assert "accuracy equal to dense; no difference shown, the same at every seed" in equal
-    text = table.markdown(tidy.tidy(grouped(tmp_path)))
+    text = tables.markdown(columns.tidy(grouped(tmp_path)))
     assert " -10.00 |" in text and "no difference shown (+0.00)" in text
 
 
@@ -122,10 +122,10 @@ def test_lower_perplexity_is_better(tmp_path):
     assert "perplexity 7.95 above dense; worse by more than noise" in worse
     assert "perplexity 7.05 below dense; better by more than noise" in better
     assert "images" not in worse and "%" not in worse.replace("95 %", "").replace("TopK 10 %", "")
-    numbers_ = tidy.tidy(grouped(tmp_path))
+    numbers_ = columns.tidy(grouped(tmp_path))
     assert numbers_["perplexity"].tolist() == pytest.approx([97.1, 90.05, 105.05])
     assert set(numbers_["metric"]) == {"perplexity"} and "accuracy" not in numbers_
-    text = table.markdown(numbers_)
+    text = tables.markdown(numbers_)
     assert "perplexity, final" in text and "97.1 ± 0.25" in text
     assert "points" not in text + better + worse
     evaluated = captions.captions(grouped(tmp_path))[0]
@@ -212,14 +212,14 @@ def test_batch_sizes_are_compared_inside_an_experiment(tmp_path):
     ]
     assert captions.heading(dense) == "resnet8 on digits, 4 workers x 32 or 256 samples, 4 epochs"
     assert all(arms.baseline(arm, found) is dense for arm in found)
-    rows = tidy.tidy(found).set_index("arm")
+    rows = columns.tidy(found).set_index("arm")
     assert rows.loc["dense, batch 1024", "payload_times_less"] == 10
     first, second = verdicts.verdicts(found)
     assert first.startswith("dense, batch 1024: payload 10x less than dense, batch 128; accuracy")
     assert "beware, batch 1024 against 128: other steps in the same epochs" in first
     assert second.startswith("AccordionBatch (dense), batch 128 at first:") and "beware" not in second
     assert "against the measured run of dense, batch 128" in captions.sent(found)
-    assert table.paper_reference(rows.reset_index()) == "dense, batch 128"
+    assert columns.paper_reference(rows.reset_index()) == "dense, batch 128"
 
 
 def one_worker(root, compressor="none", **options):
@@ -245,8 +245,8 @@ def test_a_control_of_one_worker_stands_beside_its_method(tmp_path, no_figures):
     assert [arm.control for arm in setting] == [False, True, False, False, True]
     assert captions.heading(setting[0]) == "resnet8 on digits, 4 workers x 32 samples, 4 epochs"
     assert all(arms.baseline(arm, setting) is setting[0] for arm in setting)
-    rows = tidy.tidy(setting)
-    assert table.paper_reference(rows) == "PowerSGD rank 2"
+    rows = columns.tidy(setting)
+    assert columns.paper_reference(rows) == "PowerSGD rank 2"
     few, _, _, same = verdicts.verdicts(setting)
     assert few.endswith(
         "beware, batch 32 against 128; beware, dense differs in more than compression: epochs 2 (4), workers 1 (4)."
@@ -313,9 +313,9 @@ def test_the_papers_count_is_shown_where_all_arms_have_it(tmp_path):
     counted(run_folder(tmp_path, "powersgd", compressor__rank=1), 1_350_400_000)
     counted(run_folder(tmp_path, "fp16"), 328_500_000_000)
     last = run_folder(tmp_path, "powersgd", adaptive=accordion())
-    assert "paper's count" not in table.markdown(tidy.tidy(grouped(tmp_path)))
+    assert "paper's count" not in tables.markdown(columns.tidy(grouped(tmp_path)))
     counted(last, 1_571_800_000)
-    lines = table.markdown(tidy.tidy(grouped(tmp_path))).splitlines()
+    lines = tables.markdown(columns.tidy(grouped(tmp_path))).splitlines()
     assert "paper's count (vs PowerSGD rank 2)" in lines[0]
     counts = [line.split("|")[-2].strip() for line in lines[2:]]
     assert counts == [
@@ -332,7 +332,7 @@ def test_the_papers_ratio_never_stands_alone(tmp_path):
     """Without dense there is no ratio to the weakest compressed arm, either."""
     counted(run_folder(tmp_path, "powersgd", compressor__rank=2), 2_000_000)
     counted(run_folder(tmp_path, "powersgd", compressor__rank=1), 1_000_000)
-    text = table.markdown(tidy.tidy(grouped(tmp_path)))
+    text = tables.markdown(columns.tidy(grouped(tmp_path)))
     assert "paper's count |" in text and "2 M |" in text and "x less" not in text
 
 
@@ -374,7 +374,7 @@ def test_cells_of_a_sweep_without_a_run_are_named(tmp_path, no_figures):  # noqa
         "seed=4: failed in sweep.jsonl",
     ]
     for given in ([runs], [here, runs / "sweep.jsonl"]):
-        assert absent.skipped(missing_runs.no_runs(given)) == expected
+        assert write.skipped(find.no_runs(given)) == expected
 
 
 STRANGE = (None, "x", -1, [1], {"a": 1}, True)
@@ -394,7 +394,7 @@ def test_no_strange_value_ends_the_report(tmp_path, name, every, no_figures):  #
             (path / name).write_text(dump({**good, key: value}))
             run = load.read_run(path)
             if run.problem:  # then only this line looks at it
-                assert path.name in absent.unfinished([run])[0], (key, value)
+                assert path.name in write.unfinished([run])[0], (key, value)
             else:
                 text = write.write([dense, run], tmp_path / "out").text
                 assert "| dense " in text, (key, value)
@@ -411,7 +411,7 @@ def test_no_strange_row_ends_the_report(tmp_path, column):
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (run,) = load.read_runs([tmp_path])
         assert run.problem, value
-        assert absent.unfinished([run])
+        assert write.unfinished([run])
 
 
 # ---- LaTeX
@@ -420,11 +420,11 @@ HOSTILE = r"a_b & 50 % of $x^2$ #1 {c} \d ~ < > | [e] ±1 – µ … ↓ é "
 
 
 def test_latex_escapes():
-    text = latex.escaped(HOSTILE)
+    text = markup.escaped(HOSTILE)
     bare = re.sub(r"\\[&%$#_{}]|\\[a-z]+\{\}|\$\\?[a-z-]+\$|\{\[\}|\{\]\}", "", text)
     assert not set(bare) & set("\\&%$#_{}~^<>|[]")
     assert bare.isascii() and bare.count("?") == 2
-    assert latex.escaped("9.19x less, 4 workers x 32, box, -0.28, 2-fold") == (
+    assert markup.escaped("9.19x less, 4 workers x 32, box, -0.28, 2-fold") == (
         r"9.19$\times$ less, 4 workers $\times$ 32, box, $-$0.28, 2-fold"
     )
 
@@ -434,9 +434,9 @@ def test_latex_tables_have_equal_columns(tmp_path):
     run_folder(tmp_path, "topk")
     run_folder(tmp_path, "powersgd", adaptive=accordion())
     text = write.tex(grouped(tmp_path), 1)
-    (columns,) = re.findall(r"\\begin\{tabular\}\{(\w+)\}", text)
+    (page_columns,) = re.findall(r"\\begin\{tabular\}\{(\w+)\}", text)
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert [len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows] == [len(columns)] * 7
+    assert [len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows] == [len(page_columns)] * 7
     assert text.count(r"\begin") == text.count(r"\end") == 2
     assert all(text.count(rf"\{rule}") == 1 for rule in ("toprule", "midrule", "bottomrule", "caption", "label"))
     assert r"TopK 10 \%" in text and text.count("{") == text.count("}")
@@ -446,7 +446,7 @@ def test_latex_tables_have_equal_columns(tmp_path):
 def test_latex_compiles(tmp_path):
     run_folder(tmp_path / "runs", "none")
     run_folder(tmp_path / "runs", "topk")
-    hostile = latex.table([[HOSTILE, "[x]"], ["[1]", HOSTILE]], HOSTILE, "hostile")
+    hostile = markup.table([[HOSTILE, "[x]"], ["[1]", HOSTILE]], HOSTILE, "hostile")
     body = "\n".join([write.tex(grouped(tmp_path / "runs"), 1), hostile])
     document = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"
     (tmp_path / "a.tex").write_text(document)
@@ -498,7 +498,7 @@ def test_options_reach_the_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(
         write,
         "draw",
-        lambda parts, out, names, bandwidths, printed: seen.append((names, bandwidths, printed)) or [Drawn([], [])],
+        lambda parts, out, names, printed: seen.append((names, printed)) or [DrawnFigures([], [])],
     )
     run_folder(tmp_path / "runs")
     typed = [str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--bandwidths", "1mbit,2e9"]
@@ -513,12 +513,12 @@ def test_options_reach_the_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(write, "missing", lambda: "no plotly")
     assert report_main(typed) == 0
     every = list(figures.OF_A_SETTING)
-    few = [name for name in every if name == "comparison" or name not in page.INTERACTIVE]
+    few = [name for name in every if name == "comparison" or name not in figures.INTERACTIVE]
     on_links = [name for name in every if name in few or name == "accuracy_modelled"]
-    assert [names for names, _, _ in seen] == [on_links, every, every, every, every, every]
+    assert [names for names, _ in seen] == [on_links, every, every, every, every, every]
     asked = [Print(), Print(), Print(formats=("svg", "pdf")), Print("one-column", ("png", "pdf")), Print(), Print()]
-    assert [printed for *_, printed in seen] == asked
-    assert all(bandwidths == [1e6, 2e9] for _, bandwidths, _ in seen) and "norms" in few and "tradeoff" not in few
+    assert [printed for _, printed in seen] == [replace(one, bandwidths=(1e6, 2e9)) for one in asked]
+    assert "norms" in few and "tradeoff" not in few
     assert write.names_of(False) == few
 
 
@@ -556,7 +556,7 @@ def test_a_dense_arm_that_sends_nothing_has_no_ratio(tmp_path):
     run_folder(tmp_path, payload=0)
     run_folder(tmp_path, "powersgd", payload=100)
     found = grouped(tmp_path)
-    assert math.isnan(tidy.tidy(found)["payload_times_less"][1])
+    assert math.isnan(columns.tidy(found)["payload_times_less"][1])
     assert ": payload 100 B, where dense sends nothing;" in verdicts.verdicts(found)[0]
 
 
@@ -565,7 +565,7 @@ def test_with_two_dense_arms_a_difference_says_against_which(tmp_path):
         run_folder(tmp_path, accuracy=accuracy, optimizer__lr=lr)
         run_folder(tmp_path, "powersgd", accuracy=accuracy - 0.01, optimizer__lr=lr)
     found = grouped(tmp_path)
-    rows = table.cells(tidy.tidy(found))
+    rows = tables.cells(columns.tidy(found))
     column = rows[0].index("minus dense, points")
     assert [row[column] for row in rows[1:]] == ["–", "–", "-1.00 vs dense, lr=0.1", "-1.00 vs dense, lr=0.3"]
     assert "accuracy 1.00 points below dense, lr=0.3" in verdicts.verdicts(found)[1]
@@ -575,20 +575,20 @@ def test_a_time_with_communication_beside_one_without_has_neither_ratio_nor_nois
     for seed in (0, 1):
         run_folder(tmp_path, seed=seed, seconds=2 + seed)
         run_folder(tmp_path, "powersgd", seed=seed, seconds=2 + seed, comm_seconds=0.5)
-    row = tidy.tidy(grouped(tmp_path)).iloc[1]
+    row = columns.tidy(grouped(tmp_path)).iloc[1]
     assert math.isnan(row["seconds_over_dense"]) and not row["seconds_within_noise"]
 
 
 def test_the_best_value_is_that_of_the_test_split_where_it_is_known(tmp_path):
     path = edited(run_folder(tmp_path), "summary.json", best_metric=0.97, selected_by="validation_accuracy")
     found = grouped(tmp_path)
-    heading, row = table.cells(tidy.tidy(found))
+    heading, row = tables.cells(columns.tidy(found))
     assert row[heading.index("best, validation")] == "97.00 %"
     assert "; best, validation: of all epochs" in captions.evaluated(found)
     edited(path, "summary.json", test_at_best=0.88)
     found = grouped(tmp_path)
-    heading, row = table.cells(tidy.tidy(found))
+    heading, row = tables.cells(columns.tidy(found))
     assert row[heading.index("best")] == "88.00 %"
-    shown = next(column for column in columns(tidy.tidy(found)) if column.name == "accuracy, best")
+    shown = next(column for column in page_columns(columns.tidy(found)) if column.name == "accuracy, best")
     assert shown.key == "test_accuracy_at_best" and shown.cells[0].text == "88.00"
     assert "; best: the test split in the epoch that was best by the validation split" in captions.evaluated(found)

@@ -8,16 +8,15 @@ import pytest
 
 from accordion_bench.methods.labels import is_dense, label
 from accordion_bench.report.compare.arms import Arm, baseline
-from accordion_bench.report.compare.link_tables import on_the_link
+from accordion_bench.report.compare.beside import on_the_link, to_target
+from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.provenance import dense_command
-from accordion_bench.report.compare.target import to_target
-from accordion_bench.report.compare.tidy import tidy
 from accordion_bench.report.compare.verdicts import verdicts
-from accordion_bench.report.read.completeness import problem
 from accordion_bench.report.read.load import Run
-from accordion_bench.report.render import remarks, write
+from accordion_bench.report.read.schema import problem
+from accordion_bench.report.render import captions, write
 from accordion_bench.report.render.looks import looks
-from accordion_bench.report.render.table import cells
+from accordion_bench.report.render.tables import cells
 from tests.kit.figures import figures_of
 from tests.report.test_figures import arms_of, run
 from tests.report.test_report import no_figures  # noqa: F401
@@ -72,10 +71,10 @@ def test_the_table_and_its_footnote_say_it():
     row = dict(zip(heading, next(row for row in rows if row[0] == of_hook(arms).label), strict=True))
     assert row["payload"] == row["sent per worker"] == "not counted" and row["rounds"] == row["modelled time"] == "–"
     assert any("not counted" not in cell for cell in rows[0])
-    (told,) = remarks.uncounted(arms)
+    (told,) = captions.uncounted(arms)
     assert told.startswith("Not counted: DDP, bf16_compress_hook (4 MB by its interface).")
-    assert "(no interface measured)" in remarks.uncounted(arms_of(run(), hooked(sent=None)))[0]
-    assert remarks.uncounted(arms_of(run())) == []
+    assert "(no interface measured)" in captions.uncounted(arms_of(run(), hooked(sent=None)))[0]
+    assert captions.uncounted(arms_of(run())) == []
 
 
 def test_no_ratio_is_made_of_it():

@@ -20,7 +20,7 @@ from accordion_bench.processes import sealed_store
 from accordion_bench.processes.interrupt import Stopper
 from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint, manifest, tensor_file
+from accordion_bench.runs import checkpoint, manifest, weights
 from accordion_bench.runs.checkpoint import GlobalGenerator, Owners
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.manifest import Manifest, Trained
@@ -160,7 +160,7 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch
 def full_disk(after: int):
     """The disk takes so many more files of checkpoints, and half of the next one."""
     taken = 0
-    write = tensor_file.Counted.write
+    write = weights.Counted.write
 
     def written(self, data: bytes) -> int:
         if taken >= after and self.size > 500:
@@ -168,7 +168,7 @@ def full_disk(after: int):
             raise self.error
         return write(self, data)
 
-    original = tensor_file.write
+    original = weights.write
 
     def counted(path: Path, content: dict):
         nonlocal taken
@@ -177,8 +177,8 @@ def full_disk(after: int):
         return found
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tensor_file.Counted, "write", written)
-        patched.setattr(tensor_file, "write", counted)
+        patched.setattr(weights.Counted, "write", written)
+        patched.setattr(weights, "write", counted)
         yield
 
 

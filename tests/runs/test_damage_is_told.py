@@ -17,9 +17,9 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
 from accordion_bench.report.read.load import read_run
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint, checksums, manifest, tensor_file
+from accordion_bench.runs import checkpoint, checksums, manifest, weights
 from accordion_bench.runs.folder import APPENDED, REPLACED, RunFolder
-from accordion_bench.runs.plausible import wrong_in_rows
+from accordion_bench.runs.metrics import wrong_in_rows
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed, tiny
 from tests.runs.test_resume import finished_and_stopped
@@ -292,7 +292,7 @@ def test_tensors_of_another_shape_are_refused(copied):
         right = torch.load(path / name, weights_only=True)
         written = (path / name).read_bytes(), (path / manifest.FILE).read_text()
         for key, wrong in one_entry({key: value for key, value in right.items() if key != "clock"}):
-            found = {name: tensor_file.write(path / name, {**right, **wrong})}
+            found = {name: weights.write(path / name, {**right, **wrong})}
             changed_manifest(path, lambda content, found=found: content["files"].update(found))
             with pytest.raises(ConfigError, match="whose checkpoints this version has written"):
                 train.run({**cfg, "resume": str(folder)}, {"resume": None})
@@ -315,7 +315,7 @@ def test_state_of_an_older_version_is_refused_in_one_sentence(copied, name, keys
     state = torch.load(path / name, weights_only=True)
     *above, last = keys
     functools.reduce(lambda node, key: node[key], above, state).pop(last)
-    found = {name: tensor_file.write(path / name, state)}
+    found = {name: weights.write(path / name, state)}
     changed_manifest(path, lambda content: content["files"].update(found))
     with pytest.raises(ConfigError, match="whose checkpoints this version has written") as refused:
         train.run({**cfg, "resume": str(folder)}, {"resume": None})

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from accordion_bench import train
-from accordion_bench.runs.learned import not_learned
-from accordion_bench.runs.metrics import metric
+from accordion_bench.runs.metrics import metric, not_learned
 from tests.kit import tiny
 
 ACCURACY, PERPLEXITY = metric("accuracy"), metric("perplexity")

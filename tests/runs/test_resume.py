@@ -14,9 +14,9 @@ from accordion_bench import train
 from accordion_bench.comm import on_device
 from accordion_bench.processes import placement
 from accordion_bench.processes.interrupt import Interrupted
-from accordion_bench.report.compare import provenance
+from accordion_bench.report.compare import times
 from accordion_bench.report.read.load import read_run
-from accordion_bench.report.read.running import is_running
+from accordion_bench.report.running import is_running
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint, manifest
 from accordion_bench.runs.folder import RunFolder
@@ -386,7 +386,7 @@ def test_the_folder_tells_of_every_machine(tmp_path, monkeypatch):
     now = folder.read_json("environment.json")
     assert [changes["processor"] for changes in now["resumed"]] == ["another"] * 2
     assert {key: now[key] for key in first} == first
-    assert provenance.machine(read_run(folder.path)).count("cores, then another, ") == 1
+    assert times.machine(read_run(folder.path)).count("cores, then another, ") == 1
 
 
 def test_a_sweep_goes_on_with_the_threads_of_the_run(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 
 from accordion_bench.__main__ import in_order
 from accordion_bench.config.compose import compose
-from accordion_bench.report.render.figures.style import styled
+from accordion_bench.report.render.figures.sheet import styled
 from scripts.studies import draw_kept
 from tests.kit import composed
 from tests.kit.paths import ROOT

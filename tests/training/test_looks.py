@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accordion_bench.report.compare.target import first_row
+from accordion_bench.report.compare.beside import first_row
 from accordion_bench.runs.metrics import METRICS
 from accordion_bench.training.score import Score
 from tests.kit.local import consensus, trained

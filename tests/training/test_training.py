@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import BN_POLICIES
-from accordion_bench.datasets.sampler import Sampler
+from accordion_bench.datasets.loader import Sampler
 from accordion_bench.models.resnet import CifarResNet, ResNet18
 from accordion_bench.position import StepInfo
 from accordion_bench.processes import placement

@@ -9,7 +9,7 @@ from typing import Any
 from accordion_bench.network.link_options import CUSTOM
 from accordion_bench.report.compare.arms import Arm, fingerprint
 from accordion_bench.report.compare.show import listed
-from accordion_bench.report.read.common_speed import at_common_speed
+from accordion_bench.report.compare.times import at_common_speed
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.printable import printable
 

@@ -3,34 +3,14 @@
 import math
 import shlex
 import statistics
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from accordion_bench.processes.waiting import BUSY
 from accordion_bench.report.compare.arms import HOOK, Arm
-from accordion_bench.report.compare.markdown import inline
 from accordion_bench.report.compare.show import listed, show_seeds
-from accordion_bench.report.read.common_speed import waited
+from accordion_bench.report.compare.times import machine, waited
 from accordion_bench.report.read.load import Run
-
-
-def provenance(runs: Sequence[Run], commands: Sequence[str] = ()) -> str:
-    """Commands, commit, hardware and versions of some runs, as Markdown.
-
-    Args:
-        runs: whose.
-        commands: that say the same as the runs' own in fewer lines.
-    """
-    lines = [
-        "## Where this comes from\n",
-        *(f"- {key}: {inline(value)}" for key, value in facts(runs).items()),
-        f"- reported on {time.strftime('%Y-%m-%d', time.gmtime())}\n",
-        "```",
-        *(commands or own_commands(runs)),
-        "```",
-    ]
-    return "\n".join(lines)
 
 
 def facts(runs: Sequence[Run]) -> dict[str, str]:
@@ -99,21 +79,6 @@ def dense_command(arm: Arm) -> str:
 def dense_attached() -> str:
     """What adds a dense run to those of a loop of somebody's own."""
     return 'the same loop with attach(..., compressor="none"), its rows in a file of their own'
-
-
-def machine(run: Run) -> str:
-    """Processor and GPUs of a run; of one that was resumed elsewhere, of each machine."""
-    return ", then ".join(machines(run))
-
-
-def machines(run: Run) -> list[str]:
-    """Each machine of a run."""
-    return list(dict.fromkeys(map(_machine, run.environments)))
-
-
-def _machine(environment: dict[str, Any]) -> str:
-    cores = f"{environment.get('processor') or 'unknown processor'}, {environment.get('cpu_cores', '?')} cores"
-    return ", ".join([cores, *map(str, environment.get("gpus") or [])])
 
 
 def unequal(arms: Sequence[Arm]) -> list[str]:

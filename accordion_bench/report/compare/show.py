@@ -11,6 +11,7 @@ from accordion_bench.runs.metrics import Metric
 NONE = "–"
 NOT_COUNTED = "not counted"
 NO_DIFFERENCE = "no difference shown"
+LINES = 20  # of a list that are shown
 MANY = 10  # names or numbers in a row, of which more are only counted
 SAME, NEARLY_SAME = "the same", "the same to within 0.5 %"
 ONE = 1.005  # factors below it are written as 1
@@ -135,3 +136,23 @@ def show_bytes(count: float) -> str:
 def if_known(value: float, form: str) -> str:
     """A number in a form such as `{:.2f}x`; NaN as a dash."""
     return NONE if math.isnan(value) else form.format(value)
+
+
+def show_seconds(value: float, half: float = math.nan) -> str:
+    """`12.3 ± 0.4 s`; NaN as a dash."""
+    if math.isnan(value):
+        return NONE
+    places = 1 if value >= 1 else 2
+    return f"{value:.{places}f} s" if math.isnan(half) else f"{value:.{places}f} ± {half:.{places}f} s"
+
+
+def three_digits(value: float) -> str:
+    """Three digits, more where they stand before the point."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")
+
+
+def first(lines: Sequence[str]) -> list[str]:
+    """The first lines of a long list, and how many more there are; a short list whole."""
+    if len(lines) <= LINES + 1:
+        return list(lines)
+    return [*lines[:LINES], f"... and {len(lines) - LINES:,} more"]

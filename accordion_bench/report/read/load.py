@@ -1,12 +1,18 @@
-"""Run folders as data: whatever a run has left behind can be read, finished or not."""
+"""Run folders as data: whatever a run has left behind can be read, finished or not.
+
+Metrics rows are kept by column: a thousand runs of 300 epochs are 13 million values, and a dict for each row has no
+room.
+"""
 
 import contextlib
 import gc
+import marshal
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import pandas as pd
 import yaml
@@ -14,34 +20,103 @@ import yaml
 from accordion_bench.methods.labels import label
 from accordion_bench.options import instantiate
 from accordion_bench.options.override import config_in_todays_words
-from accordion_bench.report.each import each
+from accordion_bench.report.parallel import each
 from accordion_bench.report.read import rows_file
-from accordion_bench.report.read.completeness import problem, problem_of_rows
+from accordion_bench.report.read.find import METRICS_FILE, Paths, find_runs
 from accordion_bench.report.read.printable import TEXT, needs_no_look, plain, printable
-from accordion_bench.report.read.rows import Rows
+from accordion_bench.report.read.schema import EnvironmentFile, problem, problem_of_rows, wrong_keys
 from accordion_bench.run_config import is_label
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.secrets import masked, masked_command
 
-METRICS_FILE = "metrics.jsonl"
-FILES = ("config.yaml", METRICS_FILE, "summary.json", "environment.json")
-Paths = str | Path | Iterable[str | Path]  # one path, or several
-DEEPEST = 50  # folders inside each other that are looked into
-ENVIRONMENT = {
-    "command": str,
-    "commit": str,
-    "started": str,
-    "python": str,
-    "processor": str,
-    "cpu_cores": int,
-    "threads": int,
-    "kernels": str,
-    "load": float,
-    "host": str,
-    "versions": dict,
-    "gpus": list,
-    "resumed": list,
-}
+Values = Sequence[Any]
+
+
+class MetricsRow(Mapping[str, Any]):
+    """One row, read as a dict is."""
+
+    __slots__ = ("_at", "_rows")
+
+    def __init__(self, rows: "MetricsRows", at: int) -> None:
+        self._rows, self._at = rows, at
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._rows.names[self._at]:
+            raise KeyError(name)
+        return self._rows.columns[name][self._at]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._rows.columns[name][self._at] if name in self._rows.names[self._at] else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows.names[self._at])
+
+    def __len__(self) -> int:
+        return len(self._rows.names[self._at])
+
+
+class MetricsRows(Sequence[MetricsRow]):
+    """Rows that cannot be changed.
+
+    Args:
+        columns: by name, one value per row; None where a row has none.
+        names: the columns that each row has, in its order.
+    """
+
+    def __init__(self, columns: Mapping[str, Values], names: Sequence[Mapping[str, None]]) -> None:
+        self.columns, self.names = columns, names
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]]) -> "MetricsRows":
+        """Rows as they were read, or such already."""
+        if isinstance(rows, cls):
+            return rows
+        kinds: dict[tuple[str, ...], dict[str, None]] = {}
+        names = [kinds.setdefault(tuple(row), dict.fromkeys(row)) for row in rows]
+        every = dict.fromkeys(name for kind in kinds.values() for name in kind)
+        return cls({name: small([row.get(name) for row in rows]) for name in every}, names)
+
+    def replaced(self, **columns: Sequence[Any]) -> "MetricsRows":
+        """The same rows with other values in columns that they have."""
+        return MetricsRows({**self.columns, **{name: small(values) for name, values in columns.items()}}, self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, at: int) -> MetricsRow: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[MetricsRow]: ...
+    def __getitem__(self, at: int | slice) -> MetricsRow | list[MetricsRow]:
+        found = range(len(self))[at]
+        return [MetricsRow(self, i) for i in found] if isinstance(found, range) else MetricsRow(self, found)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(map(dict, self)) == list(map(dict, other))
+
+
+class Packed(Sequence[Any]):
+    """Lists and mappings as bytes, a tenth of what they take as objects; equal ones once."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        different: dict[bytes, bytes] = {}
+        self._values = [different.setdefault(packed, packed) for packed in map(marshal.dumps, values)]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, at: Any) -> Any:
+        return marshal.loads(self._values[at])
+
+
+def small(values: Sequence[Any]) -> Values:
+    """The same values in as little memory as their kind allows."""
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        return array("d", values)
+    if kinds == {int} and max(map(abs, values)) < 2**63:
+        return array("q", values)
+    return Packed(values) if kinds & {dict, list} else list(values)
 
 
 @dataclass(frozen=True)
@@ -116,37 +191,6 @@ class Run:
         return epoch if isinstance(epoch, int) else None
 
 
-def find_runs(paths: Paths) -> list[Path]:
-    """The run folders and files of metrics rows among `paths` and at any depth inside, each once, in this order."""
-    found: dict[Path, Path] = {}
-    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
-        for run in _inside(path):
-            found.setdefault(Path(os.path.realpath(run)), run)
-    return list(found.values())
-
-
-def _inside(path: Path) -> list[Path]:
-    """The runs under `path`, itself included; nothing is looked for inside a run folder, nor in hidden folders.
-
-    A link to a folder is followed where it was given, and nowhere below, so that a circle of links has an end. Files of
-    metrics rows have any name where they are given, and end in .jsonl where they are found.
-    """
-    if os.path.isfile(path):
-        return [path] if rows_file.is_rows_file(path) else []
-    found = []
-    for name, folders, files in os.walk(path):
-        here = Path(name)
-        if run := is_run(here):
-            found.append(here)
-        else:
-            named = (here / file for file in sorted(files) if file.endswith(rows_file.ENDING) and file[0] != ".")
-            found += filter(rows_file.is_rows_file, named)
-        if run or len(here.parts) - len(path.parts) >= DEEPEST:
-            folders.clear()
-        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
-    return found
-
-
 def read_runs(paths: Paths) -> list[Run]:
     """Every run found under `paths`."""
     with _no_collection():
@@ -188,7 +232,7 @@ def _read_folder(path: Path) -> Run:
     config = masked(config_in_todays_words(config))
     rows = _rows(path / METRICS_FILE, refused)
     why = refused[0] if refused else problem(config, summary, rows, os.path.exists(path / "done"))
-    return Run(path, config, _shown(environment), summary, Rows.of(rows), printable(why, longest=500))
+    return Run(path, config, _shown(environment), summary, MetricsRows.of(rows), printable(why, longest=500))
 
 
 def _read_file(path: Path) -> Run:
@@ -201,7 +245,9 @@ def _read_file(path: Path) -> Run:
     config, environment, summary, rows = rows_file.made_of(found)
     config, summary = masked(config_in_todays_words(config)), masked(summary)
     why = rows_file.cut_short(path, found) or problem_of_rows(config, summary, rows, path.name)
-    return Run(path, config, _shown(environment), summary, Rows.of(rows), printable(why, longest=500), attached=True)
+    return Run(
+        path, config, _shown(environment), summary, MetricsRows.of(rows), printable(why, longest=500), attached=True
+    )
 
 
 def _shown(environment: dict[str, Any]) -> dict[str, Any]:
@@ -213,7 +259,8 @@ def _shown(environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known(environment: dict[str, Any]) -> dict[str, Any]:
-    known = {key: value for key, value in environment.items() if isinstance(value, ENVIRONMENT.get(key, object))}
+    wrong = wrong_keys(EnvironmentFile, environment, present=True)
+    known = {key: value for key, value in environment.items() if key not in wrong}
     known = masked(known)
     if command := known.get("command"):
         known["command"] = masked_command(command)
@@ -296,12 +343,3 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             leaves[prefix + key] = value
     return leaves
-
-
-def is_run(path: Path) -> bool:
-    """Whether a folder is a run's, finished or not: it has one of the files.
-
-    A file of metrics rows may have the name of one of them.
-    """
-    found = [path / name for name in FILES if os.path.isfile(path / name)]
-    return bool(found) and (found != [path / METRICS_FILE] or not rows_file.is_rows_file(path / METRICS_FILE))

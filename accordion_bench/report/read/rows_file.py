@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accordion_bench.options.conf_dir import read_options, yaml_files
-from accordion_bench.report.read.completeness import is_count
+from accordion_bench.report.read.schema import is_count
 from accordion_bench.runs import untrusted
-from accordion_bench.runs.metrics import LOSSES, METRICS, Metric, metric
-from accordion_bench.runs.plausible import OF_AN_EPOCH, is_number
+from accordion_bench.runs.metrics import LOSSES, METRICS, OF_AN_EPOCH, Metric, is_number, metric
 
 ENDING = ".jsonl"
 UNKNOWN_MODEL, UNKNOWN_DATA, UNKNOWN_METHOD = "unknown model", "unknown data", "unknown method"
@@ -22,7 +21,7 @@ JUDGED_BY = (*METRICS, *LOSSES)  # the first of these columns that the rows have
 SAME = ("name", "compressor", "adaptive", "sync", "options", "workers", "seed", "model", "parameters", "dataset")
 
 
-class Files(NamedTuple):
+class RowsAsFiles(NamedTuple):
     """What the files of a run folder would hold."""
 
     config: dict[str, Any]
@@ -52,7 +51,7 @@ def is_epoch(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def made_of(rows: Sequence[dict[str, Any]]) -> Files:
+def made_of(rows: Sequence[dict[str, Any]]) -> RowsAsFiles:
     """What a run folder would hold, from at least one row.
 
     A loop that was stopped and begun again writes epochs again: from there on its later rows count.
@@ -66,7 +65,7 @@ def made_of(rows: Sequence[dict[str, Any]]) -> Files:
             kept.pop()
         kept.append({key: value for key, value in row.items() if key != "run"})
     first, run = rows[0], rows[0]["run"]
-    return Files(_config(first, kept), _environment(run), summary_of(run, kept), kept)
+    return RowsAsFiles(_config(first, kept), _environment(run), summary_of(run, kept), kept)
 
 
 def cut_short(path: Path, rows: Sequence[dict[str, Any]]) -> str:

@@ -14,17 +14,16 @@ from typing import Any, NamedTuple
 
 from accordion_bench.processes.interrupt import end_with_parent
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.progress import told
+from accordion_bench.report.parallel import told
 from accordion_bench.report.read.printable import printable
-from accordion_bench.report.render import figures
+from accordion_bench.report.render import AS_PNG, FIGURES, Print, figures
 from accordion_bench.report.render.captions import heading
-from accordion_bench.report.render.figures import AS_PNG, font
-from accordion_bench.report.render.formats import FIGURES, Print
+from accordion_bench.report.render.figures import sheet
 
 LONGEST = 64  # letters of the name of a setting in the names of its files
 
 
-class Drawn(NamedTuple):
+class DrawnFigures(NamedTuple):
     """The figures of one setting.
 
     figures: the PNG files.
@@ -42,16 +41,14 @@ def draw(
     parts: Sequence[Sequence[Arm]],
     out: Path,
     names: Sequence[str],
-    bandwidths: Sequence[float],
     printed: Print = AS_PNG,
-) -> list[Drawn]:
+) -> list[DrawnFigures]:
     """Draw some figures of every setting, one in each process at a time.
 
     Args:
         parts: the arms of each setting.
         out: folder.
         names: of the figures, some of `figures.OF_A_SETTING`.
-        bandwidths: bit/s of the links in figures of modelled time.
         printed: how.
 
     Raises:
@@ -60,21 +57,21 @@ def draw(
     global _parts
     _parts = parts
     suffixes = suffixes_of(parts)
-    todo = [(name, i, out, suffix, bandwidths, printed) for i, suffix in enumerate(suffixes) for name in names]
+    todo = [(name, i, out, suffix, printed) for i, suffix in enumerate(suffixes) for name in names]
     workers = min(len(todo), len(os.sched_getaffinity(0))) if sys.platform == "linux" else 1
     gc.freeze()  # the rows of all runs are millions of objects, which every collection would look through
     try:
         if workers < 2:
             drawn = [_draw(*figure) for figure in told(todo, len(todo), "drawing")]
         else:
-            font.register()  # once for all
+            sheet.register()  # once for all
             drawn = _in_processes(todo, workers)
     finally:
         gc.unfreeze()
         _parts = ()
     of_each = [drawn[i : i + len(names)] for i in range(0, len(drawn), len(names))]
     return [
-        Drawn([png for png in found if isinstance(png, Path)], [why for why in found if isinstance(why, str)])
+        DrawnFigures([png for png in found if isinstance(png, Path)], [why for why in found if isinstance(why, str)])
         for found in of_each
     ]
 
@@ -138,12 +135,10 @@ def _short(name: str) -> str:
     return f"{words[: LONGEST - 9].strip('-')}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
 
 
-def _draw(
-    name: str, number: int, out: Path, suffix: str, bandwidths: Sequence[float], printed: Print
-) -> Path | str | None:
+def _draw(name: str, number: int, out: Path, suffix: str, printed: Print) -> Path | str | None:
     """Draw one figure; a sentence where it cannot be drawn: what a stranger's runs hold must not end all others."""
     try:
-        return figures.draw_one(name, _parts[number], out, suffix, bandwidths, printed)
+        return figures.draw_one(name, _parts[number], out, suffix, printed)
     except OSError:  # the disk is full, say
         raise
     except Exception as error:

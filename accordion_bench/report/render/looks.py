@@ -34,7 +34,7 @@ DASHES: tuple[tuple[float, ...], ...] = (
 
 
 @dataclass(frozen=True)
-class Look:
+class ArmLook:
     """How one arm is drawn.
 
     Args:
@@ -68,7 +68,7 @@ class Look:
         return "solid" if self.line == "-" else ",".join(f"{length:g}px" for length in self.line[1])
 
 
-def looks(arms: Sequence[Arm]) -> list[Look]:
+def looks(arms: Sequence[Arm]) -> list[ArmLook]:
     """The look of each arm of one setting."""
     return looks_of([(arm.label, family(arm), arm.dense) for arm in arms])
 
@@ -80,7 +80,7 @@ def family(arm: Arm) -> str:
     return " ".join(str(word) for word in words if word) if not arm.attached else arm.method
 
 
-def looks_of(named: Sequence[tuple[str, str, bool]]) -> list[Look]:
+def looks_of(named: Sequence[tuple[str, str, bool]]) -> list[ArmLook]:
     """The look of each (label, family, whether it is dense), whatever order they are given in.
 
     A family has the colour that it wishes for most, unless one with the same wish comes before it by name; its arms
@@ -88,7 +88,7 @@ def looks_of(named: Sequence[tuple[str, str, bool]]) -> list[Look]:
     """
     order = sorted(range(len(named)), key=lambda i: named[i])
     dense = [i for i in order if named[i][2]]
-    found = {i: Look(BLACK, MARKERS[turn % len(MARKERS)], _line(turn)) for turn, i in enumerate(dense)}
+    found = {i: ArmLook(BLACK, MARKERS[turn % len(MARKERS)], _line(turn)) for turn, i in enumerate(dense)}
     families: dict[str, list[int]] = {}
     for i in order:
         if not named[i][2]:
@@ -136,7 +136,7 @@ def _given(wished: Sequence[list[int]]) -> dict[int, int]:
     return given
 
 
-def _look(colour: int, turn: int, taken: tuple[set[str], set[Any]]) -> Look:
+def _look(colour: int, turn: int, taken: tuple[set[str], set[Any]]) -> ArmLook:
     """The look of a colour's first, second, ... arm: another shade, and while there are some, a free marker and dash.
 
     Args:
@@ -146,7 +146,7 @@ def _look(colour: int, turn: int, taken: tuple[set[str], set[Any]]) -> Look:
     """
     marker = _free(MARKERS, colour + turn, taken[0])
     dash = _free(DASHES, colour + turn + turn // len(MARKERS), taken[1])
-    return Look(_shade(COLOURS[colour], turn), marker, (0, dash), "none" if turn % 2 else "full")
+    return ArmLook(_shade(COLOURS[colour], turn), marker, (0, dash), "none" if turn % 2 else "full")
 
 
 def _free(choices: Sequence[Any], first: int, taken: set[Any]) -> Any:

@@ -1,12 +1,26 @@
-"""What a run's classes say when they are built again: which layers travel dense at a level, when the rate drops."""
+"""What a run's classes say when they are built again, here or in a process of its own: which layers travel dense at a
+level, when the rate drops.
 
+To import a class takes half a gigabyte, so a server has another process do it, which ends when it has told.
+"""
+
+import contextlib
 import functools
 import json
 import math
-from collections.abc import Callable
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
+from accordion_bench.methods import labels
+from accordion_bench.methods.labels import of_class
 from accordion_bench.options.instantiate import build, is_trusted
+from accordion_bench.processes.interrupt import end_with_parent
 from accordion_bench.report.read.load import Run
 
 LARGEST, MOST = 10_000_000, 100  # of the numbers and lists of options with which something is built: nobody waits here
@@ -101,3 +115,55 @@ def _shapes(task_json: str) -> tuple[Any, ...]:
     with kept_rng(), torch.device("meta"), NoValues():
         model = build_model(task["model"], build(task["dataset"], "dataset"))
     return tuple(TensorSpec(name, tuple(parameter.shape)) for name, parameter in model.named_parameters())
+
+
+_known: dict[str, Any] = {}  # by what was asked
+
+
+@contextlib.contextmanager
+def classes_apart() -> Iterator[None]:
+    """Inside, this process imports no class to name or draw an arm, unless torch is loaded; what it hears it keeps."""
+    if "torch" in sys.modules:
+        yield
+        return
+    global look
+    with contextlib.closing(_Asked()) as asked:
+        labels.look = functools.partial(asked, of_class)
+        look = functools.partial(asked, of_classes)
+        try:
+            yield
+        finally:
+            labels.look, look = of_class, of_classes
+
+
+class _Asked:
+    """Has classes looked at by another process, which is started for the first one that is not known yet."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.pool: ProcessPoolExecutor | None = None
+
+    def __call__(self, look: Callable[..., Any], *about: Any) -> Any:
+        if os.getpid() != self.pid:  # one of a pool that reads many runs: it ends soon
+            return look(*about)
+        key = json.dumps([look.__name__, *about], sort_keys=True, default=str)
+        if key not in _known:
+            if self.pool is None:
+                spawned = multiprocessing.get_context("spawn")
+                self.pool = ProcessPoolExecutor(1, spawned, _begin, (sys.path,))
+            try:
+                _known[key] = self.pool.submit(look, *about).result()
+            except BrokenProcessPool:  # it was killed
+                return look(*about)
+        return _known[key]
+
+    def close(self) -> None:
+        """End the other process."""
+        if self.pool is not None:
+            self.pool.shutdown()
+
+
+def _begin(path: list[str]) -> None:
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with what it was asked
+    sys.path[:] = path

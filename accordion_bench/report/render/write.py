@@ -1,27 +1,167 @@
-"""The report's folder: tables, figures, one HTML page, and a README.md that says where they come from."""
+"""The report's folder: tables, figures, one HTML page, and a README.md that says where they come from.
 
-from collections.abc import Sequence
+A report appears as a whole, or not at all: whatever happens before its last file, the old one stays as it is. A run
+whose files nobody foresaw is left out, and told, instead of ending the report.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from accordion_bench.report.compare.answer import answers
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.markdown import folded, inline, line
-from accordion_bench.report.compare.provenance import provenance
-from accordion_bench.report.compare.target import beside_tables
-from accordion_bench.report.compare.tidy import tidy
-from accordion_bench.report.compare.verdicts import verdicts
+from accordion_bench.report.compare.beside import beside_tables
+from accordion_bench.report.compare.columns import tidy
+from accordion_bench.report.compare.grouping import group, settings
+from accordion_bench.report.compare.provenance import facts, own_commands
+from accordion_bench.report.compare.show import first
+from accordion_bench.report.compare.verdicts import answers, verdicts
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.printable import printable
-from accordion_bench.report.render import captions, figures, latex
-from accordion_bench.report.render.absent import left_out, notes
+from accordion_bench.report.render import AS_PNG, BANDWIDTHS, FORMATS, Print, captions, figures, markup
 from accordion_bench.report.render.draw import draw
-from accordion_bench.report.render.formats import FORMATS, Print
-from accordion_bench.report.render.page import FAILED, INTERACTIVE, Section, missing, page
-from accordion_bench.report.render.publish import replacing
-from accordion_bench.report.render.sound import sound
-from accordion_bench.report.render.spreadsheet import csv
-from accordion_bench.report.render.table import aligned, cells, markdown
+from accordion_bench.report.render.markup import aligned, folded, inline, line
+from accordion_bench.report.render.page import FAILED, Section, missing, page
+from accordion_bench.report.render.tables import cells, csv, markdown
+from accordion_bench.runs import durable
+
+INDEX = ("report.html", "README.md")  # replaced last, in this order: they say what the other files are
+PREFIX = ".report-"
+DAY = 86400  # seconds, after which nobody is writing a report any more
+
+
+@contextlib.contextmanager
+def replacing(out: Path) -> Iterator[Path]:
+    """A folder inside of `out` for a new report, whose files then take the place of those of the old one.
+
+    Each is synced and renamed, so that there is never a torn one. Files that the new report does not have stay.
+
+    Args:
+        out: folder of reports; made where missing.
+
+    Raises:
+        OSError: it takes no files.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    _remove_left_behind(out)
+    new = Path(tempfile.mkdtemp(prefix=PREFIX, dir=out))
+    try:
+        yield new
+        files = sorted(new.iterdir(), key=lambda file: (_rank(file), file.name))
+        for file in files:
+            durable.sync(file)
+        for file in files:
+            os.replace(file, out / file.name)
+        durable.sync(out)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _rank(file: Path) -> int:
+    return INDEX.index(file.name) + 1 if file.name in INDEX else 0
+
+
+def _remove_left_behind(out: Path) -> None:
+    """New reports of processes that were killed."""
+    for folder in out.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > DAY:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def left_out(
+    runs: Sequence[Run], repeats: Sequence[Run], folders: Sequence[tuple[str, str]]
+) -> dict[str, Sequence[str]]:
+    """Heading -> lines, all of them.
+
+    Args:
+        runs: finished and unfinished ones.
+        repeats: of seeds; see `grouping.group`.
+        folders: those without a run, and why; see `find.no_runs`.
+    """
+    found = {
+        "Unfinished, in no mean": unfinished([run for run in runs if not run.finished]),
+        "Repeats of a seed, in no mean (the newest run counts)": repeated(repeats),
+        "Skipped: no run in it": skipped(folders),
+    }
+    return {heading: lines for heading, lines in found.items() if lines}
+
+
+def notes(absent: dict[str, Sequence[str]]) -> list[str]:
+    """The same as Markdown."""
+    return [
+        f"{heading}:\n\n" + "\n".join(f"- {line(said)}" for said in first(lines)) for heading, lines in absent.items()
+    ]
+
+
+def unfinished(runs: Sequence[Run]) -> list[str]:
+    """One line for each run that is in no mean."""
+    lines = []
+    for run in runs:
+        epochs = run.config.get("epochs", "?")
+        done = 0 if run.last_epoch is None else run.last_epoch + 1
+        last = f"epoch {done} of {epochs} was the last" if done else f"no epoch of {epochs} was finished"
+        lines.append(f"{run.name} ({run.label}, seed {run.seed}): {run.problem}; {last}")
+    return lines
+
+
+def repeated(runs: Sequence[Run]) -> list[str]:
+    """One line for each run whose seed a newer run of the same arm has."""
+    return [f"{run.name} ({run.label}, seed {run.seed})" for run in runs]
+
+
+def skipped(folders: Sequence[tuple[str, str]]) -> list[str]:
+    """One line for each folder or cell without a run."""
+    return [f"{name}: {why}" for name, why in folders]
+
+
+T = TypeVar("T")
+Parts = list[list[Arm]]
+
+
+def sound(runs: Sequence[Run], say: Callable[[Parts], T]) -> tuple[list[Run], Parts, list[Run], T]:
+    """The runs by setting, and what is said of them.
+
+    Args:
+        runs: finished and unfinished ones.
+        say: makes the texts of all settings; raises where a run is too strange for it.
+
+    Returns:
+        all runs, those that are too strange with this as their problem; the arms of each setting; the runs that repeat
+        a seed of their arm; what `say` has returned.
+    """
+    try:
+        return _compared(runs, say)
+    except Exception:  # of which of them is found out below
+        alone = [run if not run.finished else _unless_strange(run, [], say) for run in runs]
+    try:
+        return _compared(alone, say)
+    except Exception:  # of several that do not go together: each must go with those before it
+        kept: list[Run] = []
+        for run in alone:
+            kept.append(run if not run.finished else _unless_strange(run, kept, say))
+        return _compared(kept, say)
+
+
+def _compared(runs: Sequence[Run], say: Callable[[Parts], T]) -> tuple[list[Run], Parts, list[Run], T]:
+    arms, repeats = group(runs)
+    parts = settings(arms)
+    return list(runs), parts, repeats, say(parts)
+
+
+def _unless_strange(run: Run, beside: Sequence[Run], say: Callable[[Parts], T]) -> Run:
+    """The run; unfinished where it cannot be compared with others, or by itself."""
+    try:
+        _compared([*beside, run], say)
+    except Exception as error:
+        return replace(run, problem=printable(f"cannot be compared ({type(error).__name__}: {error})", longest=500))
+    return run
+
 
 FIRST = "comparison"  # the figure that README.md shows
 OF_LINKS = "accuracy_modelled"  # the figure that has the bandwidths
@@ -48,8 +188,7 @@ def write(
     out: Path,
     folders: Sequence[tuple[str, str]] = (),
     formats: Sequence[str] = FORMATS,
-    bandwidths: Sequence[float] = figures.BANDWIDTHS,
-    printed: Print = figures.AS_PNG,
+    printed: Print = AS_PNG,
     every: bool = True,
 ) -> Written:
     """Write everything about some runs.
@@ -57,9 +196,8 @@ def write(
     Args:
         runs: finished and unfinished ones.
         out: folder; made where missing.
-        folders: names of those without a run, and why; see `missing_runs.no_runs`.
+        folders: names of those without a run, and why; see `find.no_runs`.
         formats: some of md (table.md, README.md), csv, latex (table.tex) and html (report.html); figures always.
-        bandwidths: bit/s of the links in figures of modelled time.
         printed: how figures are.
         every: also the figures that the page draws itself, as files; that of bandwidths of one's own always is one.
 
@@ -69,9 +207,9 @@ def write(
     runs, parts, repeats, (said, latex_texts) = sound(runs, texts)
     absent = left_out(runs, repeats, folders)
     without_page = missing() if "html" in formats else ""
-    names = names_of(every or "html" not in formats or bool(without_page), tuple(bandwidths) != figures.BANDWIDTHS)
+    names = names_of(every or "html" not in formats or bool(without_page), printed.bandwidths != BANDWIDTHS)
     with replacing(out) as new:
-        drawn = draw(parts, new, names, bandwidths, printed)
+        drawn = draw(parts, new, names, printed)
         across, failed = _across(parts, new, printed)
         sections = [Section(arms, found.figures) for arms, found in zip(parts, drawn, strict=True)]
         if failed := [why for found in drawn for why in found.failed] + failed:
@@ -98,7 +236,7 @@ def names_of(every: bool, links: bool = False) -> list[str]:
         links: also the one of modelled time on several links.
     """
     files = {FIRST, OF_LINKS} if links else {FIRST}
-    return [name for name in figures.OF_A_SETTING if every or name in files or name not in INTERACTIVE]
+    return [name for name in figures.OF_A_SETTING if every or name in files or name not in figures.INTERACTIVE]
 
 
 def texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:
@@ -141,7 +279,25 @@ def section(arms: Sequence[Arm]) -> str:
 def tex(arms: Sequence[Arm], number: int) -> str:
     """The table of one setting as papers print it, as LaTeX."""
     caption = " ".join([f"{captions.heading(arms[0])}.", *captions.captions(arms, paper=True)])
-    return latex.table(cells(tidy(arms), paper=True), caption, f"accordion-bench-{number}")
+    return markup.table(cells(tidy(arms), paper=True), caption, f"accordion-bench-{number}")
+
+
+def provenance(runs: Sequence[Run], commands: Sequence[str] = ()) -> str:
+    """Commands, commit, hardware and versions of some runs, as Markdown.
+
+    Args:
+        runs: whose.
+        commands: that say the same as the runs' own in fewer lines.
+    """
+    lines = [
+        "## Where this comes from\n",
+        *(f"- {key}: {inline(value)}" for key, value in facts(runs).items()),
+        f"- reported on {time.strftime('%Y-%m-%d', time.gmtime())}\n",
+        "```",
+        *(commands or own_commands(runs)),
+        "```",
+    ]
+    return "\n".join(lines)
 
 
 def readme(text: str, sections: Sequence[Section], across: Sequence[Path]) -> str:

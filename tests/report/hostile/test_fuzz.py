@@ -8,7 +8,7 @@ import pytest
 
 from accordion_bench.report.read import load
 from accordion_bench.report.render import write
-from accordion_bench.report.render.sound import sound
+from accordion_bench.report.render.write import sound
 from tests.report.hostile.corpus import FASTER, MODELLED, environment, several, summary
 from tests.report.test_report import accordion, run_folder
 

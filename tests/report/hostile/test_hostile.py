@@ -11,7 +11,7 @@ from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.read import load
 from accordion_bench.report.read.printable import TEXT
 from accordion_bench.report.render import figures, write
-from accordion_bench.report.render.sound import sound
+from accordion_bench.report.render.write import sound
 from tests.report.hostile import corpus
 from tests.report.test_report import run_folder
 

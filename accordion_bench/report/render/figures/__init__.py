@@ -1,56 +1,75 @@
-"""Figures: what the runs of one setting, or of several, show. One room per figure; `style` is what they share."""
+"""Figures: what the runs of one setting, or of several, show. Each kind is declared once, in `KINDS`."""
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.render import loaded  # noqa: F401  before whoever imports matplotlib
-from accordion_bench.report.render.figures.breakdown import breakdown
-from accordion_bench.report.render.figures.codebooks import codebooks
-from accordion_bench.report.render.figures.curves import accuracy_bytes, accuracy_epoch, accuracy_time, accuracy_wire
-from accordion_bench.report.render.figures.forest import forest
-from accordion_bench.report.render.figures.levels import level_maps, side_by_side
-from accordion_bench.report.render.figures.links import accuracy_modelled
-from accordion_bench.report.render.figures.norms import norms
-from accordion_bench.report.render.figures.style import save, styled
-from accordion_bench.report.render.figures.sweeps import bits_bucket, period
-from accordion_bench.report.render.figures.to_target import to_target
-from accordion_bench.report.render.figures.tradeoff import tradeoff
-from accordion_bench.report.render.figures.variance import variance
-from accordion_bench.report.render.figures.workers import workers
-from accordion_bench.report.render.formats import Print
+from accordion_bench.report.render import AS_PNG, Print, loaded  # noqa: F401  before whoever imports matplotlib
+from accordion_bench.report.render.figures.arm_rows import breakdown, forest, to_target
+from accordion_bench.report.render.figures.curves import (
+    accuracy_bytes,
+    accuracy_epoch,
+    accuracy_modelled,
+    accuracy_time,
+    accuracy_wire,
+    tradeoff,
+)
+from accordion_bench.report.render.figures.gradients import norms, variance
+from accordion_bench.report.render.figures.level_grids import codebooks, level_maps, side_by_side
+from accordion_bench.report.render.figures.sheet import save, styled
+from accordion_bench.report.render.figures.sweeps import bits_bucket, period, workers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MANY = 10  # arms, beyond which `comparison` has rows instead of curves
-BANDWIDTHS = (1e8, 1e9, 1e10)  # bit/s
-OF_A_SETTING = (
-    "comparison",
-    "forest",
-    "accuracy_epoch",
-    "accuracy_bytes",
-    "accuracy_wire",
-    "accuracy_time",
-    "accuracy_modelled",
-    "time_to_target",
-    "tradeoff",
-    "breakdown",
-    "levels",
-    "norms",
-    "variance",
-    "codebooks",
-    "bits_bucket",
-    "period",
-)
+
+
+class FigureKind(NamedTuple):
+    """One figure of a setting.
+
+    draw: from its arms and the bandwidths of links, bit/s; None where it would say nothing.
+    title: what the page calls its picture; "" where the page draws it itself.
+    """
+
+    draw: Callable[[Sequence[Arm], Sequence[float]], "Figure | None"]
+    title: str = ""
+
+
+KINDS = {
+    "comparison": FigureKind(lambda arms, _: forest(arms) if len(arms) > MANY else side_by_side(arms)),
+    "forest": FigureKind(lambda arms, _: forest(arms) if 1 < len(arms) <= MANY else None),
+    "accuracy_epoch": FigureKind(lambda arms, _: accuracy_epoch(arms)),
+    "accuracy_bytes": FigureKind(lambda arms, _: accuracy_bytes(arms)),
+    "accuracy_wire": FigureKind(lambda arms, _: accuracy_wire(arms)),
+    "accuracy_time": FigureKind(lambda arms, _: accuracy_time(arms)),
+    "accuracy_modelled": FigureKind(accuracy_modelled),
+    "time_to_target": FigureKind(lambda arms, _: to_target(arms)),
+    "tradeoff": FigureKind(lambda arms, _: tradeoff(arms)),
+    "breakdown": FigureKind(lambda arms, _: breakdown(arms)),
+    "levels": FigureKind(lambda arms, _: level_maps(arms)),
+    "norms": FigureKind(lambda arms, _: norms(arms), "Norms of the summed gradients"),
+    "variance": FigureKind(lambda arms, _: variance(arms), "Compression error"),
+    "codebooks": FigureKind(lambda arms, _: codebooks(arms), "Quantisation levels, epoch by epoch"),
+    "bits_bucket": FigureKind(lambda arms, _: bits_bucket(arms), "Against bits and bucket size"),
+    "period": FigureKind(lambda arms, _: period(arms), "Against the period"),
+}
+OF_A_SETTING = tuple(KINDS)
 NAMES = (*OF_A_SETTING, "workers")
-AS_PNG = Print()
+INTERACTIVE = frozenset(name for name, kind in KINDS.items() if not kind.title)  # which the page draws itself
 
 
-def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "", bandwidths: Sequence[float] = BANDWIDTHS) -> list[Path]:
+def title(png: Path) -> str:
+    """What the page calls the picture in a file, by the name of the file."""
+    name = png.stem.partition("-")[0]
+    return KINDS[name].title if name in KINDS else "Against the number of workers"
+
+
+def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "") -> list[Path]:
     """Write every figure that the arms of one setting allow, as PNG; returns the files."""
-    drawn = (draw_one(name, arms, out, suffix, bandwidths) for name in OF_A_SETTING)
+    drawn = (draw_one(name, arms, out, suffix) for name in OF_A_SETTING)
     return [png for png in drawn if png is not None]
 
 
@@ -59,7 +78,6 @@ def draw_one(
     arms: Sequence[Arm],
     out: Path,
     suffix: str = "",
-    bandwidths: Sequence[float] = BANDWIDTHS,
     printed: Print = AS_PNG,
 ) -> Path | None:
     """Write one figure of one setting; returns the PNG file, or None where the figure would say nothing.
@@ -69,34 +87,16 @@ def draw_one(
         arms: of the setting.
         out: folder.
         suffix: of the file names.
-        bandwidths: bit/s of the links whose modelled time is drawn.
         printed: how.
     """
     with styled(printed.paper):
-        figure = rooms(arms, bandwidths)[name]()
+        figure = rooms(arms, printed.bandwidths)[name]()
         return None if figure is None else save(figure, out / f"{name}{suffix}", printed.formats)
 
 
 def rooms(arms: Sequence[Arm], bandwidths: Sequence[float]) -> dict[str, Callable[[], "Figure | None"]]:
     """What draws each figure of one setting."""
-    return {
-        "comparison": lambda: forest(arms) if len(arms) > MANY else side_by_side(arms),
-        "forest": lambda: forest(arms) if 1 < len(arms) <= MANY else None,
-        "accuracy_epoch": lambda: accuracy_epoch(arms),
-        "accuracy_bytes": lambda: accuracy_bytes(arms),
-        "accuracy_wire": lambda: accuracy_wire(arms),
-        "accuracy_time": lambda: accuracy_time(arms),
-        "accuracy_modelled": lambda: accuracy_modelled(arms, bandwidths),
-        "time_to_target": lambda: to_target(arms),
-        "tradeoff": lambda: tradeoff(arms),
-        "breakdown": lambda: breakdown(arms),
-        "levels": lambda: level_maps(arms),
-        "norms": lambda: norms(arms),
-        "variance": lambda: variance(arms),
-        "codebooks": lambda: codebooks(arms),
-        "bits_bucket": lambda: bits_bucket(arms),
-        "period": lambda: period(arms),
-    }
+    return {name: functools.partial(kind.draw, arms, bandwidths) for name, kind in KINDS.items()}
 
 
 def draw_across(settings: Sequence[Sequence[Arm]], out: Path, printed: Print = AS_PNG) -> list[Path]:

@@ -1,45 +1,95 @@
-"""Learning curves: the metric against epochs, bytes and measured time."""
+"""The metric against what training costs: learning curves, ends, time on several links, and what beats what."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from accordion_bench.network.link_options import show_link
+from accordion_bench.options.units import human_rate
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.ranking import apart
-from accordion_bench.report.compare.timed import communicates
-from accordion_bench.report.render.captions import heading, without_bytes
-from accordion_bench.report.render.figures.limits import curve_limits
-from accordion_bench.report.render.figures.marks import (
+from accordion_bench.report.compare.intervals import apart, beaten, front
+from accordion_bench.report.compare.times import communicates, modelled_seconds, unlike
+from accordion_bench.report.render.captions import heading, hidden, without_bytes
+from accordion_bench.report.render.figures.scales import (
     EPOCHS,
     SENT,
+    Array,
     bytes_axis,
+    column,
+    curve_limits,
+    end_limits,
     end_marker,
+    ends,
     entry,
+    interval,
     interval_bar,
     name_height,
-)
-from accordion_bench.report.render.figures.series import (
-    Array,
-    column,
-    ends,
-    interval,
     scores,
     seeds,
     several,
     shown_end,
+    sizes,
 )
 from accordion_bench.report.render.figures.sheet import Sheet
-from accordion_bench.report.render.looks import Look, looks
+from accordion_bench.report.render.looks import ArmLook, looks
+
+PALE = 0.3  # opacity of an arm that another one beats
+
+
+def points(
+    axes: Axes, shown: Sequence[tuple[Arm, ArmLook]], costs: Sequence[Sequence[float]], pale: Collection[int] = ()
+) -> None:
+    """One marker per arm at its mean cost and its metric after the last epoch, with both intervals.
+
+    Args:
+        axes: to draw on; the limits of the costs are final.
+        shown: arms with their looks.
+        costs: of each arm, one per seed.
+        pale: numbers of the arms that are drawn pale.
+    """
+    arms = [arm for arm, _ in shown]
+    axes.set_ylim(end_limits(arms))
+    for i, ((arm, look), size) in enumerate(zip(shown, sizes(len(shown)), strict=True)):
+        before = len(axes.lines)
+        x, y = float(np.mean(costs[i])), float(np.mean(ends(arm)))
+        interval_bar(axes, (x, y), interval(ends(arm)), look.colour)
+        interval_bar(axes, (x, y), interval(costs[i]), look.colour, across=True)
+        end_marker(axes, (x, y), look, shown_end(arm), size=size)
+        for line in axes.lines[before:]:
+            line.set_alpha(PALE if i in pale else None)
+    name_height(axes, arms)
+    axes.grid()
+
+
+def sent_axis_of_ends(axes: Axes, costs: Sequence[Sequence[float]]) -> None:
+    """Bytes, from the fewest to the most."""
+    means = [float(np.mean(of)) for of in costs]
+    bytes_axis(axes, min(means), max(means))
+    axes.set_xlim(min(means) / 1.3, max(means) * 1.3)
+    axes.set_xlabel(SENT)
+
+
+def time_axis(axes: Axes, costs: Sequence[Sequence[float]]) -> None:
+    """Modelled seconds, from nothing to the most, whatever the intervals are."""
+    axes.set_xlim(0, 1.15 * max(float(np.mean(of)) for of in costs) or 1)
+    axes.set_xlabel("modelled time [s]")
+
+
+def points_note(arms: Sequence[Arm]) -> str:
+    """Seeds, and what markers and bars are."""
+    bars = "; bars: Student's 95 % t-interval, arrows: it goes on outside" if several(arms) else ""
+    return f"{seeds(arms)}; after the last epoch{bars}"
+
 
 TOGETHER = 8  # arms, beyond which their curves hide each other in one panel
 MARKS = 4  # small markers on a curve
 PAYLOAD = "payload per worker [bytes, log scale]"
 
-Drawn = tuple[Arm, Look]
+Drawn = tuple[Arm, ArmLook]
 
 
 def accuracy_epoch(arms: Sequence[Arm]) -> Figure | None:
@@ -110,8 +160,8 @@ def curves(
             axes.fill_between(xs, low, high, color=look.colour, alpha=0.13, linewidth=0, zorder=1)
         x, y = float(xs[-1]), float(np.mean(last))
         if bars:
-            interval_bar(axes, x, y, interval(last), look.colour)
-        end_marker(axes, x, y, look, shown_end(arm))
+            interval_bar(axes, (x, y), interval(last), look.colour)
+        end_marker(axes, (x, y), look, shown_end(arm))
     name_height(axes, [arm for arm, _ in shown])
     axes.grid()
 
@@ -168,3 +218,86 @@ def footnote(arms: Sequence[Arm], bars: bool = True) -> str:
 def too_short(arms: Sequence[Arm]) -> bool:
     """Whether there is no curve to see."""
     return all(len(run.rows) < 2 for arm in arms for run in arm.runs)
+
+
+def accuracy_modelled(arms: Sequence[Arm], bandwidths: Sequence[float]) -> Figure | None:
+    """One panel for each bandwidth: learning curves, or where there are many arms only their ends.
+
+    Args:
+        arms: of one setting.
+        bandwidths: bit/s of each worker's link.
+    """
+    sending = [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].sends()]
+    times = {arm.label: modelled_seconds(arm, bandwidths) for arm, _ in sending}
+    shown = [pair for pair in sending if np.isfinite(times[pair[0].label]).all()]
+    if len(shown) < 2 or too_short(arms):
+        return None
+    sheet = Sheet(len(bandwidths))
+    limits, many = limits_of(shown), len(shown) > TOGETHER
+    for i, (axes, bandwidth) in enumerate(zip(sheet.panels, bandwidths, strict=True)):
+        of = {arm.label: times[arm.label][i] for arm, _ in shown}
+        costs = [of[arm.label][:, -1].tolist() for arm, _ in shown]
+        time_axis(axes, costs)
+        if many:
+            points(axes, shown, costs)
+        else:
+            curves(axes, shown, of, limits)
+        sheet.titles[axes] = human_rate(bandwidth)
+    latencies = sorted({f"{arm.config['network']['latency'] * 1e6:g}" for arm, _ in shown})
+    note = (
+        f"{heading(arms[0])}; {points_note(arms) + '.' if many else footnote(arms)} Modelled, not measured: measured "
+        f"computation of one worker + 8 x wire bytes / bandwidth + rounds x {' or '.join(latencies)} µs, "
+        f"{hidden([arm for arm, _ in shown])}.{without_bytes(arms)}"
+    )
+    return sheet.finish(note, handles(shown, not many))
+
+
+AXES = {"wire_bytes": sent_axis_of_ends, "modelled_seconds": time_axis}
+
+
+def tradeoff(arms: Sequence[Arm]) -> Figure | None:
+    """The metric after the last epoch against bytes on the wire, and against modelled time where all arms have it.
+
+    Pale: arms that another one beats. A line: the front, where intervals separate its arms. Neither by modelled times
+    of several networks, machines or numbers of threads.
+    Arms that send nothing, like the one-worker control, have no place on either axis.
+    """
+    shown = [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].sends()]
+    placed = [arm for arm, _ in shown]
+    if len(placed) < 2:
+        return None
+    xs = [x for x in AXES if all(arm.values(x) for arm in placed)]
+    apart = _apart(placed) if len(xs) > 1 else ""
+    sheet, fronts = Sheet(len(xs)), {x: front(placed, x) for x in xs if x == "wire_bytes" or not apart}
+    for axes, x in zip(sheet.panels, xs, strict=True):
+        costs = [arm.values(x) for arm in placed]
+        AXES[x](axes, costs)
+        points(axes, shown, costs, pale=beaten(placed, x) if x in fronts else ())
+        corners = [(arm.mean(x), float(np.mean(ends(arm)))) for arm in fronts.get(x, ())]
+        if len(corners) > 1:
+            axes.step(*zip(*corners, strict=True), where="post", color="#777777", linewidth=1, zorder=1, gid="front")
+    model = f" Modelled, not measured: {_links(placed)}." if len(xs) > 1 else ""
+    model += f" Modelled times do not compare, because {apart}." if apart else ""
+    note = f"{heading(arms[0])}; {points_note(arms)}{_ranked(placed, fronts)}.{model}{without_bytes(arms)}"
+    return sheet.finish(note, [entry(look, arm.label, line=False) for arm, look in shown])
+
+
+def _ranked(arms: Sequence[Arm], fronts: dict[str, list[Arm]]) -> str:
+    """What pale markers and the line are, or why there are none."""
+    if not several(arms):
+        return ""  # said beside the seeds
+    pale = "; pale: another arm is shown better, and costs no more" if any(beaten(arms, x) for x in fronts) else ""
+    if any(len(corners) > 1 for corners in fronts.values()):
+        return f"{pale}; line: arms that are shown better than all that cost less"
+    return f"{pale}; no front: no arm is shown better than all that cost less"
+
+
+def _apart(arms: Sequence[Arm]) -> str:
+    """Why modelled times of these arms do not compare; "" where they do."""
+    if any(arm.config["network"] != arms[0].config["network"] for arm in arms):
+        return "the arms differ in their network"
+    return unlike(arms)
+
+
+def _links(arms: Sequence[Arm]) -> str:
+    return "; ".join(sorted({show_link(arm.config["network"]) for arm in arms}))

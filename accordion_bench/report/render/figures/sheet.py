@@ -1,23 +1,82 @@
-"""The sheet that every figure is drawn on: panels side by side or below each other, a legend, and small print."""
+"""The sheet that every figure is drawn on: its letters, its style, panels, legend and small print, and its files."""
 
+import functools
 import math
+import tempfile
 import textwrap
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from fontTools import subset, ttLib
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import offset_copy
 
+from accordion_bench.report.render import PAPERS
 from accordion_bench.report.render.looks import GREY
+
+WHOLE, LATIN = "DejaVu Sans", "DejaVu Sans Latin"
+FAMILY_NAMES = (1, 4, 16)  # in a font's table of names: family, full name, typographic family
+
+
+@functools.cache
+def register() -> tempfile.TemporaryDirectory[str]:
+    """Make LATIN known to matplotlib; returns the folder that holds it until the process ends.
+
+    A PDF embeds the letters that it uses. To pick them from the whole font, with its 6000 glyphs and their ligatures,
+    takes longer than to draw the figure, and again for every figure.
+    """
+    options = subset.Options(layout_features=[], notdef_outline=True)
+    options.drop_tables += ["GSUB", "GPOS", "GDEF", "FFTM"]
+    font = ttLib.TTFont(font_manager.findfont(WHOLE))
+    cutter = subset.Subsetter(options)
+    cutter.populate(unicodes=range(32, 256))
+    cutter.subset(font)
+    for record in list(font["name"].names):
+        if record.nameID in FAMILY_NAMES:
+            font["name"].setName(LATIN, record.nameID, record.platformID, record.platEncID, record.langID)
+    folder = tempfile.TemporaryDirectory(prefix="accordion_bench-font-")
+    path = Path(folder.name) / "latin.ttf"
+    font.save(path)
+    font_manager.fontManager.addfont(path)
+    return folder
+
+
+UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same runs give the same file
+
+
+def styled(paper: str = "two-column") -> AbstractContextManager[None]:
+    """Everything drawn inside has the style of the style file, and this paper's width."""
+    register()
+    own = mpl.rc_params_from_file(Path(__file__).with_name("paper.mplstyle"), use_default_template=False)
+    return mpl.rc_context({**own, "figure.figsize": (PAPERS[paper], own["figure.figsize"][1])})
+
+
+def save(figure: Figure, stem: Path, formats: tuple[str, ...] = ("png",)) -> Path:
+    """Write the figure; returns the PNG.
+
+    Args:
+        stem: of the files, without their ending.
+        formats: some of FIGURES; a PNG is always written.
+    """
+    png = stem.with_name(f"{stem.name}.png")
+    FigureCanvasAgg(figure).print_png(png)  # savefig would draw it twice, to lay out what has its place already
+    for ending in sorted({*formats} - {"png"}):
+        figure.savefig(stem.with_name(f"{stem.name}.{ending}"), metadata=UNDATED[ending])
+    return png
+
 
 WIDE = 5.0  # inches, from which panels stand side by side
 PAD = 0.06  # inches at the edges
 LETTER, LINE, SMALL = 0.054, 0.135, 7  # inches of a small letter and of a line of them; their size in points
 SAMPLE, LONGEST = 0.55, 44  # inches of a line in a legend with the room around it; letters beside it
+AXIS = 0.55  # inches of an axis below rows
 UNDER_AXIS = 0.43  # inches: how far below its panel a legend stands, under numbers and name
 
 

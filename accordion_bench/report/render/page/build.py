@@ -9,31 +9,48 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from matplotlib.markers import MarkerStyle
+
 from accordion_bench.options.units import counted
-from accordion_bench.report.compare.answer import answers
 from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.beside import beside_tables
+from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.provenance import facts, own_commands
-from accordion_bench.report.compare.target import beside_tables
-from accordion_bench.report.compare.tidy import tidy
-from accordion_bench.report.compare.verdicts import verdicts
+from accordion_bench.report.compare.verdicts import answers, verdicts
 from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import captions
-from accordion_bench.report.render.figures.series import seeds, several
-from accordion_bench.report.render.looks import looks
-from accordion_bench.report.render.page import parts
-from accordion_bench.report.render.page.columns import columns
-from accordion_bench.report.render.page.curves import curves
-from accordion_bench.report.render.page.packed import most_points
-from accordion_bench.report.render.page.swatch import swatch
+from accordion_bench.report.render.figures import INTERACTIVE, title
+from accordion_bench.report.render.figures.scales import seeds, several
+from accordion_bench.report.render.looks import ArmLook, looks
+from accordion_bench.report.render.page import plots
+from accordion_bench.report.render.page.plots import curves, most_points
+from accordion_bench.report.render.tables import page_columns
 from accordion_bench.runs.metrics import metric
+
+WIDTH, HEIGHT, RADIUS = 34, 14, 5  # pixels
+
+
+def swatch(look: ArmLook) -> str:
+    """A line with its marker, as SVG."""
+    dash = "" if look.dash == "solid" else look.dash.replace("px", "")
+    marker = MarkerStyle(look.marker)
+    outline = marker.get_path().transformed(marker.get_transform())
+    fill = "#ffffff" if look.symbol.endswith("-open") else look.colour
+    shapes = []
+    for polygon in map(np.asarray, outline.to_polygons()):
+        scale = RADIUS / np.hypot(*polygon.T).max()
+        points = " ".join(f"{WIDTH / 2 + scale * x:.1f},{HEIGHT / 2 - scale * y:.1f}" for x, y in polygon)
+        shapes.append(f'<polygon points="{points}" fill="{fill}" stroke="{look.colour}"/>')
+    line = f'<line x1="0" y1="{HEIGHT // 2}" x2="{WIDTH}" y2="{HEIGHT // 2}" stroke="{look.colour}" stroke-width="2"'
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    head = f'<svg class="swatch" width="{WIDTH}" height="{HEIGHT}" aria-hidden="true">'
+    return f"{head}{line}{dashed}/>{''.join(shapes)}</svg>"
+
 
 NEEDS = ("plotly", "jinja2")
 SCRIPTS = ("words.js", "table.js", "figures.js", "page.js")
 FAILED = "Figures that could not be drawn"
-INTERACTIVE = {  # what the page draws itself
-    *("comparison", "forest", "accuracy_epoch", "accuracy_bytes", "accuracy_wire", "accuracy_time"),
-    *("accuracy_modelled", "time_to_target", "tradeoff", "breakdown", "levels"),
-}
 
 
 @dataclass(frozen=True)
@@ -117,7 +134,7 @@ def _setting(number: int, section: Section) -> dict[str, Any]:
         "answers": answers(arms),
         "verdicts": verdicts(arms),
         "arms": legend[: len(arms)],
-        "columns": columns(tidy(arms)),
+        "columns": page_columns(tidy(arms)),
         "seeds": seeds(arms),
         "several": several(arms),
         "notes": captions.captions(arms),
@@ -165,9 +182,9 @@ def _data(section: Section, most: int, failed: list[str]) -> dict[str, Any] | No
     return {
         **drawn,
         "arms": named,
-        "target": attempt("time to target", lambda: parts.to_target(arms)),
-        "steps": attempt("times of a step", lambda: parts.step_times(arms)),
-        "levels": attempt("levels", lambda: parts.levels(arms, most)),
+        "target": attempt("time to target", lambda: plots.to_target(arms)),
+        "steps": attempt("times of a step", lambda: plots.step_times(arms)),
+        "levels": attempt("levels", lambda: plots.levels(arms, most)),
     }
 
 
@@ -178,4 +195,4 @@ def _own(name: str) -> str:
 
 def _picture(png: Path) -> tuple[str, str]:
     """(what it shows, the picture itself)."""
-    return captions.figure(png.stem), base64.b64encode(png.read_bytes()).decode()
+    return title(png), base64.b64encode(png.read_bytes()).decode()

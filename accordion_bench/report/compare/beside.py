@@ -1,0 +1,193 @@
+"""Tables beside the comparison: time to a target, model against measurement, bytes that a network card has counted."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from accordion_bench.network.link_options import link_name, show_link
+from accordion_bench.options.units import digits
+from accordion_bench.report.compare.arms import Arm, baseline
+from accordion_bench.report.compare.intervals import difference, half_width
+from accordion_bench.report.compare.show import NO_DIFFERENCE, NONE, listed, show_bytes
+from accordion_bench.report.compare.times import communicates, comparable
+from accordion_bench.report.read.load import Run
+from accordion_bench.runs.metrics import Metric, metric, split_of
+
+CLOSE = 0.01  # relative: rates that are one rate
+
+
+class TableBeside(NamedTuple):
+    """A table beside the comparison: the headings, then a row per arm; and what its numbers are."""
+
+    heading: str
+    cells: list[list[str]]
+    note: str
+
+
+def tables(arms: Sequence[Arm]) -> list[TableBeside]:
+    """Those of one setting that have a row."""
+    return [table for table in (against_model(arms), on_the_link(arms)) if len(table.cells) > 1]
+
+
+def against_model(arms: Sequence[Arm]) -> TableBeside:
+    """Modelled and measured time of the runs whose `network` describes the link that they really used."""
+    rows = [["arm", "n", "modelled network", "measured", "modelled", "error"]]
+    for arm in arms:
+        if arm.values("comm_seconds") and arm.values("modelled_seconds") and all(map(describes_its_link, arm.runs)):
+            column = "own_modelled_seconds" if arm.values("own_modelled_seconds") else "modelled_seconds"
+            pairs = zip(arm.values(column), arm.values("seconds"), strict=True)
+            errors = [100 * (modelled / measured - 1) if measured else math.nan for modelled, measured in pairs]
+            seconds = [f"{digits(arm.mean(name))} s" for name in ("seconds", column)]
+            rows.append([arm.label, str(arm.n), show_link(arm.config["network"]), *seconds, percent(errors)])
+    note = (
+        "Both without evaluation and warm-up. The model starts from what this run has computed, and knows nothing of "
+        "how long its communication took; error: modelled over measured, minus 1, mean over the seeds."
+    )
+    return TableBeside("Modelled against measured", rows, note)
+
+
+def describes_its_link(run: Run) -> bool:
+    """Whether a run was modelled on its own link: values given by hand for an interface, or the rate of a netlab."""
+    network, lab = run.config.get("network") or {}, run.environment.get("netlab")
+    choice = (run.config.get("choices") or {}).get("network")
+    by_hand = choice is not None and link_name(run.config) != choice
+    if isinstance(lab, dict) and not by_hand:
+        rate, slow = lab.get("rate"), [speed for speed in lab.get("slow_host", {}).values() if speed]
+        if lab.get("cuts") or network.get("slow_bandwidth") != (min(slow) if slow else None):
+            return False
+        return isinstance(rate, int | float) and math.isclose(rate, network.get("bandwidth", 0), rel_tol=CLOSE)
+    return by_hand and bool((run.config.get("comm") or {}).get("interface"))
+
+
+def on_the_link(arms: Sequence[Arm]) -> TableBeside:
+    """The ledger's bytes beside those that the interfaces have counted."""
+    rows = [["arm", "n", "sent per worker", "control", "sent by the interface", "counted over sent + control"]]
+    for arm in arms:
+        if counted := arm.values("link_sent_bytes"):
+            wire = arm.values("wire_bytes") or [math.nan] * arm.n
+            known = zip(wire, arm.values("control_wire_bytes"), strict=True)
+            ratios = [sent / sum(own) if sum(own) else math.nan for sent, own in zip(counted, known, strict=True)]
+            columns = ("wire_bytes", "control_wire_bytes", "link_sent_bytes")
+            sizes = [show_bytes(arm.mean(column)) for column in columns]
+            ratio = math.fsum(ratios) / len(ratios)
+            rows.append([arm.label, str(arm.n), *sizes, NONE if math.isnan(ratio) else f"{ratio:.3f}"])
+    note = (
+        "Bytes of one worker, by arithmetic, control without checksums; of one interface, mean over the processes, as "
+        "the operating system counts them in training: with headers, acknowledgements, checksums of the run and all "
+        "else that has used it; without what NCCL sends over NVLink, shared memory, InfiniBand or RoCE."
+    )
+    return TableBeside("Bytes on the link", rows, note)
+
+
+def percent(errors: Sequence[float]) -> str:
+    """`-3.2 %`, over several seeds `-3.2 ± 1.1 %`."""
+    half = half_width(errors)
+    return f"{math.fsum(errors) / len(errors):+.1f}" + ("" if math.isnan(half) else f" ± {half:.1f}") + " %"
+
+
+class Reached(NamedTuple):
+    """What an arm has spent until the target, per seed that reached it; NaN where that is not known."""
+
+    seconds: list[float]
+    payload: list[float]
+
+    @property
+    def timed(self) -> list[float]:
+        """Seconds, where those of all these seeds are known."""
+        return [] if any(map(math.isnan, self.seconds)) else self.seconds
+
+    @property
+    def untimed(self) -> str:
+        """What stands where there is no time."""
+        return "time not known" if self.seconds else "not reached"
+
+
+def target_of(arms: Sequence[Arm]) -> float | None:
+    """The target that all runs share, or None; a loop of somebody's own has none of its own."""
+    wanted = {run.config.get("target") for arm in arms for run in arm.runs if not run.attached}
+    return wanted.pop() if len(wanted) == 1 else None
+
+
+def clock_of(arms: Sequence[Arm]) -> str:
+    """The column that tells time: measured where every arm has communicated, else modelled."""
+    return "seconds" if all(map(communicates, arms)) else "modelled_seconds"
+
+
+def reached(arm: Arm, target: float, column: str) -> Reached:
+    """Seconds and payload of the seeds that have reached the target."""
+    judged = metric(arm.metric)
+    first = [first_row(run.rows, judged, arm.selected_by, target) for run in arm.runs]
+    rows = [row for row in first if row is not None]
+    return Reached([_spent(row, column) for row in rows], [_spent(row, "payload_bytes") for row in rows])
+
+
+def _spent(row: Mapping[str, Any], column: str) -> float:
+    spent = row.get(column)
+    return spent if isinstance(spent, int | float) else math.nan
+
+
+def first_row(
+    rows: Sequence[Mapping[str, Any]], judged: Metric, selected_by: str, target: float
+) -> Mapping[str, Any] | None:
+    """The first row that reaches the target in the column it goes by."""
+    looks = all_looks(rows)
+    found = (row for row in looks if row.get(selected_by) is not None and judged.reaches(row[selected_by], target))
+    return next(found, None)
+
+
+def all_looks(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Looks within an epoch stand in its row, and come before it; its end is one, too."""
+    return [look for row in rows for look in [*(row.get("looks") or []), row]]
+
+
+def to_target(arms: Sequence[Arm]) -> TableBeside:
+    """Time and payload until the target, and the time next to that of its dense arm."""
+    target, column = target_of(arms), clock_of(arms)
+    if target is None:
+        return TableBeside("", [[]], "")
+    found = {arm.label: reached(arm, target, column) for arm in arms}
+    rows = [["arm", "reached", "time", "of dense", "payload"]]
+    for arm in arms:
+        own, time, share = found[arm.label], NONE, NONE
+        if own.timed:
+            half = half_width(own.timed)
+            time = digits(mean(own.timed)) + ("" if math.isnan(half) else f" ± {digits(half, 2)}") + " s"
+            share = _of_dense(arm, baseline(arm, arms), found, column)
+        payload = show_bytes(mean(own.payload)) if own.payload else NONE
+        rows.append([arm.label, f"{len(own.seconds)} of {arm.n}", time, share, payload])
+    shown = metric(arms[0].metric).show(target)
+    networks = list(dict.fromkeys(arm.named("network") or "the network" for arm in arms))
+    how = "measured" if column == "seconds" else f"modelled on {listed(networks)}"
+    note = (
+        f"Training time, {how}, without evaluation and warm-up, to the {first_look(arms)} that reached {shown} in "
+        f"the {split_of(arms[0].selected_by)} split; "
+        "means over the seeds that did, with 95 % t-intervals; of dense: over the dense arm that an arm is compared "
+        "with, where all its seeds did and the times compare; below 1 = faster."
+    )
+    return TableBeside(f"Time to {shown}", rows, note)
+
+
+def _of_dense(arm: Arm, dense: Arm | None, found: Mapping[str, Reached], column: str) -> str:
+    """The time over that of its dense arm, which all seeds of that must have reached."""
+    if dense is None or len(found[dense.label].timed) < dense.n or not comparable(arm, dense, column):
+        return NONE
+    own, theirs = found[arm.label].timed, found[dense.label].timed
+    if arm is not dense and difference(own, theirs).shown is False:
+        return NO_DIFFERENCE
+    return f"{mean(own) / mean(theirs):.2f}" if mean(theirs) else NONE
+
+
+def first_look(arms: Sequence[Arm]) -> str:
+    """When it was looked for."""
+    every = {run.config.get("target_every") or 1 for arm in arms for run in arm.runs}
+    return "end of the first epoch" if every == {1} else "first look within an epoch, or end of one,"
+
+
+def beside_tables(arms: Sequence[Arm]) -> list[TableBeside]:
+    """The tables of one setting that stand beside its comparison."""
+    return [table for table in (to_target(arms),) if table.heading] + tables(arms)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Of at least one value."""
+    return math.fsum(values) / len(values)

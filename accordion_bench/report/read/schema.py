@@ -1,0 +1,372 @@
+"""What the files of a run must hold before the run is in a mean: one schema for each, read by one function.
+
+Whether a run has finished, and left behind everything that tables and figures need, is asked of run folders and of
+files of metrics rows.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from accordion_bench.comm.ledger import KINDS
+from accordion_bench.methods.labels import hook_of, label
+from accordion_bench.network.link_model import Network
+from accordion_bench.report.read.printable import NAME
+from accordion_bench.run_config import is_label
+from accordion_bench.runs.metrics import LOSSES, METRICS, is_number, metric, wrong_in_rows, wrong_in_summary
+
+LARGEST = 1e100  # of numbers that are squared and multiplied; those of no run come near
+MOST_WORKERS = 1_000_000
+CHOICES = ("model", "dataset", "compressor")
+COLUMNS = ("epoch", "lr", "payload_bytes", "wire_bytes", "seconds")  # numbers, in every row
+COUNTED = ("payload_bytes", "wire_bytes")  # null in every row where a hook of somebody else's has sent them
+FINITE = ("_bytes", "_seconds", "rounds", "step")  # ends of columns that are finite numbers or null
+NUMBERS = ("_error",)  # ends of columns that are any numbers or null
+PARTS = tuple(f"{part}_seconds" for part in ("data", "compute", "update", "policy"))  # which every run has measured
+
+
+def is_count(value: Any) -> bool:
+    """Whether it is an integer above 0."""
+    return is_number(value) and isinstance(value, int) and value > 0
+
+
+def is_finite(value: Any) -> bool:
+    """Whether it is a number that can be squared and multiplied."""
+    return is_number(value) and -LARGEST < value < LARGEST
+
+
+def is_finite_or_none(value: Any) -> bool:
+    """The same, or null."""
+    return value is None or is_finite(value)
+
+
+# ---- the schema
+
+
+Count = Annotated[int, is_count]
+Number = Annotated[float, is_number]
+Finite = Annotated[float, is_finite]
+Name = Annotated[str, lambda value: isinstance(value, str) and len(value) <= NAME]
+Label = Annotated[str, is_label]
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SummaryFile:
+    """summary.json; all its other bytes, seconds, rounds and steps are finite numbers or null."""
+
+    epochs: Count
+    workers: Count
+    metric_name: Name | None
+    selected_by: Name | None
+    test_size: Count | None
+    processes: Count = 1
+
+
+@dataclass(frozen=True)
+class ChoicesEntry:
+    """`choices` of config.yaml; all others are names or null."""
+
+    model: str
+    dataset: str
+    compressor: str
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """config.yaml."""
+
+    epochs: Count
+    batch_size: Count
+    seed: int | None
+    compressor: Options
+    adaptive: Options | None
+    sync: Options | None
+    comm: Options | None
+    dataset: Options | None
+    target: Number | None
+    target_every: Number | None
+    scale: str | None
+    label: Label | None
+
+
+@dataclass(frozen=True)
+class NetworkEntry:
+    """`network` of config.yaml, where a run has modelled times."""
+
+    bandwidth: Finite
+    latency: Finite
+    jitter: Finite | None
+    burst: Finite | None
+    slow_bandwidth: Finite | None
+
+
+@dataclass(frozen=True)
+class EnvironmentFile:
+    """environment.json; a value of another type is left out."""
+
+    command: str
+    commit: str
+    started: str
+    python: str
+    processor: str
+    cpu_cores: int
+    threads: int
+    kernels: str
+    load: float
+    host: str
+    versions: Options
+    gpus: list[Any]
+    resumed: list[Any]
+
+
+def wrong_keys(schema: type, content: Mapping[str, Any], present: bool = False) -> list[str]:
+    """The keys whose values are of another kind than a schema says; one that is missing counts as null.
+
+    Args:
+        schema: a class of this module; a key with a default may be missing.
+        content: of the file.
+        present: only of those that are there.
+    """
+    kinds, may_lack = _kinds(schema)
+    return [
+        key
+        for key, kind in kinds.items()
+        if not (key not in content and (present or key in may_lack)) and not _is_of(kind, content.get(key))
+    ]
+
+
+@functools.cache
+def _kinds(schema: Any) -> tuple[dict[str, Any], frozenset[str]]:
+    """The kind of each key, and the keys that may be missing."""
+    return get_type_hints(schema, include_extras=True), frozenset(
+        f.name for f in fields(schema) if f.default != MISSING
+    )
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    """Whether a value is of a type; of an annotated one its check decides."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return bool(kind.__metadata__[0](value))
+    if origin in (Union, UnionType):
+        return any(_is_of(one, value) for one in get_args(kind))
+    return isinstance(value, origin or kind)
+
+
+def _wrong_in_summary(summary: Mapping[str, Any]) -> list[str]:
+    found = wrong_keys(SummaryFile, summary)
+    found += [
+        key for key, value in summary.items() if key.endswith(("seconds", *FINITE)) and not is_finite_or_none(value)
+    ]
+    counts = found or 1 <= summary.get("processes", 1) <= summary["workers"] <= MOST_WORKERS
+    return found if counts else ["workers"]
+
+
+def _wrong_in_config(config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
+    choices = config["choices"]
+    found = wrong_keys(ChoicesEntry, choices)
+    found += [key for key, name in choices.items() if key not in CHOICES and not isinstance(name, str | None)]
+    found = [*(f"choices.{key}" for key in found), *wrong_keys(ConfigFile, config)]
+    if isinstance(policies := config.get("adaptive"), dict):
+        found += [f"adaptive.{name}" for name, policy in policies.items() if not isinstance(policy, dict)]
+    if isinstance(data := config.get("dataset"), dict) and not is_finite_or_none(data.get("validation")):
+        found.append("dataset.validation")
+    if summary.get("modelled_seconds") is not None:
+        network = config.get("network")
+        wrong = wrong_keys(NetworkEntry, network) if isinstance(network, dict) else ["bandwidth"]
+        found += ["network" if key in ("bandwidth", "latency") else f"network.{key}" for key in wrong]
+    return found
+
+
+# ---- whether a run is in a mean
+
+
+def problem(
+    config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], done: bool
+) -> str:
+    """Why a run is in no mean; "" where it is in one.
+
+    Args:
+        config, summary, rows: its files; empty where a file is missing or cannot be read.
+        done: whether it has left its done marker.
+    """
+    try:
+        return _problem(config, summary, rows, done)
+    except Exception as error:  # of a stranger's files: one folder must not end the report of the others
+        return f"cannot be understood ({type(error).__name__}: {error})"
+
+
+def _problem(
+    config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], done: bool
+) -> str:
+    if not isinstance(config.get("choices"), dict):
+        return "no readable config.yaml"
+    if "stopped_by" in summary:
+        return f"stopped by {summary['stopped_by']}"
+    if not done:
+        return "no done marker: still running, or killed"
+    if not is_number(summary.get("metric")):
+        return "no readable summary.json"
+    if not math.isfinite(summary["metric"]):
+        return f"the last {summary.get('metric_name', 'metric')} is {summary['metric']}"
+    missing = [f"{key} of summary.json" for key in _wrong_in_summary(summary)]
+    missing += [f"{key} of config.yaml" for key in _wrong_in_config(config, summary)]
+    if missing:
+        return f"{missing[0]} is missing or of another kind"
+    if len(rows) < summary["epochs"]:
+        return "metrics.jsonl is incomplete"
+    hooked = bool(hook_of(dict(config)))
+    if hooked and any(row.get(column) is not None for row in rows for column in COUNTED):
+        return "metrics.jsonl has a row with bytes of a hook, which nobody has counted"
+    needed = [column for column in COLUMNS if not (hooked and column in COUNTED)]
+    if strange := _strange_row(rows, (str(summary.get("metric_name", "accuracy")), *needed), PARTS, "metrics.jsonl"):
+        return strange
+    if wrong := wrong_in_rows(rows):
+        return f"metrics.jsonl has {wrong}"
+    if summary["epochs"] != len(rows) or summary["epochs"] != config["epochs"]:
+        said = f"summary.json {summary['epochs']}, metrics.jsonl has {len(rows)}"
+        return f"config.yaml says {config['epochs']} epochs, {said}"
+    modelled = summary.get("modelled_seconds") is not None
+    return wrong_in_summary(summary, rows) or _not_understood(config, modelled, "config.yaml")
+
+
+def problem_of_rows(
+    config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], file: str
+) -> str:
+    """Why a file of metrics rows is in no mean; "" where it is in one: from its first row on.
+
+    It has no done marker, so that nothing tells whether more rows will come, unless they say of how many epochs the
+    loop is. Any column but the epoch may be null or missing, and the metric in all rows but the last.
+
+    Args:
+        config, summary, rows: what is made of the file, see `rows_file.made_of`.
+        file: its name.
+    """
+    try:
+        return _problem_of_rows(config, summary, rows, file)
+    except Exception as error:  # of a stranger's file: it must not end the report of the others
+        return f"cannot be understood ({type(error).__name__}: {error})"
+
+
+def _problem_of_rows(
+    config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], file: str
+) -> str:
+    judged = metric(summary["metric_name"])
+    values = [row[judged.name] for row in rows if is_number(row.get(judged.name))]
+    if not values:
+        return f"{file} has no number for any of {', '.join((*METRICS, *LOSSES))}; type comm.metrics(accuracy=0.91)"
+    if not is_number(summary["metric"]):
+        return f"the last row of {file} has no {judged.name}, which earlier ones have"
+    if not math.isfinite(summary["metric"]):
+        return f"the last {judged.name} is {summary['metric']}"
+    if judged.percent and (far := [value for value in values if not 0 <= value <= 1]):
+        return f"{judged.name} must be a share from 0 to 1, got {far[0]}; type comm.metrics({judged.name}=0.91)"
+    if config["batch_size"] is None:  # which a loop need not tell
+        config = {**config, "batch_size": 1}
+    if missing := [*_wrong_in_summary(summary), *_wrong_in_config(config, summary)]:
+        return f"{missing[0].removeprefix('choices.')} is missing in the rows of {file}, or of another kind"
+    if summary["epochs"] < config["epochs"]:
+        return f"{file} has rows up to epoch {summary['epochs']} of {config['epochs']}: still running, or stopped"
+    if strange := _strange_row(rows, ("epoch",), (), file):
+        return strange
+    if wrong := wrong_in_rows(rows, whole=False):
+        return f"{file} has {wrong}; a loop that goes on takes its sums along with comm.load_state_dict()"
+    return _not_understood(config, summary.get("modelled_seconds") is not None, file)
+
+
+def _strange_row(rows: Sequence[Mapping[str, Any]], needed: Sequence[str], measured: Sequence[str], file: str) -> str:
+    """What is wrong with the first row that cannot be read; rows with the same columns of the same types are alike.
+
+    Args:
+        rows: of a file.
+        needed: columns that must be numbers.
+        measured: columns that must not be null, where a row has them.
+        file: its name.
+    """
+    seen = set()
+    for row in rows:
+        plan = row.get("plan")
+        levels = plan.get("levels") if isinstance(plan, dict) else None
+        kind = (*row, *map(type, row.values()), type(levels))
+        if kind not in seen and (told := _strange(row, levels, needed, measured)):
+            return f"{file} has a row {told}"
+        seen.add(kind)
+    return ""
+
+
+def _strange(row: Mapping[str, Any], levels: Any, needed: Sequence[str], measured: Sequence[str]) -> str:
+    for column in needed:
+        if not is_number(row.get(column)):
+            return f"without {column}"
+    for column, value in row.items():
+        finite = column in COLUMNS or column.endswith(FINITE)
+        fine = (
+            (is_finite if column in measured else is_finite_or_none)(value)
+            if finite
+            else is_number(value, or_none=True)
+        )
+        if (finite or column.endswith(NUMBERS)) and not fine:
+            return f"whose {column} is no number"
+    if not all(isinstance(group, dict | None) for group in (levels, *map(row.get, ("plan", "decisions", "norms")))):
+        return "whose plan, decisions or norms are of another kind"
+    of_lists = (("seconds_by_bucket", _are_exchanges), ("seconds_by_phase", _are_phases), ("looks", _are_looks))
+    for column, is_right in of_lists:
+        if not is_right(row.get(column) or []):
+            return f"whose {column} is of another kind"
+    return ""
+
+
+def _are_looks(looks: Any) -> bool:
+    """Whether it is what `Score.look` keeps: a metric and what was spent."""
+
+    def is_one(look: Any) -> bool:
+        return isinstance(look, dict) and all(is_number(value, or_none=True) for value in look.values())
+
+    return isinstance(looks, list) and all(map(is_one, looks))
+
+
+def _are_exchanges(kinds: Any) -> bool:
+    """Whether it is what `network.exchanges_from` reads."""
+
+    def is_bucket(bucket: Any) -> bool:
+        if not isinstance(bucket, list) or len(bucket) not in (5, 6) or not all(map(is_finite, bucket[:5])):
+            return False
+        by_kind = (bucket[5] if len(bucket) == 6 else None) or {}
+        return isinstance(by_kind, dict) and all(
+            name in KINDS and isinstance(sent, list) and len(sent) == 2 and all(map(is_finite, sent))
+            for name, sent in by_kind.items()
+        )
+
+    def is_one(kind: Any) -> bool:
+        if not isinstance(kind, list) or len(kind) not in (4, 5) or not isinstance(kind[3], list):
+            return False
+        counted = is_count(kind[0]) and kind[0] <= MOST_WORKERS
+        return counted and all(map(is_finite, [*kind[:3], *kind[4:]])) and all(map(is_bucket, kind[3]))
+
+    return isinstance(kinds, list) and all(map(is_one, kinds))
+
+
+def _are_phases(phases: Any) -> bool:
+    """Whether it is what `common_speed` reads: lists of part, phase, steps and seconds."""
+    return isinstance(phases, list) and all(
+        isinstance(one, list)
+        and len(one) == 4
+        and isinstance(one[0], str)
+        and isinstance(one[1], int if one[0] == "compute" else int | list)
+        and all(map(is_finite, one[2:]))
+        for one in phases
+    )
+
+
+def _not_understood(config: Mapping[str, Any], modelled: bool, file: str) -> str:
+    try:
+        label(dict(config))
+        if modelled:
+            Network(**{key: value for key, value in config["network"].items() if key != "_target_"})
+    except Exception as error:  # options of whatever kind: a strange one must not end the report of the others
+        return f"{file} cannot be understood ({type(error).__name__}: {error})"
+    return ""

@@ -1,0 +1,199 @@
+"""The comparison for its readers: as Markdown, in cells for LaTeX, as CSV, on the page and on a terminal.
+
+Each is one loop over the columns that `compare.columns` declares.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.columns import GAP, OFTEN, Column, paper_reference, shown, tidy
+from accordion_bench.report.compare.show import Row, first
+from accordion_bench.report.compare.verdicts import answers
+from accordion_bench.report.render import captions
+from accordion_bench.report.render.markup import aligned
+
+# with which numbers a column of a table of text has nothing to say
+NEEDED = {
+    **{GAP: "baseline", "comm_seconds": "comm_seconds"},
+    **dict.fromkeys(("modelled_seconds", "modelled_comm_seconds", "rounds"), "modelled_seconds"),
+}
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a cell begins that a spreadsheet computes
+FEWEST = 2  # columns of a narrow terminal
+LONGEST, SHORTEST = 34, 14  # letters of a line of an arm's name
+BETWEEN = "  "
+
+
+# ---- tables of text
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """The table of one setting, for people."""
+    return aligned(cells(table))
+
+
+def cells(table: pd.DataFrame, paper: bool = False) -> list[list[str]]:
+    """Text of the table of one setting: the headings, then a row per arm.
+
+    Args:
+        table: of `tidy`.
+        paper: only what papers show: what was evaluated, data sent and time, with their ratios.
+    """
+    place = "paper" if paper else "table"
+    reference = paper_reference(table) if table["paper_floats"].notna().all() else None
+    own = {name: column for name, column in shown(table, place).items() if _told(table, name)}
+    headings = [column.headed(place) for column in own.values()]
+    if reference is not None:
+        headings[list(own).index("paper_floats")] += f" (vs {reference})"
+    rows = _rows(table, reference)
+    return [headings] + [[column.cell(row) for column in own.values()] for row in rows]
+
+
+def _told(table: pd.DataFrame, name: str) -> bool:
+    """Whether a table of text has a column."""
+    if name == "paper_floats":
+        return bool(table[name].notna().all())
+    needed = table[NEEDED.get(name, "arm")]
+    return bool((needed.notna() & (needed != "")).any())
+
+
+def _rows(table: pd.DataFrame, reference: str | None) -> list[Row]:
+    """The rows, with what their cells say of the whole table."""
+    most = None if reference is None else float(table.loc[table["arm"] == reference, "paper_floats"].iloc[0])
+    several = table["baseline"].nunique() > 1
+    whole = {"several_baselines": several, "paper_reference": reference, "reference_floats": most}
+    return [{**row, **whole} for row in table.to_dict("records")]
+
+
+# ---- table.csv
+
+
+def csv(tables: Sequence[pd.DataFrame]) -> str:
+    """Tables below each other as CSV; an apostrophe stands before text that could be a formula to a spreadsheet."""
+    table = pd.concat(tables)
+    table.columns = [_no_formula(name) for name in table.columns]
+    text = [name for name in table.columns if not pd.api.types.is_numeric_dtype(table[name])]
+    return str(table.assign(**{name: table[name].map(_no_formula) for name in text}).to_csv(index=False))
+
+
+def _no_formula(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
+
+
+# ---- the page
+
+
+class PageCell(NamedTuple):
+    """One number of the page.
+
+    value: as table.csv has it, by which rows are sorted; "" where there is none.
+    text: as it is read.
+    beside: what is said of it: its interval, its ratio to dense.
+    """
+
+    value: str
+    text: str
+    beside: str = ""
+
+
+class PageColumn(NamedTuple):
+    """One column of the page.
+
+    key: its name in table.csv.
+    name: in words.
+    unit: of its numbers; "" for none.
+    cells: one per arm.
+    more: rarely needed.
+    """
+
+    key: str
+    name: str
+    unit: str
+    cells: Sequence[PageCell]
+    more: bool
+
+
+def page_columns(table: pd.DataFrame) -> list[PageColumn]:
+    """The columns after the arm's name that hold anything.
+
+    Args:
+        table: of `tidy`.
+    """
+    rows, found = table.to_dict("records"), []
+    for name, column in shown(table, "page").items():
+        scaled = column.scaled([row[column.key] for row in rows])
+        own = [_page_cell(scaled, row) for row in rows]
+        if any(cell.value for cell in own):
+            found.append(PageColumn(column.key, column.headed("page"), scaled.unit, own, name not in OFTEN))
+    return found
+
+
+def _page_cell(column: Column, row: Row) -> PageCell:
+    value = row[column.key]
+    if pd.isna(value) or value == "":
+        return PageCell("", column.unknown)
+    return PageCell(str(value), column.show(value), column.note(row))
+
+
+# ---- a terminal
+
+
+def brief(parts: Sequence[Sequence[Arm]], absent: dict[str, Sequence[str]], width: int) -> str:
+    """Everything that a terminal is told, without markup: the answer, and a table of few columns that fits its width.
+
+    Args:
+        parts: the arms of each setting.
+        absent: heading -> lines, for what is in no mean.
+        width: letters of a line of the terminal.
+    """
+    told = [_setting(arms, width) for arms in parts]
+    for heading, lines in absent.items():
+        told.append("\n".join([f"{heading}:", *(_wrapped(f"- {said}", width) for said in first(lines))]))
+    return "\n\n".join(told) + "\n"
+
+
+def _setting(arms: Sequence[Arm], width: int) -> str:
+    rows = tidy(arms)
+    lines = [_wrapped(captions.heading(arms[0]), width), "", _wrapped(" ".join(answers(arms)), width), ""]
+    lines.append(table := fitting(rows, width))
+    if "minus dense" in table and (rows["difference_shown"] == "no").any():
+        lines += ["", _wrapped("(in brackets: no difference shown)", width)]
+    return "\n".join(lines)
+
+
+def few_columns(table: pd.DataFrame) -> dict[str, Column]:
+    """Six with the arm's name, at most; what a narrow terminal can do without comes last."""
+    modelled = table["comm_seconds"].isna().all() and table["modelled_seconds"].notna().any()
+    without = {"seconds"} if modelled else {"modelled_seconds"}
+    if (table["baseline"] == "").all():
+        without.add(GAP)
+    return {name: column for name, column in shown(table, "terminal").items() if name not in without}
+
+
+def fitting(table: pd.DataFrame, width: int) -> str:
+    """The table of one setting, with as many of its columns as fit; long names of arms go on in the next line.
+
+    Args:
+        table: of `tidy`.
+        width: letters of a line.
+    """
+    rows, few = table.to_dict("records"), few_columns(table).values()
+    names = [textwrap.wrap(row["arm"], min(LONGEST, max(SHORTEST, width // 3))) for row in rows]
+    widths = [max(len("arm"), *(len(line) for name in names for line in name))]
+    texts = [[column.headed("terminal"), *(column.brief(row) for row in rows)] for column in few]
+    widths += [max(map(len, column)) for column in texts]
+    while len(widths) > FEWEST and sum(widths) + len(BETWEEN) * (len(widths) - 1) > width:
+        widths.pop()
+    lines = []
+    for i, name in enumerate([["arm"], *names]):
+        values = [column[i].rjust(wide) for column, wide in zip(texts, widths[1:], strict=False)]
+        lines.append(BETWEEN.join([name[0].ljust(widths[0]), *values]))
+        lines += name[1:]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, width: int) -> str:
+    return textwrap.fill(text, width, subsequent_indent="  " if text.startswith("- ") else "")

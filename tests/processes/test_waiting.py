@@ -29,7 +29,7 @@ def test_a_run_that_goes_on_takes_its_past_along(monkeypatch):
     assert state == {"waiting_seconds": [2.0, 1.0]} and first.worker_state(1) == {"waiting_seconds": [0.0, 0.0]}
     then = waiting.Waiting()
     then.load_worker_state(0, state)
-    then.load_worker_state(1, {})  # of an earlier version
+    then.load_worker_state(1, first.worker_state(1))
     assert then.totals() == [6.0, 3.0] and then.share(Comm(1)) == 1 / 3
 
 

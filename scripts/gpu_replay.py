@@ -28,7 +28,7 @@ from accordion_bench.conformance.pretend_device import pretended
 from accordion_bench.conformance.tape import TapeGraphs
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.report.compare.markdown import folded
-from accordion_bench.training import trainer as training
+from accordion_bench.training import training_step as training
 from accordion_bench.training.trainer import Trainer
 from scripts import gpu_exchange
 from scripts.bench_arms import our_step, plain_step, trainer_for

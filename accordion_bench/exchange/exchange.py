@@ -41,7 +41,7 @@ class SendOptions:
         gradient_mb: MB of gradients at which a bucket is full, too, where tensors are on a device or travel coordinate
             by coordinate; elsewhere a bucket more takes its time from the backward pass.
         exempt: names of tensors that always travel dense.
-        together: which units are exchanged together, as `buckets` says it; None = as their sizes say.
+        together: which units are exchanged together, as `Exchange.buckets` says it; None = as their sizes say.
         parts: units, by index, that are exchanged at different times, so that no bucket has units of two parts; None =
             all of them at once.
     """

@@ -28,7 +28,7 @@ from accordion_bench.conformance.pretend_device import pretended
 from accordion_bench.conformance.tape import TapeGraphs
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.report.render.markup import folded
-from accordion_bench.training import trainer as training
+from accordion_bench.training import training_step as training
 from accordion_bench.training.trainer import Trainer
 from scripts.bench.arms import our_step, plain_step, trainer_for
 from scripts.bench.harness import interleaved
@@ -179,9 +179,9 @@ def replay(asked: Asked) -> tuple[list[str], dict[str, Any]]:
                 for _ in range(STEPS):
                     trainer.train_step()
         differs = [first_difference(eager, other) for other in (replayed, at_once)]
-        reasons = "; ".join(f"{work}: {why}" for work, why in replayed.replayed.eager.items())
+        reasons = "; ".join(f"{work}: {why}" for work, why in replayed.step.replayed.eager.items())
         rows.append([name, *(difference or "the same bits" for difference in differs), reasons or "none"])
-        found[name] = {"differs": "; ".join(filter(None, differs)), "eager": replayed.replayed.eager}
+        found[name] = {"differs": "; ".join(filter(None, differs)), "eager": replayed.step.replayed.eager}
         del eager, replayed, at_once, trainer
     torch.use_deterministic_algorithms(False)
     return table([f"{STEPS} steps of {WORKERS} workers", *list(ARMS)[1:], "stays eager"], rows), found

@@ -248,9 +248,9 @@ def test_float32_is_null(tmp_path):
 def test_bfloat16_overlaps_and_equals_the_reference_path(tmp_path):
     options = ["precision=bfloat16", "compressor=topk", "comm.bucket_cap_mb=0.001"]
     overlapped, reference = (steps(begun(tmp_path, *options, f"comm.overlap={on}"), 3) for on in ("true", "false"))
-    assert overlapped.overlap.allowed and not reference.overlap.allowed
+    assert overlapped.runner.overlap.allowed and not reference.runner.overlap.allowed
     assert same(state(overlapped), state(reference))
-    assert not begun(tmp_path, HALF, "comm.overlap=true").overlap.allowed
+    assert not begun(tmp_path, HALF, "comm.overlap=true").runner.overlap.allowed
 
 
 def test_a_language_model_in_bfloat16(tmp_path):

@@ -6,9 +6,9 @@ from typing import Any
 
 __version__ = "0.3.0"
 
-_DOORS = dict.fromkeys(["attach", "attach_shards", "local"], "accordion_bench.attaching.doors")
-_DOORS["advice"] = "accordion_bench.advising.doors"
-_DOORS["load_weights"] = "accordion_bench.runs.weights"
+_API = dict.fromkeys(["attach", "attach_shards", "local"], "accordion_bench.attaching.api")
+_API["advice"] = "accordion_bench.advising.api"
+_API["load_weights"] = "accordion_bench.runs.weights"
 
 
 def __getattr__(name: str) -> Any:
@@ -17,8 +17,8 @@ def __getattr__(name: str) -> Any:
     Raises:
         AttributeError: there is nothing of that name.
     """
-    if name in _DOORS:
-        return getattr(import_module(_DOORS[name]), name)
+    if name in _API:
+        return getattr(import_module(_API[name]), name)
     if name not in _submodules():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Doors, submodules and the version; nothing of what is imported here."""
-    return sorted({"__version__", "__doc__", "__name__", "__path__", *_DOORS, *_submodules()})
+    return sorted({"__version__", "__doc__", "__name__", "__path__", *_API, *_submodules()})
 
 
 def _submodules() -> set[str]:

@@ -83,7 +83,7 @@ def test_the_library_loads_nothing_of_the_bench():
 @pytest.mark.parametrize("first", [[], LIBRARY], ids=["nothing", "every module"])
 def test_doors_load_nothing_of_the_bench(tmp_path, first):
     modules = printed(DOORS, str(tmp_path / "store"), *first)
-    assert "accordion_bench.attaching.doors" in modules
+    assert "accordion_bench.attaching.api" in modules
     assert [module for module in modules for name in BENCH if f"{module}.".startswith(f"{name}.")] == []
 
 
@@ -99,9 +99,9 @@ class TestRoot:
 
     def test_no_module_has_the_name_of_a_door(self):
         modules = {module.name for module in iter_modules(accordion_bench.__path__)}
-        assert not {*accordion_bench._DOORS} & modules
+        assert not {*accordion_bench._API} & modules
         shown = {name for name in dir(accordion_bench) if name[0] != "_"}
-        assert shown == {*accordion_bench._DOORS} | modules - {"__main__"}
+        assert shown == {*accordion_bench._API} | modules - {"__main__"}
 
     def test_an_unknown_name(self):
         with pytest.raises(AttributeError, match="no attribute 'powersdg'"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from accordion_bench.advise import cluster, subject
 from accordion_bench.advise.late_workers import Wanted
 from accordion_bench.advising import gpus, text
-from accordion_bench.advising.arms import Arm, chosen_arms
+from accordion_bench.advising.arms import AdvisedArm, chosen_arms
 from accordion_bench.advising.gpus import AskedDevice
 from accordion_bench.advising.step_times import step_times_from
 from accordion_bench.cli import command_line
@@ -60,7 +60,7 @@ class Asked:
     at_hand: bool
     networks: dict[str, Network]
     link_error: float
-    arms: list[Arm]
+    arms: list[AdvisedArm]
     seconds: float
     timeline: Path | None
     typed_model: bool

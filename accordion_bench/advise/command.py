@@ -21,10 +21,10 @@ from accordion_bench.advise.asked import Asked, asked_of
 from accordion_bench.advise.late_workers import told
 from accordion_bench.advise.subject import Subject
 from accordion_bench.advising import basis
-from accordion_bench.advising.basis import Basis, Methods
+from accordion_bench.advising.basis import Basis, TimedMethods
 from accordion_bench.advising.predict import Cluster, cluster_like_here
 from accordion_bench.advising.step_times import step_times_from
-from accordion_bench.advising.table import Advice, Row
+from accordion_bench.advising.table import Advice, AdviceRow
 from accordion_bench.advising.text import short_text, text, write
 from accordion_bench.advising.trial import Effort, measured_step
 from accordion_bench.advising.verdict import verdict
@@ -54,14 +54,14 @@ def with_accuracies(advice: Advice, known: Mapping[str, str], typed: Sequence[st
         typed: overrides that say what is trained; none where nobody knows, as with a timeline.
     """
 
-    def told(row: Row) -> Row:
+    def told(row: AdviceRow) -> AdviceRow:
         name = row.method.partition(", H ")[0] if row.local else row.method
         return replace(row, accuracy="" if row.method == "dense" else known.get(name, ""), command=command(row, typed))
 
     return replace(advice, rows=tuple(map(told, advice.rows)))
 
 
-def command(row: Row, typed: Sequence[str]) -> str:
+def command(row: AdviceRow, typed: Sequence[str]) -> str:
     """A run of one method; "" where what is trained is not known."""
     if not typed:
         return ""
@@ -73,7 +73,7 @@ def command(row: Row, typed: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredBasis:
     """What advice is computed from.
 
     Args:
@@ -85,7 +85,7 @@ class Measured:
     threads: int
 
 
-def measured(asked: Asked) -> Measured:
+def measured(asked: Asked) -> MeasuredBasis:
     """Time the step and the methods, while telling how far it is.
 
     Raises:
@@ -98,7 +98,7 @@ def measured(asked: Asked) -> Measured:
         made = subject.subject_of(asked.config, asked.assumed, asked.machines.workers_each)
         chosen = made.threads
     doing = "timing" if asked.at_hand else "counting the messages of"
-    methods = Methods(asked.arms, device, asked.seconds, functools.partial(_next, doing))
+    methods = TimedMethods(asked.arms, device, asked.seconds, functools.partial(_next, doing))
     if asked.timeline is not None:
         with computing_with(chosen):
             found = _of_timeline(asked, methods, made)
@@ -109,7 +109,7 @@ def measured(asked: Asked) -> Measured:
     if asked.assumed:
         assumed = f"dataset={asked.assumed} is assumed for this model; type dataset=NAME for another"
         found = replace(found, doubts=(assumed, *found.doubts))
-    return Measured(found, chosen)
+    return MeasuredBasis(found, chosen)
 
 
 def _next(doing: str, method: str) -> None:
@@ -118,7 +118,7 @@ def _next(doing: str, method: str) -> None:
     say(f"{doing} {method}")
 
 
-def _of_model(asked: Asked, methods: Methods, made: Subject) -> Basis:
+def _of_model(asked: Asked, methods: TimedMethods, made: Subject) -> Basis:
     """From a model of this program."""
     if asked.device:
         say(f"counting a step of {made.name}")
@@ -131,7 +131,7 @@ def _of_model(asked: Asked, methods: Methods, made: Subject) -> Basis:
     return basis.here(times, methods, made.counted(computed=True) if methods.device.type == "cpu" else None)
 
 
-def _of_timeline(asked: Asked, methods: Methods, made: Subject | None) -> Basis:
+def _of_timeline(asked: Asked, methods: TimedMethods, made: Subject | None) -> Basis:
     """From a step that somebody has recorded in a loop of their own."""
     assert asked.timeline is not None
     times = step_times_from(asked.timeline, None if made is None else trained_specs(made.model))
@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"{shown}\nwhole table{' and figures' * asked.figures}: {asked.out}")
 
 
-def advised(asked: Asked, found: Measured) -> Advice:
+def advised(asked: Asked, found: MeasuredBasis) -> Advice:
     """The advice from what was timed, with accuracies and its verdict."""
     options = {key: value for key, value in asked.config.network.items() if key != "_target_"}
     advice = basis.advised(found.basis, lambda kind: cluster_of(asked, kind, found.threads), options, asked.link_error)

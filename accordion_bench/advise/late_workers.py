@@ -10,7 +10,7 @@ from accordion_bench.advising.disturbances import Disturbances, Outage
 from accordion_bench.advising.predict import Cluster, MethodCost
 from accordion_bench.advising.simulation import Simulated, SimulatedRun, simulate
 from accordion_bench.advising.step_times import StepTimes
-from accordion_bench.advising.table import Advice, Row
+from accordion_bench.advising.table import Advice, AdviceRow
 from accordion_bench.advising.text import aligned, unit_of
 from accordion_bench.advising.verdict import SPOKEN
 from accordion_bench.options import checks
@@ -94,7 +94,7 @@ class Wanted:
 class Late:
     """One method among late workers."""
 
-    def __init__(self, row: Row, found: Simulated) -> None:
+    def __init__(self, row: AdviceRow, found: Simulated) -> None:
         self.row, self.found = row, found
 
     def flat(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def told(late: Sequence[Late], advice: Advice, wanted: Wanted) -> str:
     return f"{said}\n\n{aligned(table)}\n"
 
 
-def _named_first(advice: Advice) -> list[Row]:
+def _named_first(advice: Advice) -> list[AdviceRow]:
     every_step = [row for row in advice.rows if not row.local]
     local = [row for row in advice.rows if row.local]
     chosen = {row.method for row in (*every_step[:FASTEST], *local[:FASTEST])} | set(SPOKEN)

@@ -21,7 +21,7 @@ from accordion_bench.advising.predict import (
     step,
 )
 from accordion_bench.advising.step_times import StepTimes
-from accordion_bench.advising.table import Advice, Interval, Pays, Regions, Row, by_step
+from accordion_bench.advising.table import Advice, AdviceRow, Interval, Pays, Regions, by_step
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors import keyed_rng
 
@@ -82,7 +82,7 @@ def advise(
     settled = [
         shortest_period(times, cost, cluster) if cost.local and not cost.every_local_step else cost for cost in costs
     ]
-    drawn = Draws(times, cluster, link_error)
+    drawn = DrawnMeasurements(times, cluster, link_error)
     baselines = [drawn.steps(cost) for cost in (fp32, bf16)]
     rows = [row(times, cost, cluster, drawn, (fp32, bf16), baselines) for cost in settled]
     compute = cluster.slowdown * times.compute
@@ -114,7 +114,7 @@ def reference(costs: Sequence[MethodCost], overrides: tuple[str, ...]) -> Method
     return found
 
 
-class Draws:
+class DrawnMeasurements:
     """The same step under measurements that might have been made as well.
 
     Args:
@@ -142,10 +142,10 @@ def row(
     times: StepTimes,
     cost: MethodCost,
     cluster: Cluster,
-    drawn: Draws,
+    drawn: DrawnMeasurements,
     baselines: tuple[MethodCost, MethodCost],
     steps_of_baselines: Sequence[Sequence[Step]],
-) -> Row:
+) -> AdviceRow:
     """One method's row.
 
     Args:
@@ -164,7 +164,7 @@ def row(
 
     over_fp32, over_bf16 = map(faster, baselines, steps_of_baselines)
     break_evens = [0.0 if cost is baseline else break_even(times, cost, baseline, cluster) for baseline in baselines]
-    return Row(
+    return AdviceRow(
         method=cost.name,
         overrides=cost.overrides,
         step=interval(taken.seconds, [one.seconds for one in again]),

@@ -20,7 +20,7 @@ SYNCHRONOUS = "every_step"
 
 
 @dataclass(frozen=True)
-class Arm:
+class AdvisedArm:
     """One method, or one setting of it.
 
     Args:
@@ -36,7 +36,7 @@ class Arm:
     beside: Beside = NOTHING
 
 
-def considered(optimizer: Config | None = None) -> list[Arm]:
+def considered(optimizer: Config | None = None) -> list[AdvisedArm]:
     """Every compressor with its defaults and at the levels that it wants tried, then every local scheme, dense.
 
     Args:
@@ -47,7 +47,7 @@ def considered(optimizer: Config | None = None) -> list[Arm]:
     return sorted(arms, key=lambda arm: FIRST.get(arm.overrides, len(FIRST)))
 
 
-def at_levels(name: str, optimizer: Config | None = None) -> list[Arm]:
+def at_levels(name: str, optimizer: Config | None = None) -> list[AdvisedArm]:
     """One compressor at its configured level, and at those that it wants tried."""
     node = _options("compressor", name)
     cls = target(node, "compressor")
@@ -63,7 +63,7 @@ def arm_of(
     sync: str = SYNCHRONOUS,
     options: Mapping[str, Any] | None = None,
     optimizer: Config | None = None,
-) -> Arm:
+) -> AdvisedArm:
     """One method by name.
 
     Args:
@@ -90,7 +90,7 @@ def arm_of(
     typed += [f"optimizer.{key}={show(value)}" for key, value in needed.items()]
     scheme = {key: value for key, value in chosen.sync.items() if key not in ("period", "groups")}  # periods are swept
     spelled = {"compressor": chosen.compressor, "sync": scheme, "choices": {"compressor": compressor, "sync": sync}}
-    return Arm(label(spelled), tuple(typed), replace(chosen, optimizer={**base, **needed}))
+    return AdvisedArm(label(spelled), tuple(typed), replace(chosen, optimizer={**base, **needed}))
 
 
 def _options(group: str, name: str) -> Config:
@@ -133,7 +133,7 @@ def _brought(optimizer: Config, compressor: str, sync: str) -> Config:
 
 def chosen_arms(
     names: Sequence[str], optimizer: Config | None = None, key: str = "--methods", beside: Beside = NOTHING
-) -> list[Arm]:
+) -> list[AdvisedArm]:
     """The baselines, and every setting of the methods with these names; none = of all.
 
     Args:
@@ -155,6 +155,6 @@ def chosen_arms(
     ]
 
 
-def name_of(arm: Arm) -> str:
+def name_of(arm: AdvisedArm) -> str:
     """Of its scheme, or else of its compressor."""
     return arm.overrides[0].partition("=")[2]

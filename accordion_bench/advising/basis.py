@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from accordion_bench.advising.advice import advise
-from accordion_bench.advising.arms import Arm
+from accordion_bench.advising.arms import AdvisedArm
 from accordion_bench.advising.codec_times import measured_methods, random_gradients, usual_update
 from accordion_bench.advising.counted_step import CountedStep, costs_on, step_on, times_as_long
 from accordion_bench.advising.gpus import AskedDevice, Gpu, codecs_told, measured_gpu, operation_seconds
@@ -44,7 +44,7 @@ class Basis:
 
 
 @dataclass(frozen=True)
-class Methods:
+class TimedMethods:
     """Which methods are looked at, and how.
 
     Args:
@@ -55,7 +55,7 @@ class Methods:
         optimizer: makes the one of the dense step; None = as the first method has it.
     """
 
-    arms: Sequence[Arm]
+    arms: Sequence[AdvisedArm]
     device: torch.device
     seconds: float
     progress: Callable[[str], None] = lambda _: None
@@ -78,7 +78,7 @@ class Methods:
         return (*costs_on(gpu, costs, self.arms, specs, longer), longer)
 
 
-def here(times: StepTimes, methods: Methods, counted: CountedStep | None = None) -> Basis:
+def here(times: StepTimes, methods: TimedMethods, counted: CountedStep | None = None) -> Basis:
     """Methods timed on this machine.
 
     Args:
@@ -95,7 +95,9 @@ def here(times: StepTimes, methods: Methods, counted: CountedStep | None = None)
     return Basis(times, costs, left_out, (), on_gpus)
 
 
-def on_gpu(gpu: Gpu, times_of: Callable[[float], StepTimes], specs: Sequence[TensorSpec], methods: Methods) -> Basis:
+def on_gpu(
+    gpu: Gpu, times_of: Callable[[float], StepTimes], specs: Sequence[TensorSpec], methods: TimedMethods
+) -> Basis:
     """Methods on a GPU that is not here: their messages made here, their codecs estimated.
 
     Args:
@@ -116,7 +118,7 @@ def on_gpu(gpu: Gpu, times_of: Callable[[float], StepTimes], specs: Sequence[Ten
 def asked_for(
     asked: AskedDevice,
     counted: CountedStep,
-    methods: Methods,
+    methods: TimedMethods,
     precision: str | None = None,
     deterministic: bool = False,
     at_hand: bool = False,

@@ -15,9 +15,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.advising.arms import Arm
+from accordion_bench.advising.arms import AdvisedArm
 from accordion_bench.advising.predict import BucketCost, Messages, MethodCost
-from accordion_bench.advising.rehearsal import OfBucket, Rehearsal, Rehearsed, Step, Units, optimizer_of
+from accordion_bench.advising.rehearsal import OfBucket, Rehearsal, Rehearsed, StepTaken, Units, optimizer_of
 from accordion_bench.advising.trial import MakeOptimizer, lacks_memory
 from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.exchange.exchange import Exchange
@@ -30,7 +30,7 @@ from accordion_bench.tensors import keyed_rng
 MOST = 4096  # workers that anybody asks for
 LEAST = 0.005  # share of the messages that must change
 ALIKE = 0.005  # messages that differ by less do not hang on the number of workers
-T = TypeVar("T", float, Step)
+T = TypeVar("T", float, StepTaken)
 FEW, MORE = 2, 16  # workers, from which what grows with their number is known
 REPEATS = 7  # exchanges that are counted, where there is time
 QUICK = 0.5  # seconds of a first exchange, from which on it has to do for the second
@@ -158,7 +158,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def measured_methods(
-    arms: Sequence[Arm],
+    arms: Sequence[AdvisedArm],
     specs: Sequence[TensorSpec],
     device: torch.device | str = "cpu",
     budget_seconds: float = BUDGET,
@@ -209,7 +209,7 @@ def _quick_collections() -> Iterator[None]:
 
 
 def measured_method(
-    arm: Arm,
+    arm: AdvisedArm,
     specs: Sequence[TensorSpec],
     device: torch.device | str = "cpu",
     budget: float = 1.0,
@@ -306,7 +306,7 @@ def _repeat(rehearsal: Rehearsal, gradients: Sequence[Tensor], seconds: float) -
     return rehearsal.found()
 
 
-def _extra(arm: Arm, rehearsed: Rehearsed, gradients: Sequence[Tensor]) -> float:
+def _extra(arm: AdvisedArm, rehearsed: Rehearsed, gradients: Sequence[Tensor]) -> float:
     """Seconds that a step takes beside exchange and usual optimizer; negative where the optimizer has less to do."""
     steps = counted(rehearsed.steps)
     if rehearsed.local:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from accordion_bench.advising.arms import Arm
+from accordion_bench.advising.arms import AdvisedArm
 from accordion_bench.advising.gpus import COMPUTE, AskedDevice, CodecTime, Gpu, codec_times, operation_seconds
 from accordion_bench.advising.predict import BucketCost, MethodCost
 from accordion_bench.advising.step_times import StepTimes
@@ -231,7 +231,7 @@ def decomposed() -> Iterator[None]:
 
 
 def costs_on(
-    gpu: Gpu, costs: Sequence[MethodCost], arms: Sequence[Arm], specs: Sequence[TensorSpec], longer: float
+    gpu: Gpu, costs: Sequence[MethodCost], arms: Sequence[AdvisedArm], specs: Sequence[TensorSpec], longer: float
 ) -> tuple[list[MethodCost], dict[str, str]]:
     """The costs of methods on a GPU, estimated.
 
@@ -296,7 +296,7 @@ def _timed(
     return replace(cost, buckets=buckets, crowded=crowded, extra=longer * cost.extra)
 
 
-def _compressor(arm: Arm) -> str:
+def _compressor(arm: AdvisedArm) -> str:
     """The name of its YAML file."""
     typed: Mapping[str, str] = dict(word.split("=", 1) for word in arm.overrides)
     return typed.get("compressor", DENSE)

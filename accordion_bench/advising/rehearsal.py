@@ -139,7 +139,7 @@ class Beside(NamedTuple):
 NOTHING = Beside()
 
 
-class Step(NamedTuple):
+class StepTaken(NamedTuple):
     """Seconds of one step.
 
     before: until the optimizer may take its step, exchange and clipping included, and sums for policies.
@@ -181,7 +181,7 @@ class Rehearsed(NamedTuple):
     members: tuple[tuple[int, ...], ...]
     parts: tuple[tuple[int, ...], ...]
     buckets: tuple[OfBucket, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[StepTaken, ...]
     local: bool
     fixed_size: bool
     averaged: dict[str, float]
@@ -262,7 +262,7 @@ class Rehearsal:
         )
         self.sync, self.policies = self.communicating.sync, self.communicating.policies
         self.policies.begin_epoch()
-        self.steps: list[Step] = []
+        self.steps: list[StepTaken] = []
         self.clock.warm = True
 
     @property
@@ -291,7 +291,7 @@ class Rehearsal:
         self.wait()
         between = self.clock.between
         taken = between(began, ready), between(ready, updated), between(updated, over)
-        self.steps.append(Step(*taken, self._exchanged(), look))
+        self.steps.append(StepTaken(*taken, self._exchanged(), look))
 
     def _look(self) -> float:
         """Seconds of the look at all gradients that a CPU takes before it sends; a device takes none by itself."""

@@ -36,7 +36,7 @@ def limit_in_words(limit: float) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
+class AdviceRow:
     """What one method would do.
 
     Args:
@@ -136,7 +136,7 @@ class Advice:
     compute: Interval
     verdict: tuple[str, ...]
     doubts: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[AdviceRow, ...]
     by_bandwidth: Regions
     by_workers: Regions
     left_out: dict[str, str]
@@ -154,11 +154,11 @@ class Advice:
 
         return pd.DataFrame([row.flat() for row in self.rows])
 
-    def row(self, method: str) -> Row:
+    def row(self, method: str) -> AdviceRow:
         """That of one method."""
         return next(row for row in self.rows if row.method == method)
 
 
-def by_step(rows: Sequence[Row]) -> list[Row]:
+def by_step(rows: Sequence[AdviceRow]) -> list[AdviceRow]:
     """The fastest first."""
     return sorted(rows, key=lambda row: row.step.value)

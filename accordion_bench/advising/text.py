@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accordion_bench.advising.predict import HIDDEN, LONGEST
-from accordion_bench.advising.table import Advice, Interval, Row, limit_in_words
+from accordion_bench.advising.table import Advice, AdviceRow, Interval, limit_in_words
 from accordion_bench.advising.verdict import HALF, SPOKEN
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.units import counted, human_bytes, human_rate
@@ -24,7 +24,7 @@ FORMAT = 1  # of advice.json
 TEXT, CSV, JSON = "advice.txt", "advice.csv", "advice.json"
 
 
-class Column(NamedTuple):
+class AdviceColumn(NamedTuple):
     """One column of the table.
 
     name: its heading.
@@ -33,7 +33,7 @@ class Column(NamedTuple):
     """
 
     name: str
-    cell: Callable[[Row], str]
+    cell: Callable[[AdviceRow], str]
     told: str = ""
 
 
@@ -52,7 +52,7 @@ class Unit:
         return _between(seconds, self.show)
 
 
-def text(advice: Advice, columns: Sequence[Column] | None = None, width: int = WIDTH) -> str:
+def text(advice: Advice, columns: Sequence[AdviceColumn] | None = None, width: int = WIDTH) -> str:
     """Everything, the answer first.
 
     Args:
@@ -82,7 +82,7 @@ def short_text(advice: Advice, width: int) -> str:
     return text(advice, columns, min(WIDTH, width))
 
 
-def table(advice: Advice, columns: Sequence[Column]) -> str:
+def table(advice: Advice, columns: Sequence[AdviceColumn]) -> str:
     """One line for each method, the fastest first."""
     lines = [[column.name for column in columns], *([column.cell(row) for column in columns] for row in advice.rows)]
     return aligned(lines)
@@ -105,34 +105,34 @@ def unit_of(advice: Advice) -> Unit:
     return Unit("s", 1.0) if advice.compute.value >= 1 else Unit("ms", 1e3)
 
 
-def columns_of(advice: Advice) -> list[Column]:
+def columns_of(advice: Advice) -> list[AdviceColumn]:
     """All columns; periods only where there are local methods."""
     unit = unit_of(advice)
     columns = [
-        Column("method", lambda row: SPOKEN.get(row.method, row.method)),
-        Column(f"step, {unit.name}", lambda row: unit.interval(row.step), f"modelled{_intervals(advice)}"),
-        Column("x dense fp32", lambda row: times(row.over_fp32)),
-        Column("x dense bf16", lambda row: times(row.over_bf16)),
+        AdviceColumn("method", lambda row: SPOKEN.get(row.method, row.method)),
+        AdviceColumn(f"step, {unit.name}", lambda row: unit.interval(row.step), f"modelled{_intervals(advice)}"),
+        AdviceColumn("x dense fp32", lambda row: times(row.over_fp32)),
+        AdviceColumn("x dense bf16", lambda row: times(row.over_bf16)),
         _exposed(unit),
-        Column("payload", lambda row: human_bytes(row.payload_bytes), "bytes that a worker hands over per step"),
+        AdviceColumn("payload", lambda row: human_bytes(row.payload_bytes), "bytes that a worker hands over per step"),
         _ON_THE_LINK,
-        Column("memory", lambda row: human_bytes(row.memory_bytes), "what the method keeps in a worker"),
+        AdviceColumn("memory", lambda row: human_bytes(row.memory_bytes), "what the method keeps in a worker"),
         _FASTER,
     ]
     if any(row.local for row in advice.rows):
-        columns.append(Column("period", _period, f"{_PERIODS}, up to {LONGEST}"))
+        columns.append(AdviceColumn("period", _period, f"{_PERIODS}, up to {LONGEST}"))
     return [*columns, _ACCURACY]
 
 
-def few_columns(advice: Advice) -> list[Column]:
+def few_columns(advice: Advice) -> list[AdviceColumn]:
     """Six of them, those that can be missed best last: accuracies are told where some are known."""
     unit = unit_of(advice)
     local = any(row.local for row in advice.rows)
     known = any(row.accuracy for row in advice.rows)
     return [
-        Column("method", _with_period, f"H is {_PERIODS}" if local else ""),
-        Column(f"step, {unit.name}", lambda row: unit.show(row.step.value), "modelled"),
-        Column("x bf16", lambda row: times(row.over_bf16), f"times as fast as dense bf16{_intervals(advice)}"),
+        AdviceColumn("method", _with_period, f"H is {_PERIODS}" if local else ""),
+        AdviceColumn(f"step, {unit.name}", lambda row: unit.show(row.step.value), "modelled"),
+        AdviceColumn("x bf16", lambda row: times(row.over_bf16), f"times as fast as dense bf16{_intervals(advice)}"),
         _ON_THE_LINK,
         *([_ACCURACY] if known else []),
         _FASTER,
@@ -145,33 +145,33 @@ def _intervals(advice: Advice) -> str:
     return ", with its 95 % interval" if any(row.step.low != row.step.high for row in advice.rows) else ""
 
 
-def _exposed(unit: Unit) -> Column:
+def _exposed(unit: Unit) -> AdviceColumn:
     what = "what of it communication and codec add"
-    return Column(f"exposed, {unit.name}", lambda row: unit.show(row.exposed.value), what)
+    return AdviceColumn(f"exposed, {unit.name}", lambda row: unit.show(row.exposed.value), what)
 
 
-_ON_THE_LINK = Column("on the link", lambda row: human_bytes(row.wire_bytes), "bytes of a worker per step")
-_FASTER = Column(
+_ON_THE_LINK = AdviceColumn("on the link", lambda row: human_bytes(row.wire_bytes), "bytes of a worker per step")
+_FASTER = AdviceColumn(
     "faster than bf16",
     lambda row: "" if row.method == HALF else break_even(row.break_even_bf16),
     "the bandwidths at which it beats dense bf16",
 )
-_ACCURACY = Column("accuracy against dense", lambda row: row.accuracy or "not known")
+_ACCURACY = AdviceColumn("accuracy against dense", lambda row: row.accuracy or "not known")
 
 
-def _with_period(row: Row) -> str:
+def _with_period(row: AdviceRow) -> str:
     """`DiLoCo, H 30`."""
     shown = row.local and not row.every_local_step and "H " not in row.method
     return f"{SPOKEN.get(row.method, row.method)}{f', H {row.period}' if shown else ''}"
 
 
-def _period(row: Row) -> str:
+def _period(row: AdviceRow) -> str:
     share = row.exposed.value / row.step.value
     too_short = row.period >= LONGEST and share >= HIDDEN
     return f"{row.period}, {100 * share:.0f} % exposed" if too_short else str(row.period)
 
 
-def notes(advice: Advice, columns: Sequence[Column]) -> list[str]:
+def notes(advice: Advice, columns: Sequence[AdviceColumn]) -> list[str]:
     """What was timed, what the columns are, who was left out, and why all of it may be wrong."""
     unit = unit_of(advice)
     link = ", ".join(f"{key} {_option(key, value)}" for key, value in advice.network.items() if value is not None)

@@ -6,7 +6,7 @@ Nothing is ranked within noise, and a gain of less than 2 % is none.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from accordion_bench.advising.table import Advice, Regions, Row, by_step, limit_in_words
+from accordion_bench.advising.table import Advice, AdviceRow, Regions, by_step, limit_in_words
 from accordion_bench.options.units import counted, duration, human_rate
 
 GAIN = 0.02
@@ -30,14 +30,14 @@ class Stretch(NamedTuple):
     high: float
 
 
-def as_good(rows: Sequence[Row]) -> list[Row]:
+def as_good(rows: Sequence[AdviceRow]) -> list[AdviceRow]:
     """The fastest, and those that noise does not tell from it, or that are less than 2 % slower; by step time."""
     ordered = by_step(rows)
     good = _good({row.method: row.step.value for row in ordered}, ordered)
     return [row for row in ordered if row.method in good]
 
 
-def noise(row: Row) -> tuple[float, float]:
+def noise(row: AdviceRow) -> tuple[float, float]:
     """(Smallest, largest) share of its step time that a method may take beside the others.
 
     From its speed-up over dense bf16, whose interval lacks the noise of computing: that is the same for all methods.
@@ -45,7 +45,7 @@ def noise(row: Row) -> tuple[float, float]:
     return row.over_bf16.value / row.over_bf16.high, row.over_bf16.value / row.over_bf16.low
 
 
-def stretches(regions: Regions, rows: Sequence[Row], from_above: bool) -> list[Stretch]:
+def stretches(regions: Regions, rows: Sequence[AdviceRow], from_above: bool) -> list[Stretch]:
     """The fewest stretches that cover an axis, in the order in which it is walked.
 
     A method stays the winner until it is no longer as good as the fastest; then comes dense if it is as good, else the
@@ -71,12 +71,12 @@ def stretches(regions: Regions, rows: Sequence[Row], from_above: bool) -> list[S
     return found
 
 
-def _as_good_at(regions: Regions, rows: Sequence[Row], i: int) -> list[str]:
+def _as_good_at(regions: Regions, rows: Sequence[AdviceRow], i: int) -> list[str]:
     """Names, the fastest first."""
     return _good({row.method: regions.steps[row.method][i] for row in rows}, rows)
 
 
-def _good(steps: Mapping[str, float], rows: Sequence[Row]) -> list[str]:
+def _good(steps: Mapping[str, float], rows: Sequence[AdviceRow]) -> list[str]:
     best = min(rows, key=lambda row: steps[row.method])
     fastest = steps[best.method]
     upper = fastest * noise(best)[1]
@@ -128,7 +128,7 @@ def together(methods: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _headline(advice: Advice, best: Sequence[Row], found: Sequence[Stretch]) -> str:
+def _headline(advice: Advice, best: Sequence[AdviceRow], found: Sequence[Stretch]) -> str:
     here, compute = advice.by_bandwidth.here, advice.compute.value
     dense = [row for row in best if row.method in BASELINES]
     others = [row for row in best if row.method not in BASELINES]
@@ -176,7 +176,7 @@ def _pays(advice: Advice) -> list[str]:
     return [f"On {on}, compressing {pays} at {at} {limit}: gpu=h100, say, or compute_ms=12 answers for them."]
 
 
-def _elsewhere(advice: Advice, best: Sequence[Row], found: Sequence[Stretch]) -> list[str]:
+def _elsewhere(advice: Advice, best: Sequence[AdviceRow], found: Sequence[Stretch]) -> list[str]:
     """Who wins at other bandwidths, where the headline does not say so."""
     here = advice.by_bandwidth.here
     if any(row.method in BASELINES for row in best):
@@ -202,7 +202,7 @@ def _wins(stretch: Stretch) -> str:
     return f"{together(stretch.alike)}, alike, are fastest"
 
 
-def _by_workers(advice: Advice, rows: Sequence[Row]) -> list[str]:
+def _by_workers(advice: Advice, rows: Sequence[AdviceRow]) -> list[str]:
     """The answer for other numbers of workers on the same link."""
     found = stretches(advice.by_workers, rows, from_above=False)
     said = "; ".join(f"from {s.low:g} workers up {_wins(s)}" for s in found[1:])
@@ -210,7 +210,7 @@ def _by_workers(advice: Advice, rows: Sequence[Row]) -> list[str]:
     return [f"On this link, {first}: {_wins(found[0])}{f'; {said}' if said else ''}."]
 
 
-def _local(advice: Advice, best: Sequence[Row]) -> list[str]:
+def _local(advice: Advice, best: Sequence[AdviceRow]) -> list[str]:
     """Local methods change the algorithm most, so that they are named apart."""
     local = [row for row in advice.rows if row.local]
     if not local:
@@ -229,7 +229,7 @@ def _local(advice: Advice, best: Sequence[Row]) -> list[str]:
     return [f"If accuracy allows local steps: {what} {share:.2f} of computing alone."]
 
 
-def _alike(rows: Sequence[Row]) -> str:
+def _alike(rows: Sequence[AdviceRow]) -> str:
     """Why methods, the fastest first, are named together."""
     near = all(row.step.value <= (1 + GAIN) * rows[0].step.value for row in rows)
     return f"alike within {100 * GAIN:g} %" if near else "alike within noise"

@@ -16,7 +16,7 @@ from accordion_bench.attaching.chosen_options import choose
 from accordion_bench.attaching.exempt import exempt_names
 from accordion_bench.attaching.loop_position import UNKNOWN
 from accordion_bench.attaching.own_parameters import refuse_tensors, trained_parameters, trained_specs, unwrapped
-from accordion_bench.attaching.passed import Passed, Setting
+from accordion_bench.attaching.passed import PassedArguments, Setting
 from accordion_bench.attaching.same_parameters import checksum
 from accordion_bench.attaching.users_functions import answer
 from accordion_bench.comm.replicas import dense_parts, is_dense
@@ -64,7 +64,7 @@ class Checked:
     agreed: dict[str, Any]
 
 
-def checked_arguments(passed: Passed, workers: int) -> Checked:
+def checked_arguments(passed: PassedArguments, workers: int) -> Checked:
     """Check everything that needs no other process.
 
     Raises:
@@ -114,7 +114,7 @@ def _refuse_wrapped_parts(model: nn.Module) -> None:
         )
 
 
-def _refuse_kinds(passed: Passed) -> None:
+def _refuse_kinds(passed: PassedArguments) -> None:
     """Refuse what is no model, no optimizer, no schedule and so on."""
     optimizer, schedule, scaler, overlap = passed.optimizer, passed.schedule, passed.scaler, passed.overlap
     if not isinstance(passed.model, nn.Module):
@@ -139,7 +139,7 @@ def _refuse_kinds(passed: Passed) -> None:
     checks.number("warmup_epochs", passed.warmup_epochs, at_least=0, instead=5)
 
 
-def _setting(chosen: Chosen, passed: Passed, weight_decay: float) -> Setting:
+def _setting(chosen: Chosen, passed: PassedArguments, weight_decay: float) -> Setting:
     for key in ("epochs", "steps_per_epoch"):
         if getattr(passed, key) is not None:
             checks.integer(key, getattr(passed, key), at_least=1, instead=90)
@@ -177,7 +177,9 @@ def _network(name: Any) -> Network:
     return network
 
 
-def _methods(chosen: Chosen, passed: Passed, workers: int, exempt: frozenset[str], network: Network) -> Methods:
+def _methods(
+    chosen: Chosen, passed: PassedArguments, workers: int, exempt: frozenset[str], network: Network
+) -> Methods:
     """The methods, checked against each other and against what is known of the training."""
     sync = build(chosen.sync, "sync")
     policies: dict[str, Policy] = {name: build(node, f"adaptive.{name}") for name, node in chosen.adaptive.items()}
@@ -213,7 +215,7 @@ def _methods(chosen: Chosen, passed: Passed, workers: int, exempt: frozenset[str
     )
 
 
-def _refuse_unknown(needs: Mapping[str, Collection[str]], passed: Passed) -> None:
+def _refuse_unknown(needs: Mapping[str, Collection[str]], passed: PassedArguments) -> None:
     """Refuse what must know more of the training beforehand than was passed."""
     for key, wanted in needs.items():
         if missing := [fact for fact in TOLD if fact in wanted and getattr(passed, fact) is None]:
@@ -234,7 +236,7 @@ def _refuse_policy(name: str, policy: Policy) -> None:
         raise ConfigError(f"adaptive={name} stands for a scheme; call ab.local(model, optimizer, sync={name!r})")
 
 
-def _to_agree_on(chosen: Chosen, passed: Passed, exempt: frozenset[str], named: Any) -> dict[str, Any]:
+def _to_agree_on(chosen: Chosen, passed: PassedArguments, exempt: frozenset[str], named: Any) -> dict[str, Any]:
     """What must be the same on all processes."""
     return {
         "compressor": {"name": chosen.compressor_name, **chosen.compressor},

@@ -20,7 +20,7 @@ from accordion_bench.attaching.loss_scaler import exchange_after_unscaling
 from accordion_bench.attaching.lost_worker import lost_worker_told
 from accordion_bench.attaching.no_effect import without_effect
 from accordion_bench.attaching.own_parameters import unwrapped
-from accordion_bench.attaching.passed import Passed
+from accordion_bench.attaching.passed import PassedArguments
 from accordion_bench.attaching.python_words import in_python
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.replicas import is_dense
@@ -30,7 +30,7 @@ from accordion_bench.options.checks import ConfigError
 log = logging.getLogger("accordion_bench")
 
 
-def connected(passed: Passed) -> Attached:
+def connected(passed: PassedArguments) -> Attached:
     """Check everything on all processes, then hook into model and optimizer."""
     group, timeout = _group(passed)
     found: Checked | ConfigError
@@ -72,7 +72,7 @@ def _detach_at_the_end(attached: "weakref.ref[Attached]") -> None:
         left.detach()
 
 
-def _group(passed: Passed) -> tuple[dist.ProcessGroup | None, float]:
+def _group(passed: PassedArguments) -> tuple[dist.ProcessGroup | None, float]:
     """Whose processes take part, and for how long they wait for each other.
 
     Raises:

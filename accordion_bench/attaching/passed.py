@@ -17,7 +17,7 @@ from accordion_bench.network.link_model import Network
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passed:
+class PassedArguments:
     """The arguments of `ab.attach` and `ab.local`, see there.
 
     Args:

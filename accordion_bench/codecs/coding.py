@@ -14,7 +14,7 @@ from torch import Tensor
 
 from accordion_bench.codecs.rounding import factors, for_kernel, random_bits, rounding_to
 from accordion_bench.tensors.kernels import rounding as kinds
-from accordion_bench.tensors.kernels.rounding import Rounding
+from accordion_bench.tensors.kernels.rounding import KernelRounding
 
 LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149
 MANTISSA = 23  # bits of a float32
@@ -103,11 +103,11 @@ def to_levels(levels: tuple[float, ...], norm: str = "", stream: str = "") -> Co
 
 
 @functools.lru_cache(maxsize=256)
-def kernel_rounding(coding: Coding) -> Rounding:
+def kernel_rounding(coding: Coding) -> KernelRounding:
     """The rounding as kernels are told."""
     if coding.rounding == LEVELS:
         return for_kernel(coding.values)
-    return Rounding(KINDS[coding.rounding], coding.kinds, coding.bits)
+    return KernelRounding(KINDS[coding.rounding], coding.kinds, coding.bits)
 
 
 def middle_and_half(total: Tensor, below: Tensor, count: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:

@@ -91,7 +91,7 @@ def top_positions(x_R: Tensor, parts: Sequence[Part]) -> Tensor:
 TINY = bits_at(torch.finfo(torch.float32).tiny)
 
 
-class Wanted(NamedTuple):
+class WantedEntries(NamedTuple):
     """What of a section is sent.
 
     cut: so many entries where more than `most` are above the threshold, or none of the sample is low enough.
@@ -110,22 +110,22 @@ class Wanted(NamedTuple):
     rank: int = 1
 
 
-def about(n: int, k: int, share: float, least: float, most: float, offset: int) -> Wanted:
+def about(n: int, k: int, share: float, least: float, most: float, offset: int) -> WantedEntries:
     """About k of n entries; arguments as of `selection.sampled_top`."""
     if share > 0.5 or k < 2 * EXPECTED:
-        return Wanted(k, k, bits=1)  # all but zeros
+        return WantedEntries(k, k, bits=1)  # all but zeros
     stride = stride_of(n, math.ceil(max(share * n, EXPECTED * n / k)))
     sample = range(offset % stride, n, stride)
     rank = max(1, round(k * len(sample) / n))
-    return Wanted(k, math.floor(most * k), 0, math.ceil(least * k), sample, rank)
+    return WantedEntries(k, math.floor(most * k), 0, math.ceil(least * k), sample, rank)
 
 
-def above(threshold: float, most: int) -> Wanted:
+def above(threshold: float, most: int) -> WantedEntries:
     """The entries that are not below a threshold; of more than `most` the largest."""
-    return Wanted(most, most, bits_at(threshold))
+    return WantedEntries(most, most, bits_at(threshold))
 
 
-def listed(n: int, wanted: Wanted) -> int:
+def listed(n: int, wanted: WantedEntries) -> int:
     """How many of the largest of n entries must be known: what may be sent, and one more to see that it is too much."""
     return min(n, wanted.most + bool(wanted.sample))
 
@@ -138,7 +138,7 @@ def in_order(x_R: Tensor, parts: Sequence[Part]) -> Tensor:
 def chosen(
     x_R: Tensor,
     parts: Sequence[Part],
-    wanted_S: Sequence[Wanted],
+    wanted_S: Sequence[WantedEntries],
     lists: Callable[[Tensor, Sequence[Part]], Tensor] = in_order,
 ) -> tuple[Tensor, Tensor]:
     """Which entries are sent.
@@ -169,7 +169,7 @@ def chosen(
     return counts_Q.view(len(x_R), -1), positions_R
 
 
-def _table(rows: int, kept_S: np.ndarray, wanted_S: Sequence[Wanted]) -> np.ndarray:
+def _table(rows: int, kept_S: np.ndarray, wanted_S: Sequence[WantedEntries]) -> np.ndarray:
     """Numbers of the host for each section of all rows, [12, Q]."""
     sampled_S = np.array([len(w.sample) for w in wanted_S])
     kept, sampled = np.tile(kept_S, rows), np.tile(sampled_S, rows)
@@ -185,7 +185,7 @@ def _table(rows: int, kept_S: np.ndarray, wanted_S: Sequence[Wanted]) -> np.ndar
     return np.stack([*columns, least, most, cut]).astype(np.int64)
 
 
-def _thresholds(x_R: Tensor, parts: Sequence[Part], wanted_S: Sequence[Wanted], table: Tensor) -> Tensor:
+def _thresholds(x_R: Tensor, parts: Sequence[Part], wanted_S: Sequence[WantedEntries], table: Tensor) -> Tensor:
     """Samples and known thresholds, in the order of `lists`: [M]."""
     _, sampled_end, _, known, *_ = table.unbind(0)
     starts = [part.start + g * part.size for part in parts for g in range(part.sections)]
@@ -201,7 +201,7 @@ def _thresholds(x_R: Tensor, parts: Sequence[Part], wanted_S: Sequence[Wanted], 
     return torch.cat([(sections << 32) - bits, known]).sort().values
 
 
-def _counts(lists: Tensor, thresholds: Tensor, table: Tensor, wanted_S: Sequence[Wanted]) -> Tensor:
+def _counts(lists: Tensor, thresholds: Tensor, table: Tensor, wanted_S: Sequence[WantedEntries]) -> Tensor:
     """How many entries of each section are sent, [Q]."""
     end, tried_first, most, cut = table[2], table[7], table[9], table[10]
     number = torch.arange(len(thresholds), device=lists.device)

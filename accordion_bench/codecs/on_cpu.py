@@ -25,7 +25,7 @@ from accordion_bench.tensors.kernels.index_codes import Codes, add_entries, mess
 from accordion_bench.tensors.kernels.rows import N, Rows
 from accordion_bench.tensors.kernels.table import contiguous
 from accordion_bench.tensors.kernels.tiles import add_tiles, encode_tiles
-from accordion_bench.tensors.kernels.top import Chosen, choose_from, choose_largest, key, leave_zeros, sampled_keys
+from accordion_bench.tensors.kernels.top import ChosenKeys, choose_from, choose_largest, key, leave_zeros, sampled_keys
 
 HEADER = 8  # bytes of scale and count before entries that are told by their signs
 
@@ -39,7 +39,7 @@ class KeySelection:
         workers: W.
     """
 
-    def __init__(self, rows: Rows, chosen: Chosen, workers: int) -> None:
+    def __init__(self, rows: Rows, chosen: ChosenKeys, workers: int) -> None:
         self.rows, self.chosen = rows, chosen
         self.counts_W = torch.from_numpy(chosen.kept.astype(np.int32)).view(workers, -1)
 
@@ -58,7 +58,7 @@ class OnCpu(Compiled):
 
     def above(self, rows_W: Sequence[Tensor], threshold: float, most: Sequence[int]) -> Selection:
         rows, workers = _rows(rows_W), len(rows_W[0])
-        chosen, enough = Chosen(rows), np.tile(most, workers)
+        chosen, enough = ChosenKeys(rows), np.tile(most, workers)
         choose_from(rows, np.full(rows.count, key(threshold, rows.dtype)), chosen)
         choose_largest(rows, np.where(chosen.kept > enough, enough, -1), chosen)
         return KeySelection(rows, chosen, workers)
@@ -69,7 +69,7 @@ class OnCpu(Compiled):
 
     def nonzero(self, rows_W: Sequence[Tensor]) -> Selection:
         rows = _rows(rows_W)
-        chosen = Chosen(rows)
+        chosen = ChosenKeys(rows)
         choose_from(rows, np.ones(rows.count, np.int64), chosen)
         return KeySelection(rows, chosen, len(rows_W[0]))
 
@@ -138,7 +138,7 @@ def _table(message: Message) -> np.ndarray:
     return messages(np.stack(at), kept, Codes(*codes), HEADER if signs else None)
 
 
-def choose_about(rows: Rows, k: np.ndarray, sampling: Sampling) -> Chosen:
+def choose_about(rows: Rows, k: np.ndarray, sampling: Sampling) -> ChosenKeys:
     """`selection.sampled_top` of all rows; k is [R]."""
     n = rows.table[:-1, N]
     exact = (k < 2 * EXPECTED) | (sampling.share > 0.5)
@@ -150,7 +150,7 @@ def choose_about(rows: Rows, k: np.ndarray, sampling: Sampling) -> Chosen:
     sampled = -(-(n - first) // stride)
     rank = np.maximum(1, np.rint(k * sampled / np.maximum(n, 1))).astype(np.int64)
     smallest_sent = key(float(np.finfo(rows.dtype).tiny), rows.dtype)
-    chosen, pending, largest = Chosen(rows), ~exact, exact.copy()
+    chosen, pending, largest = ChosenKeys(rows), ~exact, exact.copy()
     while True:  # once in any case, so that small tensors, too, have all kernels compiled
         threshold = np.maximum(sampled_keys(rows, np.where(pending, rank, 0), first, stride), smallest_sent)
         choose_from(rows, np.where(pending, threshold, -1), chosen)

@@ -15,12 +15,21 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Target
-from accordion_bench.codecs.device_selection import Part, Wanted, about, above, chosen, in_order, listed, top_positions
+from accordion_bench.codecs.device_selection import (
+    Part,
+    WantedEntries,
+    about,
+    above,
+    chosen,
+    in_order,
+    listed,
+    top_positions,
+)
 from accordion_bench.codecs.engine import Sampling, Selection
 from accordion_bench.codecs.layout import KEPT, Message, SparseLayout
 from accordion_bench.codecs.orthonormal import unit_columns_together
 from accordion_bench.codecs.reference import Reference
-from accordion_bench.codecs.section_codes import Layout, SectionCodes
+from accordion_bench.codecs.section_codes import SectionCodes, SectionLayout
 from accordion_bench.tensors.permutations import draws_of, positions_in_row, words_of
 from accordion_bench.tensors.same_shape import in_rows
 from accordion_bench.tensors.upload import fresh, upload
@@ -28,7 +37,7 @@ from accordion_bench.tensors.upload import fresh, upload
 HEADER = 8  # bytes of scale and count before entries that are told by their signs
 
 
-class Row:
+class DeviceRow:
     """Tensors [W, N] side by side, those that are treated alike next to each other.
 
     Args:
@@ -69,7 +78,7 @@ class Places:
         counts_W: entries of each tensor as they stand [W, tensors]; None = they are known to who has asked.
     """
 
-    def __init__(self, row: Row, positions_W: Tensor | None, counts_W: Tensor | None) -> None:
+    def __init__(self, row: DeviceRow, positions_W: Tensor | None, counts_W: Tensor | None) -> None:
         self.row, self.positions_W, self._counts_W = row, positions_W, counts_W
 
     @property
@@ -99,7 +108,7 @@ class OnDevice(Reference):
     looks, copies, fills = False, True, True
 
     def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
-        row = Row(rows_W, counts)
+        row = DeviceRow(rows_W, counts)
         return Places(row, top_positions(row.x_W, row.parts(counts)), None)
 
     def above(self, rows_W: Sequence[Tensor], threshold: float, most: Sequence[int]) -> Selection:
@@ -109,8 +118,8 @@ class OnDevice(Reference):
         pairs = zip(rows_W, counts, strict=True)
         return self._sampled(rows_W, [about(x_W.shape[1], k, *sampling) for x_W, k in pairs])
 
-    def _sampled(self, rows_W: Sequence[Tensor], wanted: Sequence[Wanted]) -> Places:
-        row = Row(rows_W, wanted)
+    def _sampled(self, rows_W: Sequence[Tensor], wanted: Sequence[WantedEntries]) -> Places:
+        row = DeviceRow(rows_W, wanted)
         enough = [listed(x_W.shape[1], some) for x_W, some in zip(rows_W, wanted, strict=True)]
         counts_W, positions_W = chosen(row.x_W, row.parts(enough), [wanted[t] for t in row.order], self.in_order)
         return Places(row, positions_W, counts_W)
@@ -120,7 +129,7 @@ class OnDevice(Reference):
         return in_order(x_W, parts)
 
     def nonzero(self, rows_W: Sequence[Tensor]) -> Selection:
-        row = Row(rows_W, [None] * len(rows_W))
+        row = DeviceRow(rows_W, [None] * len(rows_W))
         ends = upload(torch.tensor(row.starts), row.x_W.device) + upload(torch.tensor(row.sizes), row.x_W.device)
         until_W = torch.nn.functional.pad((row.x_W != 0).cumsum(1, dtype=torch.int32), (1, 0)).index_select(1, ends)
         return Places(row, None, torch.diff(until_W, dim=1, prepend=until_W.new_zeros(len(until_W), 1)))
@@ -238,7 +247,7 @@ def _sections(
     sizes = [each * int(layouts[0].numels[t]) for t in order]
     starts = list(itertools.accumulate(sizes, initial=0))[:-1]
     counts = [int(layout.kept[t]) for layout in layouts for t in order]
-    return SectionCodes(Layout(starts * len(layouts), sizes * len(layouts), counts, 1), device, kept)
+    return SectionCodes(SectionLayout(starts * len(layouts), sizes * len(layouts), counts, 1), device, kept)
 
 
 def lifted_together(

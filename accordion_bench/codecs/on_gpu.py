@@ -18,7 +18,7 @@ from accordion_bench.codecs.device_selection import POSITIONS, Part, magnitude_b
 from accordion_bench.codecs.engine import Selection, header_of
 from accordion_bench.codecs.layout import KEPT, Message, SparseLayout
 from accordion_bench.codecs.low_rank_on_gpu import LowRankOnGpu
-from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding, Fed, Measured
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding, Fed, MeasuredScales
 from accordion_bench.tensors.kernels.on_gpu import dense_kernels, selection, sparse
 from accordion_bench.tensors.kernels.on_gpu.encode import measurable
 from accordion_bench.tensors.kernels.on_gpu.sparse import Sections
@@ -54,7 +54,7 @@ class OnGpu(Compiled, LowRankOnGpu):
         to_levels = coding.rounding == LEVELS and coding.scale == "norm"
         known = coding.norm in NORMS and (to_levels or coding.scale == "largest")
         if known and measurable(table, coding.kinds):
-            measured = Measured(coding.norm, 0.0 if to_levels else coding.largest)
+            measured = MeasuredScales(coding.norm, 0.0 if to_levels else coding.largest)
             encoding = self.encoding(bucket, message, coding)._replace(measured=measured)
             self.encode_by(encoding, bucket, message, coding)
         else:

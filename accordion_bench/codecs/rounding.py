@@ -162,10 +162,10 @@ def count_below(r: Tensor, v: Tensor, intervals: Thresholds) -> Tensor:
 
 
 @functools.lru_cache(maxsize=256)
-def for_kernel(levels: tuple[float, ...]) -> kinds.Rounding:
+def for_kernel(levels: tuple[float, ...]) -> kinds.KernelRounding:
     """`rounding_to` these levels, as kernels are told."""
     own = rounding_to(levels)
     kind = {"even": kinds.EVEN, "symmetric": kinds.SYMMETRIC, "any": kinds.ANY}[own.kind]
     central = [] if own.central is None else [float(own.central.starts[0]), float(own.central.widths[0])]
     thresholds = own.intervals.starts.numpy(), own.intervals.widths.numpy(), np.array(central, np.float32)
-    return kinds.Rounding(kind, own.K, own.bits, own.scale, *thresholds)
+    return kinds.KernelRounding(kind, own.K, own.bits, own.scale, *thresholds)

@@ -33,7 +33,7 @@ class SectionCodes:
         nbytes: bytes of the codes of each message.
     """
 
-    def __init__(self, layout: "Layout", device: torch.device, remembered: bool = False) -> None:
+    def __init__(self, layout: "SectionLayout", device: torch.device, remembered: bool = False) -> None:
         self.layout, self.kept, self.nbytes, self.device = layout, layout.kept, layout.nbytes, device
         self._up = table if remembered else upload
         self.tables: Tensor | None = None  # uploaded where they are needed
@@ -80,7 +80,7 @@ class SectionCodes:
         return (*self.tables[1:].index_select(1, section).unbind(0), ranks)
 
 
-class Layout:
+class SectionLayout:
     """Where the bits of the sections are, all numbers of the host.
 
     Args:
@@ -128,9 +128,9 @@ class Layout:
 
 
 @functools.lru_cache(64)
-def layout_of(sizes: tuple[int, ...], counts: tuple[int, ...]) -> Layout:
+def layout_of(sizes: tuple[int, ...], counts: tuple[int, ...]) -> SectionLayout:
     """The layout of one message with sections side by side, remembered: where sizes are fixed it is that of before."""
-    return Layout([0, *itertools.accumulate(sizes)][:-1], sizes, counts, len(sizes))
+    return SectionLayout([0, *itertools.accumulate(sizes)][:-1], sizes, counts, len(sizes))
 
 
 def pack_bytes(bits_R: Tensor) -> Tensor:

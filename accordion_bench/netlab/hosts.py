@@ -184,7 +184,7 @@ class Hosts:
         env: Mapping[str, str] | None = None,
         cuts: Sequence[Cut] = (),
         logs: Path | None = None,
-    ) -> "job.Outcome":
+    ) -> "job.JobOutcome":
         """Run a command in every host at the same time, and wait. See `job.run`.
 
         Args:

@@ -56,7 +56,7 @@ class Lab(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job has ended.
 
     Args:
@@ -81,7 +81,7 @@ def run(
     env: Mapping[str, str] | None = None,
     cuts: Sequence[Cut] = (),
     logs: Path | None = None,
-) -> Outcome:
+) -> JobOutcome:
     """Run `argv` in every host; host 0's output passes through, the others' goes to files.
 
     Where a host fails, the others get `GRACE` seconds to say so and are ended; then the end of the first one's output
@@ -106,7 +106,7 @@ def run(
     if logs is None and (failed is None or status == REFUSED):
         shutil.rmtree(folder)
     spent = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(hosts.counters(), before, strict=True)]
-    return Outcome(status, failed, seconds, [sent for sent, _ in spent], [got for _, got in spent], folder)
+    return JobOutcome(status, failed, seconds, [sent for sent, _ in spent], [got for _, got in spent], folder)
 
 
 def _folder(logs: Path | None, user: User | None) -> Path:

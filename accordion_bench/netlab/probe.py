@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from accordion_bench.netlab.hosts import INTERFACE
-from accordion_bench.network.collective_times import Group, time_collectives
+from accordion_bench.network.collective_times import LinkGroup, time_collectives
 from accordion_bench.network.meter import Interface
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     file, idle, seconds = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    group = Group(None, None, torch.device("cpu"))
+    group = LinkGroup(None, None, torch.device("cpu"))
     rows = time_collectives(group, float(seconds), float(idle), Interface(INTERFACE))
     if dist.get_rank() == 0:
         Path(file).write_text(json.dumps(rows, indent=1), encoding="utf-8")

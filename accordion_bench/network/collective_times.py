@@ -28,7 +28,7 @@ SETTLE = 0.05  # seconds after a collective until the counters are read: the las
 
 
 @dataclass(frozen=True)
-class Group:
+class LinkGroup:
     """Who sends, and on what.
 
     Args:
@@ -84,7 +84,7 @@ class Repetition:
 
 
 def time_collectives(
-    group: Group,
+    group: LinkGroup,
     seconds: float,
     idle: float = IDLE,
     interface: Interface | None = None,
@@ -124,7 +124,7 @@ def _enough(rows: list[Row], wire: int, budget: float) -> bool:
     return FEWEST * last > budget and last > SLOPE * first  # the next takes at most four times as long
 
 
-def _row(group: Group, kind: str, wire: int, idle: float, budget: float, interface: Interface | None) -> Row:
+def _row(group: LinkGroup, kind: str, wire: int, idle: float, budget: float, interface: Interface | None) -> Row:
     ledger = Ledger(group.workers)
     run = collective(kind, wire, ledger, group)
     run()  # connections, buffers
@@ -143,7 +143,7 @@ def _row(group: Group, kind: str, wire: int, idle: float, budget: float, interfa
     return row | ({"link_sent_bytes": statistics.median(one.sent for one in found)} if interface else {})
 
 
-def collective(kind: str, wire: int, ledger: Ledger, group: Group) -> Callable[[], Any]:
+def collective(kind: str, wire: int, ledger: Ledger, group: LinkGroup) -> Callable[[], Any]:
     """A collective in which each worker sends about `wire` bytes; it is charged to the ledger once, here.
 
     Args:
@@ -169,7 +169,7 @@ def collective(kind: str, wire: int, ledger: Ledger, group: Group) -> Callable[[
 
 
 def _repetitions(
-    group: Group, run: Callable[[], Any], idle: float, budget: float, interface: Interface | None
+    group: LinkGroup, run: Callable[[], Any], idle: float, budget: float, interface: Interface | None
 ) -> Iterator[Repetition]:
     first = time.monotonic()
     for done in range(1, MOST + 1):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from accordion_bench.comm import on_device
 from accordion_bench.network import fit
-from accordion_bench.network.collective_times import Group, Row, time_collectives
+from accordion_bench.network.collective_times import LinkGroup, Row, time_collectives
 from accordion_bench.network.link_options import link_table, to_type
 from accordion_bench.network.measured_link import LEVELS, MeasuredLink, write_measured_link
 from accordion_bench.options import checks
@@ -144,7 +144,7 @@ def _join(place: Place, device: torch.device, patience: datetime.timedelta) -> N
 
 def _refuse_uneven(place: Place, device: torch.device) -> None:
     """All machines must have the same number of processes."""
-    most, fewest = Group(None, None, device).largest(place.per_machine, -place.per_machine)
+    most, fewest = LinkGroup(None, None, device).largest(place.per_machine, -place.per_machine)
     if most != -fewest or place.workers % place.per_machine:
         raise ConfigError(
             f"--nproc-per-node must be the same on all machines, got {-fewest:.0f} and {most:.0f} for "
@@ -168,9 +168,9 @@ def _rows(place: Place, device: torch.device, seconds: float) -> list[Row]:
     return rows
 
 
-def _groups(place: Place, device: torch.device) -> list[tuple[str, Group]]:
+def _groups(place: Place, device: torch.device) -> list[tuple[str, LinkGroup]]:
     """Level and group, in the order in which they are probed; without `between` where this process only waits."""
-    everyone = ("kinds", Group(None, None, device))
+    everyone = ("kinds", LinkGroup(None, None, device))
     if not place.two_levels:
         return [everyone]
     first_of_machine = range(0, place.workers, place.per_machine)
@@ -178,10 +178,10 @@ def _groups(place: Place, device: torch.device) -> list[tuple[str, Group]]:
     across = _own_group(
         place.rank, [range(index, place.workers, place.per_machine) for index in range(place.per_machine)]
     )
-    found = [everyone, ("inside", Group(inside, None, device))]
+    found = [everyone, ("inside", LinkGroup(inside, None, device))]
     if place.rank in first_of_machine:
-        found.append(("between", Group(across, across, device)))
-    return [*found, ("between_together", Group(across, None, device))]
+        found.append(("between", LinkGroup(across, across, device)))
+    return [*found, ("between_together", LinkGroup(across, None, device))]
 
 
 def _own_group(rank: int, groups: list[range]) -> dist.ProcessGroup:

@@ -1,6 +1,5 @@
 """What an override is about."""
 
-import copy
 import sys
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -60,6 +59,14 @@ def parts(text: str) -> list[str]:
 # old name: (name of today, the version that has renamed it, which warns; the next minor version forgets the old one)
 RENAMED: dict[str, tuple[str, str]] = {}
 
+# classes that have moved since version 0.2, by the `_target_` that its run folders hold
+MOVED = {
+    "accordion_bench.sync.noloco.NoLoCo": "accordion_bench.sync.local_sgd.NoLoCo",
+    "accordion_bench.sync.overlap_local_sgd.OverlapLocalSGD": "accordion_bench.sync.local_sgd.OverlapLocalSGD",
+    "accordion_bench.sync.sparta.Sparta": "accordion_bench.sync.local_sgd.Sparta",
+    "accordion_bench.sync.streaming_diloco.StreamingDiLoCo": "accordion_bench.sync.local_sgd.StreamingDiLoCo",
+}
+
 
 def overrides_in_todays_words(arguments: Sequence[str]) -> list[str]:
     """The words of a command line with every renamed key replaced; each is told on stderr."""
@@ -79,8 +86,8 @@ def _todays(word: str) -> str:
 
 
 def config_in_todays_words(config: dict[str, Any]) -> dict[str, Any]:
-    """A run folder's configuration with every renamed key moved to its name of today, if nothing is there."""
-    found = copy.deepcopy(config) if RENAMED else config
+    """A run folder's configuration with renamed keys, where nothing is there, and classes by their names of today."""
+    found: dict[str, Any] = _with_moved_classes(config)
     for old, (new, _) in RENAMED.items():
         *above, last = old.split(".")
         node: Any = found
@@ -89,6 +96,16 @@ def config_in_todays_words(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(node, dict) and last in node:
             _put(found, new.split("."), node.pop(last))
     return found
+
+
+def _with_moved_classes(config: Any) -> Any:
+    """A copy; what is neither a mapping nor a list is the same."""
+    if isinstance(config, dict):
+        return {
+            key: MOVED.get(value, value) if key == "_target_" and isinstance(value, str) else _with_moved_classes(value)
+            for key, value in config.items()
+        }
+    return [_with_moved_classes(item) for item in config] if isinstance(config, list) else config
 
 
 def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:

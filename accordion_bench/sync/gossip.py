@@ -33,7 +33,7 @@ def shifts(graph: str, workers: int, turn: int) -> list[int]:
     return sorted({1, workers - 1} - {0, workers}) if graph == "ring" else list(range(1, workers))
 
 
-class Neighbours(PeerExchange):
+class GraphNeighbours(PeerExchange):
     """A worker sends to its neighbours in a graph.
 
     Args:
@@ -64,8 +64,10 @@ class Peers(Pairs):
         super().__init__()
         self.graph, self.late = graph, late
 
-    def new_exchange(self, runner: ExchangeRunner, comm: Comm, parts: Sequence[Sequence[int]] | None) -> Neighbours:
-        neighbours = Neighbours(self.graph, runner.axis.specs, comm, runner.axis.like)
+    def new_exchange(
+        self, runner: ExchangeRunner, comm: Comm, parts: Sequence[Sequence[int]] | None
+    ) -> GraphNeighbours:
+        neighbours = GraphNeighbours(self.graph, runner.axis.specs, comm, runner.axis.like)
         neighbours.finite, neighbours.with_own = runner.finite, not self.late
         return neighbours
 
@@ -159,10 +161,10 @@ class Gossip(Round):
         self.u, self.under_way = self.u + self.under_way, 0.0
 
     @property
-    def neighbours(self) -> Neighbours:
+    def neighbours(self) -> GraphNeighbours:
         """The exchange of all workers."""
         exchange = self.exchange
-        assert isinstance(exchange, Neighbours)
+        assert isinstance(exchange, GraphNeighbours)
         return exchange
 
     # ---- the end, and in between

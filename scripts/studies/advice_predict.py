@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from accordion_bench.advising.advice import Draws, interval
+from accordion_bench.advising.advice import DrawnMeasurements, interval
 from accordion_bench.advising.predict import Cluster, MethodCost, step
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.netlab import options
@@ -129,7 +129,7 @@ def rows(trials: Sequence[Cell], out: Path) -> Iterator[Cell]:
         for model in dict.fromkeys(trial["model"] for trial in trials):
             if trial := trial_of(trials, model, hosts):
                 times, cluster = times_from(trial["step"]), cluster_of(kinds, hosts)
-                drawn = Draws(times, cluster, statistics.mean(one.error for one in kinds.values()))
+                drawn = DrawnMeasurements(times, cluster, statistics.mean(one.error for one in kinds.values()))
                 for arm, cost in costs_of(trial).items():
                     seconds = [one.seconds for one in drawn.steps(cost)]
                     found = interval(step(times, cost, cluster).seconds, seconds)

@@ -19,7 +19,7 @@ from accordion_bench.plan import TensorSpec
 from scripts.studies.advice_cells import ALONE, ARMS, MODELS, Cell
 
 if TYPE_CHECKING:
-    from accordion_bench.advising.arms import Arm
+    from accordion_bench.advising.arms import AdvisedArm
 
 SAME = {"DDP": "dense"}  # the same bytes in the same buckets: DistributedDataParallel is foretold as dense is
 
@@ -57,7 +57,7 @@ def trial(model: str, arms: Sequence[str], budget: float, together: Barrier) -> 
     return {"step": asdict(times), "methods": {cost.name: asdict(cost) for cost in costs}, "left_out": left_out}
 
 
-def advised_arm(name: str) -> "Arm":
+def advised_arm(name: str) -> "AdvisedArm":
     """One of ours as the advice knows it, under our name."""
     from accordion_bench.advising.arms import arm_of
 

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import accordion_bench as ab
-import accordion_bench.attaching.doors
+import accordion_bench.attaching.api
 
 WAYS = {
     "DDP": "nothing",

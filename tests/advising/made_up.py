@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from accordion_bench.advising.table import Advice, Interval, Regions, Row, by_step
+from accordion_bench.advising.table import Advice, AdviceRow, Interval, Regions, by_step
 
 COMPUTE = 0.1  # seconds
 LATENCY = 2e-5
@@ -86,11 +86,11 @@ def advice(
     def own(name: str) -> float:
         return noise if isinstance(noise, float) else noise.get(name, 0.001)
 
-    def row(name: str) -> Row:
+    def row(name: str) -> AdviceRow:
         method = METHODS[name]
         took = step(method, bandwidth, workers)
         fp32, bf16 = (step(METHODS[reference], bandwidth, workers) for reference in ("dense", "bf16"))
-        return Row(
+        return AdviceRow(
             method=name,
             overrides=OVERRIDES[name],
             step=around(took, own(name)),

@@ -5,7 +5,7 @@ import torch
 
 from accordion_bench.advising import basis
 from accordion_bench.advising.arms import arm_of
-from accordion_bench.advising.basis import Methods
+from accordion_bench.advising.basis import TimedMethods
 from accordion_bench.advising.codec_times import measured_method
 from accordion_bench.advising.counted_step import FEEDBACK, costs_on, counted_step, times_as_long
 from accordion_bench.advising.gpus import asked_device, codec_times, named
@@ -64,8 +64,8 @@ def test_copies_are_timed_here():
     assert 0 < fast < slow < 1
 
 
-def methods(names=("none", "bf16", "qsgd")) -> Methods:
-    return Methods([ARMS[name] for name in names], torch.device("cpu"), 0.0)
+def methods(names=("none", "bf16", "qsgd")) -> TimedMethods:
+    return TimedMethods([ARMS[name] for name in names], torch.device("cpu"), 0.0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 
 from accordion_bench.codecs import index_codes
 from accordion_bench.codecs.device_selection import Part, about, above, chosen, listed
-from accordion_bench.codecs.section_codes import Layout, SectionCodes
+from accordion_bench.codecs.section_codes import SectionCodes, SectionLayout
 from accordion_bench.codecs.selection import at_least, sampled_top
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.dgc import clipped
@@ -182,7 +182,7 @@ def test_codes_of_many_sections_come_back(seed):
         for _ in range(rows)
     ]
     positions_R = torch.from_numpy(np.stack(places).astype(np.int64))
-    layout = Layout(starts * messages, sizes * messages, counts, sections)
+    layout = SectionLayout(starts * messages, sizes * messages, counts, sections)
     codes = SectionCodes(layout, torch.device("cpu"))
     code_R = codes.encode(positions_R)
     assert code_R.shape[1] == sum(index_codes.index_bytes(sizes[q % sections], k)[1] for q, k in enumerate(counts))
@@ -192,7 +192,7 @@ def test_codes_of_many_sections_come_back(seed):
 @pytest.mark.parametrize(("n", "k"), [(1000, 30), (1000, 400), (1000, 1000), (5, 1), (1 << 20, 1), (70_001, 9000)])
 def test_the_code_of_one_section_is_that_of_the_cpu(n, k):
     positions = torch.randperm(n, generator=torch.Generator().manual_seed(k))[:k].sort().values[None]
-    codes = SectionCodes(Layout([0], [n], [k], 1), torch.device("cpu"))
+    codes = SectionCodes(SectionLayout([0], [n], [k], 1), torch.device("cpu"))
     assert torch.equal(codes.encode(positions), index_codes.encode_indices(positions, n))
 
 

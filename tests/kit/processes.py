@@ -25,7 +25,7 @@ _server.set_forkserver_preload(
     [
         "accordion_bench.train",
         "accordion_bench.training.trainer",
-        "accordion_bench.attaching.doors",
+        "accordion_bench.attaching.api",
         "tests.kit.composed",
         "tests.kit.local",
         "tests.kit.by_hand",

@@ -17,7 +17,7 @@ from accordion_bench.network import fit
 from accordion_bench.network.meter import Interface
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
-from accordion_bench.sync.gossip import Neighbours
+from accordion_bench.sync.gossip import GraphNeighbours
 from accordion_bench.sync.what import SparseAverage
 from accordion_bench.sync.who import PairExchange
 from tests.kit import inside
@@ -112,7 +112,7 @@ def measure(host: int, entrances: list[inside.Entrance], file: Path) -> None:
     schemes = {
         "sparta": SparseAverage(0.1, SPECS, comm, xs_W[0]),
         "noloco": PairExchange(SPECS, comm, xs_W[0]),
-        "gossip": Neighbours("ring", SPECS, comm, xs_W[0]),
+        "gossip": GraphNeighbours("ring", SPECS, comm, xs_W[0]),
     }
     for name, exchange in schemes.items():
         rows.append({"what": f"sync={name}"})

@@ -96,7 +96,7 @@ def growing(rank: int, store: Path) -> None:
     """Times of a process group that is there already; the second call gives the same messages."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     collective_times.WIRE[:] = [1 << 10, 1 << 24]
-    group = collective_times.Group(None, None, torch.device("cpu"))
+    group = collective_times.LinkGroup(None, None, torch.device("cpu"))
     told: list[str] = []
     rows = collective_times.time_collectives(group, 0.1, idle=0.0, tell=told.append)
     assert told == [f"{kind} of 2 workers" for kind in KINDS]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-from accordion_bench.tensors.kernels.rounding import Rounding
+from accordion_bench.tensors.kernels.rounding import KernelRounding
 from accordion_bench.tensors.kernels.table import Table, addresses, contiguous
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Coordinates:
         return self.rows_W[0]
 
 
-class Measured(NamedTuple):
+class MeasuredScales(NamedTuple):
     """How a bucket's scale comes from its coordinates.
 
     norm: `l2` or `linf`.
@@ -92,11 +92,11 @@ class Encoding(NamedTuple):
     middles: of these values.
     """
 
-    rounding: Rounding
+    rounding: KernelRounding
     scales: Tensor | None
     factors: Tensor
     streams: Tensor
-    measured: Measured | None = None
+    measured: MeasuredScales | None = None
     values: Sequence[np.ndarray] = ()
     middles: Tensor | None = None
 

@@ -15,7 +15,7 @@ import numpy as np
 from accordion_bench.tensors.kernels.compiled import array_at, compiled, f32, i64, u8, u32, u64
 from accordion_bench.tensors.kernels.rows import ADDRESS, SIZE, TILE, N, Rows
 from accordion_bench.tensors.kernels.threads import over_tiles
-from accordion_bench.tensors.kernels.top import EQUAL, GREATER, Chosen, collect, limits, ones, zeros_below
+from accordion_bench.tensors.kernels.top import EQUAL, GREATER, ChosenKeys, collect, limits, ones, zeros_below
 
 MESSAGE, KEPT, BY_RANK, LOW, AT_LOW, AT_HIGH, END, SIGNS = range(8)  # columns of `Messages`
 """Address; entries; whether high bits move on by one for each entry before, else 0; low bits of an entry; where in the
@@ -56,7 +56,7 @@ def messages(addresses: np.ndarray, kept: np.ndarray, codes: Codes, header: int 
     return table
 
 
-def write_entries(rows: Rows, chosen: Chosen, table: np.ndarray) -> np.ndarray:
+def write_entries(rows: Rows, chosen: ChosenKeys, table: np.ndarray) -> np.ndarray:
     """Write what is chosen of each row into its message; with signs, all but its header.
 
     Args:

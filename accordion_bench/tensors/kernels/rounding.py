@@ -8,7 +8,7 @@ EVEN, SYMMETRIC, ANY, INTEGER, RANDOM_INTEGER, E4M3, E5M2, E3M0, POWERS, SIGNS =
 _NONE = np.empty(0, np.float32)
 
 
-class Rounding(NamedTuple):
+class KernelRounding(NamedTuple):
     """How coordinates become codes.
 
     kind: EVEN, SYMMETRIC, ANY: to levels, see `levels`; INTEGER, RANDOM_INTEGER, E4M3, E5M2: 8-bit numbers; E3M0: 4-bit

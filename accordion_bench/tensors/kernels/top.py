@@ -46,7 +46,7 @@ def key(value: float, dtype: Any) -> int:
     return int(number.view(f"i{number.itemsize}"))
 
 
-class Chosen:
+class ChosenKeys:
     """Which coordinates of rows are chosen.
 
     Attributes:
@@ -61,7 +61,7 @@ class Chosen:
         self.counts = np.zeros((rows.tiles, 2), np.int64)
 
 
-def choose_largest(rows: Rows, k: Sequence[int] | np.ndarray, chosen: Chosen | None = None) -> Chosen:
+def choose_largest(rows: Rows, k: Sequence[int] | np.ndarray, chosen: ChosenKeys | None = None) -> ChosenKeys:
     """The k largest magnitudes of every row; ties go to the lower index.
 
     Args:
@@ -72,7 +72,7 @@ def choose_largest(rows: Rows, k: Sequence[int] | np.ndarray, chosen: Chosen | N
     Returns:
         what is chosen.
     """
-    chosen = chosen or Chosen(rows)
+    chosen = chosen or ChosenKeys(rows)
     wanted, like = np.asarray(k, np.int64), limits(rows.dtype)
     bounds = np.zeros((rows.count, 2), np.int64)
     found = np.zeros((rows.tiles, 2), np.int64)
@@ -84,7 +84,7 @@ def choose_largest(rows: Rows, k: Sequence[int] | np.ndarray, chosen: Chosen | N
     return chosen
 
 
-def choose_from(rows: Rows, least: np.ndarray, chosen: Chosen) -> None:
+def choose_from(rows: Rows, least: np.ndarray, chosen: ChosenKeys) -> None:
     """All magnitudes from the keys `least` [R] on; -1 = leave the row as it is."""
     chosen.least[least >= 0] = least[least >= 0]
     over_tiles(_count, rows.tiles, rows.table, limits(rows.dtype), least, chosen.counts)
@@ -93,7 +93,7 @@ def choose_from(rows: Rows, least: np.ndarray, chosen: Chosen) -> None:
     chosen.kept[least >= 0] = found[least >= 0]
 
 
-def leave_zeros(rows: Rows, chosen: Chosen, which: np.ndarray) -> None:
+def leave_zeros(rows: Rows, chosen: ChosenKeys, which: np.ndarray) -> None:
     """Of the rows `which`, booleans [R], coordinates that are zero are no longer chosen."""
     choose_from(rows, np.where(which & (chosen.least == 0) & (chosen.kept > 0), 1, -1), chosen)
 

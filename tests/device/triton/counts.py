@@ -15,9 +15,9 @@ from triton.compiler import ASTSource
 
 from accordion_bench.codecs.rounding import for_kernel
 from accordion_bench.tensors.kernels import rounding as kinds
-from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Decoding, Encoding, Fed, Measured
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Decoding, Encoding, Fed, MeasuredScales
 from accordion_bench.tensors.kernels.on_gpu import casts, encode, launch, norms, sums
-from accordion_bench.tensors.kernels.rounding import Rounding
+from accordion_bench.tensors.kernels.rounding import KernelRounding
 from accordion_bench.tensors.kernels.table import Table
 from tests.device.triton import to_ptx
 
@@ -26,22 +26,22 @@ EACH = 16  # coordinates of a thread
 INSTRUCTION = re.compile(r"\s*(?:@!?%p\d+\s+)?([a-z][a-z0-9_.]+)\s")
 WIDE = {"ld": "ld.global.v4.b32", "st": "st.global.v4.b32"}
 OF_BLOCKS = {"_join_pieces", "_write_headers", "_read_headers"}  # kernels that read no coordinate
-SIGNS, QSGD = Rounding(kinds.SIGNS, 2), for_kernel(to_ptx.levels(15))
-E4M3, E3M0 = Rounding(kinds.E4M3, 256), Rounding(kinds.E3M0, 16)
+SIGNS, QSGD = KernelRounding(kinds.SIGNS, 2), for_kernel(to_ptx.levels(15))
+E4M3, E3M0 = KernelRounding(kinds.E4M3, 256), KernelRounding(kinds.E3M0, 16)
 CASES = {  # coordinates of a block, rounding, whether scales are made in the same read
     "sign": (N, SIGNS, None),
     "4 bits": (512, QSGD, None),
     "3 bits": (512, for_kernel(to_ptx.levels(7)), None),
     "e4m3": (1024, E4M3, None),
     "e3m0": (512, E3M0, None),
-    "4 bits, measured": (512, QSGD, Measured("l2", 0.0)),
-    "e4m3, measured": (1024, E4M3, Measured("linf", 448.0)),
+    "4 bits, measured": (512, QSGD, MeasuredScales("l2", 0.0)),
+    "e4m3, measured": (1024, E4M3, MeasuredScales("linf", 448.0)),
 }
 FED = {  # the same, of coordinates to which residuals are added
     "sign, fed": (N, SIGNS, None, "l1"),
     "sign, fed at a rate, masked": (N, SIGNS, None, "l2"),
-    "4 bits, measured, fed": (512, QSGD, Measured("l2", 0.0), None),
-    "e4m3, measured, fed": (1024, E4M3, Measured("linf", 448.0), None),
+    "4 bits, measured, fed": (512, QSGD, MeasuredScales("l2", 0.0), None),
+    "e4m3, measured, fed": (1024, E4M3, MeasuredScales("linf", 448.0), None),
 }
 
 

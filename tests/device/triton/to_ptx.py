@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 from accordion_bench.codecs.index_codes import code_shapes
 from accordion_bench.codecs.rounding import for_kernel
 from accordion_bench.tensors.kernels import rounding as kinds
-from accordion_bench.tensors.kernels.dense_kernels import NORMS, Coordinates, Decoding, Encoding, Fed, Measured
+from accordion_bench.tensors.kernels.dense_kernels import NORMS, Coordinates, Decoding, Encoding, Fed, MeasuredScales
 from accordion_bench.tensors.kernels.on_gpu import (
     casts,
     drawn,
@@ -31,7 +31,7 @@ from accordion_bench.tensors.kernels.on_gpu import (
     sums,
 )
 from accordion_bench.tensors.kernels.on_gpu.fed import WEIGHTED
-from accordion_bench.tensors.kernels.rounding import Rounding
+from accordion_bench.tensors.kernels.rounding import KernelRounding
 from accordion_bench.tensors.kernels.table import LONGEST, Table
 from accordion_bench.tensors.permutations import Draws
 
@@ -75,19 +75,19 @@ def levels(K: int) -> tuple[float, ...]:
     return tuple(np.linspace(-1, 1, K).tolist())
 
 
-def roundings() -> list[Rounding]:
+def roundings() -> list[KernelRounding]:
     """Of every kind and width."""
     return [
         *(for_kernel(levels(K)) for K in (2, 3, 4, 8, 16, 32, 64, 128, 256)),
         for_kernel((-1.0, -0.1, 0.1, 1.0)),
         for_kernel((-1.0, 0.1, 0.2, 1.0)),
         for_kernel((*levels(100)[:50], *(x**2 for x in levels(100)[50:]))),
-        *(Rounding(kind, 256) for kind in (kinds.INTEGER, kinds.E4M3, kinds.E5M2)),
-        Rounding(kinds.E3M0, 16),
-        Rounding(kinds.RANDOM_INTEGER, 256, 24),
-        Rounding(kinds.POWERS, 128, 23),
-        Rounding(kinds.POWERS, 256, 23),
-        Rounding(kinds.SIGNS, 2),
+        *(KernelRounding(kind, 256) for kind in (kinds.INTEGER, kinds.E4M3, kinds.E5M2)),
+        KernelRounding(kinds.E3M0, 16),
+        KernelRounding(kinds.RANDOM_INTEGER, 256, 24),
+        KernelRounding(kinds.POWERS, 128, 23),
+        KernelRounding(kinds.POWERS, 256, 23),
+        KernelRounding(kinds.SIGNS, 2),
     ]
 
 
@@ -117,7 +117,7 @@ def main() -> None:
     headers.read_headers(message, table, 0.5)
     factors.factors(scales, 1.5)
     small, rounding = Table([4096], [512], 4096, [0], [[4]]), for_kernel(levels(15))
-    for measured in (Measured("l2", 0.0), Measured("linf", 127.0)):
+    for measured in (MeasuredScales("l2", 0.0), MeasuredScales("linf", 127.0)):
         for own in (None, *fed):
             values = [book[:15]] if own else []
             encoding = Encoding(rounding, None, none, streams, measured, values)

@@ -103,10 +103,11 @@ def test_a_model_that_would_take_all_memory_is_not_rebuilt(group, options, tmp_p
 
 
 def test_old_names_of_our_classes_are_trusted(tmp_path):
-    old = {"accordion": {**node("adaptive", "alq"), "_target_": "accordion_bench.adaptive.codebooks.FittedCodebook"}}
-    run_folder(tmp_path, "qsgd", adaptive=old)
+    old = {**node("sync", "noloco"), "_target_": "accordion_bench.sync.noloco.NoLoCo"}
+    run_folder(tmp_path, "topk", sync=old)
     (run,) = load.read_runs([tmp_path])
-    assert labels.drives(run.config["adaptive"]["accordion"]) == "codebook"
+    assert run.config["sync"]["_target_"] == "accordion_bench.sync.local_sgd.NoLoCo"
+    assert instantiate.is_trusted(run.config["sync"]["_target_"])
 
 
 def test_every_class_of_ours_still_has_its_label():

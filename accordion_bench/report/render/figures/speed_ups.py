@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from accordion_bench.advising.table import Advice, Regions, Row
+from accordion_bench.advising.table import Advice, AdviceRow, Regions
 from accordion_bench.advising.verdict import BASELINES, DENSE, GAIN, HALF, SPOKEN, Stretch, as_good, stretches
 from accordion_bench.options.units import human_rate
 from accordion_bench.report.render.figures.scales import entry
@@ -190,7 +190,7 @@ def letters(found: Sequence[Stretch]) -> list[str]:
     return [chr(ord("A") + names.index(stretch.method)) for stretch in found]
 
 
-def drawn(advice: Advice, regions: Regions, found: Sequence[Stretch]) -> list[Row]:
+def drawn(advice: Advice, regions: Regions, found: Sequence[Stretch]) -> list[AdviceRow]:
     """Dense, who wins somewhere, the best local method, then those that come near; at most eight."""
     winners = {stretch.method for stretch in found}
     local = [row for row in advice.rows if row.local]
@@ -202,7 +202,7 @@ def drawn(advice: Advice, regions: Regions, found: Sequence[Stretch]) -> list[Ro
     return sorted((row for row in advice.rows if row.method in chosen), key=lambda row: row.method not in BASELINES)
 
 
-def _distance(advice: Advice, regions: Regions, row: Row) -> float:
+def _distance(advice: Advice, regions: Regions, row: AdviceRow) -> float:
     """Times the fastest step, where that is least, of the places at which dense is not near itself."""
     steps = {other.method: regions.steps[other.method] for other in _every_step(advice)}
     best = [min(at) for at in zip(*steps.values(), strict=True)]
@@ -210,13 +210,13 @@ def _distance(advice: Advice, regions: Regions, row: Row) -> float:
     return min((steps[row.method][i] / best[i] for i in lost), default=math.inf)
 
 
-def _looks(rows: Sequence[Row]) -> list[ArmLook]:
+def _looks(rows: Sequence[AdviceRow]) -> list[ArmLook]:
     """As in every other figure; dense bf16 is black, too."""
     found = looks_of([(row.method, row.method, row.method == DENSE) for row in rows])
     return [HALF_LOOK if row.method == HALF else look for row, look in zip(rows, found, strict=True)]
 
 
-def _every_step(advice: Advice) -> list[Row]:
+def _every_step(advice: Advice) -> list[AdviceRow]:
     return [row for row in advice.rows if not row.local]
 
 

@@ -32,7 +32,7 @@ of its sample, if its last sector were full; of its sectors every how many-th is
 a key that is too low and one that is too high."""
 
 
-class Blocks(NamedTuple):
+class BlockTable(NamedTuple):
     """Tensors in blocks, on a GPU.
 
     tensors: int64 [T, COLUMNS].
@@ -48,7 +48,7 @@ class Blocks(NamedTuple):
 
 
 @functools.lru_cache(maxsize=KEPT)
-def blocks_on(numels: tuple[int, ...], wanted: tuple[int, ...], device: torch.device) -> Blocks:
+def blocks_on(numels: tuple[int, ...], wanted: tuple[int, ...], device: torch.device) -> BlockTable:
     """Blocks of tensors of which some entries are wanted, at most all; of which none is wanted, there are no blocks."""
     n, k = np.array(numels, np.int64), np.array(wanted, np.int64)
     step = np.clip(n // SAMPLE, 1, SPARSEST) | 1  # odd, so that few patterns of a tensor meet it
@@ -58,7 +58,7 @@ def blocks_on(numels: tuple[int, ...], wanted: tuple[int, ...], device: torch.de
     ranks = np.array([_ranks(*one) for one in zip(n.tolist(), k.tolist(), seen.tolist(), strict=True)], np.int64)
     sampled = sectors * SECTOR.value
     columns = [n, k, k.cumsum() - k, counts, counts.cumsum() - counts, sampled, step, *ranks.T]
-    return Blocks(
+    return BlockTable(
         upload.table(torch.from_numpy(np.stack(columns, axis=1)), device),
         parts_on(tuple(counts.tolist()), BLOCK, device),
         parts_on(tuple(np.where(k > 0, -(-sampled // BLOCK), 0).tolist()), BLOCK, device),

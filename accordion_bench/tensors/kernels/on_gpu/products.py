@@ -40,7 +40,7 @@ SIZE, PARTS, JOINED = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
 """The same of sums: where parts are, from worker to worker, where the sum is, from worker to worker, numbers, parts."""
 
 
-class Batch(NamedTuple):
+class ProductBatch(NamedTuple):
     """Matrices of one size and their factors.
 
     matrices_W: M [W, G, n, m], numbers of a row side by side.
@@ -98,14 +98,14 @@ def multiply(matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Te
     """See `Engine.multiply`. One launch; one more for sums in parts, one more where only some are transposed."""
     shapes = [(*M_W.shape[:2], F.shape[2], M_W.shape[2]) for M_W, F in zip(matrices_W, factors, strict=True)]
     found = rooms(shapes, matrices_W[0])
-    lying: list[tuple[Batch, Tensor]] = []
-    standing: list[tuple[Batch, Tensor]] = []
+    lying: list[tuple[ProductBatch, Tensor]] = []
+    standing: list[tuple[ProductBatch, Tensor]] = []
     for M_W, F, out_W in zip(matrices_W, factors, found, strict=True):
         F_W = in_rows(F).expand(len(M_W), -1, -1, -1)
         if M_W.stride(3) != 1 and M_W.stride(2) == 1:
-            standing.append((Batch(M_W.mT, F_W, out_W), out_W))
+            standing.append((ProductBatch(M_W.mT, F_W, out_W), out_W))
         else:
-            lying.append((Batch(M_W if M_W.stride(3) == 1 else M_W.contiguous(), out_W, F_W), out_W))
+            lying.append((ProductBatch(M_W if M_W.stride(3) == 1 else M_W.contiguous(), out_W, F_W), out_W))
     sums = [
         *_multiplied(_times_right, [batch for batch, _ in lying], LEFT.value),
         *_multiplied(_times_left, [batch for batch, _ in standing], RIGHT.value),
@@ -121,7 +121,7 @@ class Sums(NamedTuple):
     sums_W: Tensor
 
 
-def _multiplied(kernel: triton.JITFunction, batches: Sequence[Batch], column: int) -> list[Sums]:
+def _multiplied(kernel: triton.JITFunction, batches: Sequence[ProductBatch], column: int) -> list[Sums]:
     """Fill one side of batches; gives what is left to be added.
 
     Args:
@@ -147,24 +147,24 @@ def _multiplied(kernel: triton.JITFunction, batches: Sequence[Batch], column: in
     return sums
 
 
-def fill(batches: Sequence[Batch]) -> None:
+def fill(batches: Sequence[ProductBatch]) -> None:
     """M <- L^T R. One launch."""
     _start_outer(batches, 1.0, False)
 
 
-def subtract(batches: Sequence[Batch], alpha: float) -> None:
+def subtract(batches: Sequence[ProductBatch], alpha: float) -> None:
     """M <- M - alpha L^T R. One launch."""
     _start_outer(batches, alpha, True)
 
 
-def _start_outer(batches: Sequence[Batch], alpha: float, subtracts: bool) -> None:
+def _start_outer(batches: Sequence[ProductBatch], alpha: float, subtracts: bool) -> None:
     tables, spans = np.concatenate([batch.rows() for batch in batches]), (SPAN_OF_ROWS, WIDE.value)
     _start(_outer, batches, tables, spans, float(alpha), SPAN=SPAN_OF_ROWS, SUBTRACTS=subtracts)
 
 
 def _start(
     kernel: triton.JITFunction,
-    batches: Sequence[Batch],
+    batches: Sequence[ProductBatch],
     rows: np.ndarray,
     spans: tuple[int, int],
     *args: float,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accordion_bench.advising.arms import chosen_arms
-from accordion_bench.advising.basis import Methods, advised, asked_for, here
+from accordion_bench.advising.basis import TimedMethods, advised, asked_for, here
 from accordion_bench.advising.counted_step import counted_step
 from accordion_bench.advising.gpus import HALF, asked_device
 from accordion_bench.advising.predict import cluster_like_here
@@ -89,7 +89,7 @@ def advice(
             checks.choice("precision", precision, ["float32", *HALF])
         check_clipping(clip_norm, clip_at)
         device = next(trained_module(model).parameters()).device
-        looked_at = Methods(
+        looked_at = TimedMethods(
             chosen_arms(methods, key="methods", beside=Beside(clip_norm, clip_at)), device, seconds, optimizer=optimizer
         )
         work = (model, example_batch, loss or cross_entropy)

@@ -14,7 +14,7 @@ from accordion_bench.attaching.chosen_options import Named, Several, arguments_o
 from accordion_bench.attaching.connecting import connected
 from accordion_bench.attaching.exempt import Exempt
 from accordion_bench.attaching.own_parameters import unwrapped
-from accordion_bench.attaching.passed import Passed
+from accordion_bench.attaching.passed import PassedArguments
 from accordion_bench.attaching.python_words import in_python
 from accordion_bench.attaching.users_optimizer import stepping_optimizer
 from accordion_bench.options.checks import ConfigError
@@ -85,7 +85,7 @@ def attach(
     Raises:
         ConfigError: what was passed breaks a rule, does not fit together, or differs between processes.
     """
-    passed = Passed(
+    passed = PassedArguments(
         model=model, optimizer=stepping_optimizer(optimizer), compressor=compressor, adaptive=adaptive,
         sync="every_step",
         exempt=exempt, epochs=epochs, steps_per_epoch=steps_per_epoch, schedule=schedule, warmup_epochs=warmup_epochs,
@@ -142,7 +142,7 @@ def local(
             "model must be a plain module where workers take local steps, got DistributedDataParallel, which exchanges "
             "in every step; pass model.module"
         )
-    passed = Passed(
+    passed = PassedArguments(
         model=model, optimizer=stepping_optimizer(optimizer), compressor=compressor, adaptive=adaptive, sync=sync,
         exempt=exempt, epochs=epochs, steps_per_epoch=steps_per_epoch, schedule=schedule, warmup_epochs=warmup_epochs,
         seed=seed, batch_size=batch_size, overlap=overlap, bucket_cap_mb=bucket_cap_mb, network=network, name=name,

@@ -56,7 +56,7 @@ EVERYWHERE = frozenset(
 )
 SIZED_BY_DATA = frozenset({"adacomp", "dgc", "threshold"})
 SIGNS_OF_NOTHING = frozenset({"demo"})
-MATRICES = frozenset({"powersgd", "acpsgd", "dion", "atomo"})
+MATRICES = frozenset({"powersgd", "acpsgd", "arctopk", "dion", "atomo"})
 CLOSE, CODES = 1e-5, 0.05
 
 
@@ -69,6 +69,7 @@ def holds_everywhere(case: "Case") -> bool:
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "acpsgd": [{}, {"min_compression_rate": 0}, {"residual": "aggregate"}],
+    "arctopk": [{}, {"density": 0.05, "sketch": 2}, {"residual": "aggregate"}],
     "adacomp": [{}, {"bin_conv": 7, "bin_dense": 33}, {"scope": "model"}],
     "bf16": [{}, {"residual": "aggregate"}],
     "demo": [{}, {"chunk": 8, "value_dtype": "bfloat16"}, {"value_dtype": "float16", "decay": 0.9}],

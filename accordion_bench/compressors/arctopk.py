@@ -1,0 +1,140 @@
+"""ARC-TopK: whole rows of a matrix, the same on all workers, chosen by a sketch of the mean; both rounds add up.
+
+Tensor suffixes: W local workers.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accordion_bench.codecs.engines import engine_for
+from accordion_bench.codecs.layout import Transfer
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
+from accordion_bench.compressors.description import WhyDense, shorter_messages
+from accordion_bench.compressors.low_rank import batches
+from accordion_bench.compressors.sizes import cheaper_than_dense
+from accordion_bench.compressors.traits import Traits
+from accordion_bench.options import checks
+from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.upload import upload
+
+
+def _why_dense(compressor: "ARCTopK", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+    if not compressor.compresses(spec, level) or compressor.pays(spec, level, workers):
+        return None
+    return WhyDense(
+        f"sketch and rows at density {level:g} would be no smaller than the matrix", shorter_messages(compressor)
+    )
+
+
+class ARCTopK(Compressor):
+    """P = mean_w M_w V / sqrt(r);  I = the k = ceil(density m) rows of P of largest norm;  update[I] = mean_w M_w[I].
+
+    M_w [m, n] is a tensor as a matrix, V [n, r] is drawn from N(0, 1), the same on all workers, anew in each step. All
+    workers send the same rows, so that no index travels and both rounds are all-reduces: 4 (m r + k n) bytes, at any
+    number of workers. Worker w's own contribution is M_w[I]; ties go to the lower row. A matrix that this would not
+    make smaller travels dense.
+
+    Args:
+        density: share of the rows that are sent, in (0, 1]; lower density = more compression.
+        sketch: r, columns of V; more = rows chosen more exactly, longer messages.
+
+    Source: arXiv 2510.26709, equations as in a public port, which is dense for the first 1,000 steps (here
+    `start_step`).
+    """
+
+    description = replace(
+        Compressor.description,
+        display_names={"arctopk": "ARC-TopK"},
+        advised_levels=(0.05,),
+        why_dense=_why_dense,
+    )
+    traits = Traits(knob="density", pair=(0.05, 0.2), min_ndim=2)
+
+    def __init__(self, density: float = 0.2, sketch: int = 4) -> None:
+        self.density = self.check_level("density", density)
+        self.sketch = checks.integer("sketch", sketch, at_least=1, instead=4)
+
+    def check_level(self, key: str, value: Any) -> float:
+        return checks.number(key, value, above=0, at_most=1, instead=0.2)
+
+    def rows(self, spec: TensorSpec, level: float) -> int:
+        """k, the number of rows that are sent."""
+        return min(spec.matrix[0], max(1, math.ceil(level * spec.matrix[0] - 1e-9)))
+
+    def compresses(self, spec: TensorSpec, level: float | None) -> bool:
+        return super().compresses(spec, level) and spec.numel > 0
+
+    def transfers(
+        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
+    ) -> Sequence[Transfer]:
+        m, n = spec.matrix
+        return [Transfer("all_reduce", 4 * m * self.sketch), Transfer("all_reduce", 4 * self.rows(spec, level) * n)]
+
+    def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
+        return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
+
+    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        pairs = zip(ctx.specs, ctx.levels, strict=True)
+        kept = [
+            self.rows(spec, level)
+            if level is not None and self.compresses(spec, level) and self.pays(spec, level, comm.workers)
+            else None
+            for spec, level in pairs
+        ]
+        dense = [i for i, k in enumerate(kept) if k is None]
+        stacks, engine = batches(xs_W, ctx.specs, kept), engine_for(xs_W)
+        sketches = [torch.stack([self._drawn(ctx, ctx.specs[i], xs_W[i]) for i in ids]) for ids, _, _ in stacks]
+        Pts_W = engine.multiply([Ms_W for _, _, Ms_W in stacks], sketches)  # (M_w V)^T, [W, G, r, m]
+        means = comm.all_reduce_mean([*Pts_W, *(xs_W[i] for i in dense)])
+        chosen = [_largest(Pt, k) for Pt, (_, k, _) in zip(means, stacks, strict=False)]
+        sent_W = [_rows_of(Ms_W, own) for (_, _, Ms_W), own in zip(stacks, chosen, strict=True)]
+        rows = comm.all_reduce_mean(sent_W)
+
+        update: list[Tensor] = list(xs_W)
+        for i, mean in zip(dense, means[len(stacks) :], strict=True):
+            update[i] = mean
+        place: dict[int, tuple[int, int]] = {}
+        for number, ((ids, _, Ms_W), own, mean) in enumerate(zip(stacks, chosen, rows, strict=True)):
+            whole = torch.zeros_like(Ms_W[0]).scatter_(1, _wide(own, mean), mean)
+            for g, i in enumerate(ids):
+                update[i], place[i] = whole[g].view(ctx.specs[i].shape), (number, g)
+
+        def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
+            subtract_({i: target_W for i, target_W in targets_W.items() if i not in place}, xs_W)
+            for i in targets_W.keys() & place.keys():
+                number, g = place[i]
+                matrix_W = targets_W[i].view(len(targets_W[i]), *ctx.specs[i].matrix)
+                matrix_W.index_add_(1, chosen[number][g], sent_W[number][:, g], alpha=-1)
+
+        return Exchanged(update, subtract_sent_)
+
+    def _drawn(self, ctx: Context, spec: TensorSpec, like: Tensor) -> Tensor:
+        """V / sqrt(r) [n, r]."""
+        generator = keyed_rng.generator(ctx.seed, "arctopk", spec.name, ctx.step)
+        drawn = torch.randn(spec.matrix[1], self.sketch, generator=generator, dtype=torch.float64)
+        return upload((drawn / math.sqrt(self.sketch)).to(like.dtype), like.device)
+
+
+def _largest(Pt: Tensor, k: int) -> Tensor:
+    """The k columns of P^T [G, r, m] of largest norm, ascending [G, k]; ties go to the lower one."""
+    norms = Pt.double().square().sum(1)
+    order = norms.sort(dim=1, descending=True, stable=True).indices
+    return order[:, :k].sort(dim=1).values
+
+
+def _wide(own: Tensor, rows: Tensor) -> Tensor:
+    """Indices [G, k] for each entry of rows [G, k, n]."""
+    return own[:, :, None].expand(-1, -1, rows.shape[2])
+
+
+def _rows_of(Ms_W: Tensor, own: Tensor) -> Tensor:
+    """M_w[I] of matrices [W, G, m, n], [W, G, k, n]."""
+    W, _, _, n = Ms_W.shape
+    return Ms_W.gather(2, own[None, :, :, None].expand(W, -1, -1, n))

@@ -15,14 +15,14 @@ from typing import Any
 from accordion_bench import __version__, output
 from accordion_bench.advising import gpus
 from accordion_bench.advising.gpus import AskedDevice
-from accordion_bench.cli import command_line, help, sweep_cells
+from accordion_bench.cli import command_line, help, launchers
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, import_from_here
 from accordion_bench.options.explain import explain
 from accordion_bench.options.override import overrides_in_todays_words
 from accordion_bench.processes.interrupt import handle, handling
 from accordion_bench.processes.launched import launched
-from accordion_bench.processes.machine import sleep_while_waiting
+from accordion_bench.processes.threads import sleep_while_waiting
 
 # Hydra is imported inside main: spawned processes import this module, and must not pay for it
 
@@ -109,7 +109,7 @@ def _tell(error: Exception, cell: str = "") -> int:
         print("type the same command with resume_sweep=true to run what is missing", file=sys.stderr)
         return 1
     failed = type(error).__name__ == "RankFailed"  # its text is the traceback of another process
-    sentence = str(error) if failed else sweep_cells.explain_launcher(error) or explain(error)
+    sentence = str(error) if failed else launchers.explain_launcher(error) or explain(error)
     if sentence is None:
         traceback.print_exception(error)
     elif sentence:
@@ -134,7 +134,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, 
         hydra_config = HydraConfig.get()
         sweep.limit_threads(hydra_config.launcher)
         from accordion_bench.cli import experiments
-        from accordion_bench.config import validate
+        from accordion_bench.config import run_level
         from accordion_bench.config.compose import resolve
         from accordion_bench.run_config import RunConfig
 
@@ -152,7 +152,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, 
             experiments.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
             cfg = resolve(composed, hydra_config.runtime.choices)
             if cfg["resume"] is None and not launched():  # else train compares with the run, or meets the others, first
-                validate.refuse_wrong(RunConfig.from_dict(cfg))
+                run_level.refuse_wrong(RunConfig.from_dict(cfg))
         except Exception as error:
             wrong = error
         else:

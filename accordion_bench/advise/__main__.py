@@ -7,7 +7,7 @@ from accordion_bench import output
 from accordion_bench.advise import arguments
 from accordion_bench.advise.arguments import done, say
 from accordion_bench.options.explain import explain
-from accordion_bench.processes.machine import sleep_while_waiting
+from accordion_bench.processes.threads import sleep_while_waiting
 
 
 @output.command

@@ -13,7 +13,8 @@ from accordion_bench.cli.example import Example
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.config.components import build_model, build_optimizer, with_counts
 from accordion_bench.config.compose import compose
-from accordion_bench.config.validate import check_kinds, refuse_wrong
+from accordion_bench.config.declared import check_kinds
+from accordion_bench.config.run_level import refuse_wrong
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.forward.precision import autocast
 from accordion_bench.forward.task import task_of
@@ -24,7 +25,7 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import build, target
 from accordion_bench.options.override import key_of
 from accordion_bench.options.presets import named
-from accordion_bench.processes import machine
+from accordion_bench.processes import threads
 from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors.clip import check_clipping
 from accordion_bench.tensors.keyed_rng import key, seeded
@@ -166,6 +167,6 @@ def device_of(config: RunConfig) -> torch.device:
 
 
 def _threads(config: RunConfig, workers_each: int, model: nn.Module, dataset: Dataset) -> int:
-    return machine.choose_threads(
+    return threads.choose_threads(
         config.threads, workers_each, lambda: flops_per_kernel(model, dataset, config.batch_size)
     )

@@ -22,9 +22,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from accordion_bench import output
-from accordion_bench.cli import sweep_cells
+from accordion_bench.cli import launchers
 from accordion_bench.cli.sweep_cells import Cells, best, cells_of, table
-from accordion_bench.config import validate
+from accordion_bench.config import run_level
 from accordion_bench.config.compose import refuse_unwritable, resolve
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.explain import explain
@@ -172,7 +172,7 @@ def _refuse_before_cells(config: DictConfig, first: Sequence[str], here: bool) -
         here: whether the cells run on this machine.
     """
     try:
-        sweep_cells.refuse_launcher(config.hydra.launcher)
+        launchers.refuse(config.hydra.launcher)
         refuse_unwritable("paths.runs", config.paths.runs)
         _refuse_a_typo(config, first)
         if here and not config.resume_sweep:
@@ -202,7 +202,7 @@ def _refuse_a_typo(config: DictConfig, first: Sequence[str]) -> None:
     except Exception:  # of an experiment without an arm, which the cells have
         return
     if not cfg["resume"]:
-        validate.refuse_wrong(RunConfig.from_dict(cfg))
+        run_level.refuse_wrong(RunConfig.from_dict(cfg))
 
 
 def _prepare_data(config: DictConfig) -> None:

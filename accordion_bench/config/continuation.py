@@ -12,7 +12,7 @@ from accordion_bench.options.conf_dir import conf_dirs
 from accordion_bench.options.instantiate import Config, is_trusted, target, targets_in
 from accordion_bench.options.override import config_in_todays_words
 from accordion_bench.options.units import counted
-from accordion_bench.processes import machine
+from accordion_bench.processes import threads
 from accordion_bench.processes.rendezvous import first_difference
 from accordion_bench.run_config import RunConfig, completed
 from accordion_bench.runs import reuse
@@ -156,7 +156,7 @@ def threads_of(folder: RunFolder) -> int | None:
         ValueRefused: with more than this machine can start.
     """
     found = computed_with(folder).get("threads")
-    return machine.checked_threads("threads", found) if type(found) is int else None
+    return threads.checked_threads("threads", found) if type(found) is int else None
 
 
 def refuse_other_past(config: RunConfig, parts: Components) -> None:

@@ -1,12 +1,9 @@
 """Checks of a whole configuration before data or devices are touched, and warnings for settings without effect."""
 
-import functools
 import math
 import os
-import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -14,7 +11,9 @@ from torch import nn
 from accordion_bench.comm.worker_axis import BN_POLICIES
 from accordion_bench.config import capture_rules, ddp_rules
 from accordion_bench.config.components import Components, build_components, build_model, build_optimizer
-from accordion_bench.config.compose import SCALES, refuse_unwritable
+from accordion_bench.config.compose import refuse_unwritable
+from accordion_bench.config.declared import check_kinds
+from accordion_bench.config.run_level import refuse_wrong
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.exchange.partition import sent_specs
 from accordion_bench.forward import compile, trial
@@ -24,109 +23,15 @@ from accordion_bench.methods.compatibility import refuse_clipping_after
 from accordion_bench.optimizers.inner import parameter_kinds
 from accordion_bench.options import checks
 from accordion_bench.options.advice import default_of
-from accordion_bench.options.checks import ConfigError, ValueRefused, show
-from accordion_bench.options.conf_dir import options_of, yaml_file
-from accordion_bench.options.instantiate import Config, build, target
-from accordion_bench.options.kinds import same_kinds
+from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.instantiate import build, target
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
-from accordion_bench.processes import machine
+from accordion_bench.processes import threads
 from accordion_bench.processes.placement import Placement, processes_here, with_placement
-from accordion_bench.run_config import GROUPS, LONGEST_LABEL, RunConfig, defaults, is_label
+from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.clip import check_clipping
-
-
-def check_kinds(config: RunConfig) -> None:
-    """Compare the kinds of all values in config groups with the defaults; `run_level` looks at the others.
-
-    Raises:
-        ConfigError: for the first option that differs.
-    """
-    same_kinds(_groups(config), config.to_dict(), "")
-    for name, node in config.adaptive.items():
-        if not isinstance(node, dict):
-            rule = "a policy's options"
-            raise ConfigError(f"adaptive.{name} must be {rule}, got {checks.show(node)}; type adaptive={name}")
-
-
-def _groups(config: RunConfig) -> Config:
-    """What the YAML files say for the names that are chosen; those of other classes check theirs alone."""
-    declared: Config = {}
-    for group in GROUPS:
-        names = config.choices.get(group, "").split(",")
-        nodes = {name: _yaml(file) for name in names if (file := yaml_file(group, name))}
-        nodes = {name: node for name, node in nodes.items() if "_target_" in node}
-        declared[group] = nodes if group == "adaptive" else next(iter(nodes.values()), {})
-    return declared
-
-
-@functools.cache
-def _yaml(file: Path) -> Config:
-    """The options of a YAML file as Hydra reads it."""
-    from omegaconf import OmegaConf
-
-    return options_of(OmegaConf.to_container(OmegaConf.load(file), resolve=False))  # type: ignore
-
-
-LARGEST_SEED = 2**63 - 1  # torch's, NumPy's and Python's generators take it
-MOST_EPOCHS = 10**6  # each leaves a row of metrics
-
-
-def refuse_wrong(config: RunConfig) -> None:
-    """Refuse values of another kind than their defaults, and such as are wrong whatever the other options say.
-
-    Raises:
-        ConfigError: for the first one.
-    """
-    same_kinds(defaults(), config.to_dict(), "")
-    _refuse_absurd(config)
-    if config.scale != "full" and "experiment" not in config.choices:
-        raise ValueRefused("scale", "full without +experiment=NAME, which says what to shorten", config.scale, "full")
-    checks.choice("scale", config.scale, SCALES)
-    if config.label is not None and not is_label(config.label):
-        raise ValueRefused("label", f"text of 1 to {LONGEST_LABEL} printable characters in one line", *_label(config))
-    if config.graphs is not None:
-        checks.boolean("graphs", config.graphs, instead=False)
-    checks.integer("workers_at_once", config.workers_at_once, at_least=1)
-    saving = config.checkpoint
-    if saving.every is not None:
-        checks.integer("checkpoint.every", saving.every, at_least=0)
-    checks.number("checkpoint.minutes", saving.minutes, at_least=0, instead=10)
-    checks.integer("checkpoint.keep", saving.keep, at_least=1)
-    checks.boolean("checkpoint.best", saving.best, instead=True)
-    for key in ("norms", "error"):
-        checks.boolean(f"measure.{key}", getattr(config.measure, key), instead=True)
-    for key, folder in (("data", "data"), ("runs", "results/runs")):
-        if not getattr(config.paths, key):
-            raise ValueRefused(f"paths.{key}", "a folder", "''", folder)
-    checks.number("target_every", config.target_every, above=0, at_most=1, instead=0.25)
-
-
-def _label(config: RunConfig) -> tuple[str, str]:
-    """What a wrong label is shown as, and the nearest one that is allowed."""
-    text = config.label if isinstance(config.label, str) else f"arm {show(config.label)}"
-    given = " ".join(text.split())
-    printable = "".join(letter for letter in given if letter.isprintable())[:LONGEST_LABEL].strip()
-    return repr(config.label), shlex.quote(printable or "NAME")
-
-
-def _refuse_absurd(config: RunConfig) -> None:
-    """Numbers that are too large or too small for any run, and policies that are named twice."""
-    checks.integer("seed", config.seed, at_least=0, at_most=LARGEST_SEED)
-    checks.integer("epochs", config.epochs, at_least=1, at_most=MOST_EPOCHS, instead=60)
-    checks.integer("batch_size", config.batch_size, at_least=1, instead=32)
-    if config.micro_batch_size is not None:
-        checks.integer("micro_batch_size", config.micro_batch_size, at_least=1, instead=config.batch_size)
-    checks.integer("profile", config.profile, at_least=0)
-    names = config.choices.get("adaptive", "").split(",")
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        once = list(dict.fromkeys(names))
-        raise ConfigError(
-            f"adaptive must name each policy once, got {twice} twice; type "
-            f"adaptive={once[0] if len(once) == 1 else show(once)}"
-        )
-
 
 if TYPE_CHECKING:
     from accordion_bench.config.components import Components
@@ -285,4 +190,4 @@ def _threads(config: RunConfig, where: Placement, model: nn.Module, dataset: Dat
     def work() -> float:
         return math.inf if where.device == "cuda" else trial.flops_per_kernel(model, dataset, config.batch_size)
 
-    return machine.choose_threads(config.threads, here, work)
+    return threads.choose_threads(config.threads, here, work)

@@ -9,7 +9,7 @@ from accordion_bench.exchange.foreign_hook import refuse_hook
 from accordion_bench.network.meter import Interface
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.processes import machine
+from accordion_bench.processes import machine, threads
 from accordion_bench.run_config import RunConfig
 
 BACKENDS = ("auto", "simulated", "gloo", "nccl")
@@ -184,7 +184,7 @@ def _refuse_values(config: RunConfig, gpus: int) -> None:
     if config.device == "cuda" and not gpus:
         raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", "cuda", "auto")
     if config.threads is not None:
-        machine.checked_threads("threads", config.threads)
+        threads.checked_threads("threads", config.threads)
 
 
 def choose_backend(config: RunConfig, started: Started, gpus: int) -> str:

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from accordion_bench import __main__ as command
-from accordion_bench.cli import sweep_cells
+from accordion_bench.cli import launchers
 from accordion_bench.options.checks import ConfigError
 
 SLURM = {"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"}
@@ -13,21 +13,21 @@ SLURM = {"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.Sl
 
 @pytest.mark.parametrize("there", [(), ("srun",), ("sbatch",)])
 def test_slurm_without_its_commands(monkeypatch, there):
-    monkeypatch.setattr(sweep_cells.shutil, "which", lambda name: name if name in there else None)
-    missing = " and ".join(name for name in sweep_cells.OF_SLURM if name not in there)
+    monkeypatch.setattr(launchers.shutil, "which", lambda name: name if name in there else None)
+    missing = " and ".join(name for name in launchers.OF_SLURM if name not in there)
     with pytest.raises(ConfigError, match=f"got a machine without {missing}; type hydra/launcher=joblib"):
-        sweep_cells.refuse_launcher(SLURM)
+        launchers.refuse(SLURM)
 
 
 def test_where_the_commands_are_and_for_other_launchers(monkeypatch):
-    sweep_cells.refuse_launcher({"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"})
-    monkeypatch.setattr(sweep_cells.shutil, "which", lambda name: name)
-    sweep_cells.refuse_launcher(SLURM)
+    launchers.refuse({"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"})
+    monkeypatch.setattr(launchers.shutil, "which", lambda name: name)
+    launchers.refuse(SLURM)
 
 
 def test_the_command_line_says_so_and_runs_nothing(monkeypatch, tmp_path, capsys):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    monkeypatch.setattr(sweep_cells.shutil, "which", lambda name: None)
+    monkeypatch.setattr(launchers.shutil, "which", lambda name: None)
     typed = ["-m", "hydra/launcher=submitit_slurm", "seed=0,1", f"paths.runs={tmp_path / 'runs'}"]
     monkeypatch.setattr(sys, "argv", ["accordion_bench", *typed])
     with pytest.raises(SystemExit) as end:
@@ -51,19 +51,19 @@ def failing(tmp_path, body: str) -> BaseException:
 
 
 def test_a_package_that_is_missing(tmp_path):
-    told = sweep_cells.explain_launcher(failing(tmp_path, "import nowhere_to_be_found.core"))
+    told = launchers.explain_launcher(failing(tmp_path, "import nowhere_to_be_found.core"))
     assert told == (
         "hydra/launcher of far needs nowhere_to_be_found, which is not installed; type pip install nowhere_to_be_found"
     )
 
 
 def test_one_that_cannot_start(tmp_path):
-    told = sweep_cells.explain_launcher(failing(tmp_path, "raise RuntimeError('no cluster here\\nsecond line')"))
-    assert told == f"hydra/launcher of far must be able to start here, got: no cluster here; type {sweep_cells.HERE}"
+    told = launchers.explain_launcher(failing(tmp_path, "raise RuntimeError('no cluster here\\nsecond line')"))
+    assert told == f"hydra/launcher of far must be able to start here, got: no cluster here; type {launchers.HERE}"
 
 
 def test_other_errors_are_not_a_launchers(tmp_path):
     with pytest.raises(RuntimeError) as caught:
         raise RuntimeError("ours")
-    assert sweep_cells.explain_launcher(caught.value) is None
-    assert sweep_cells.explain_launcher(failing(tmp_path, "raise ValueError('x') from KeyError('of a cell')")) is None
+    assert launchers.explain_launcher(caught.value) is None
+    assert launchers.explain_launcher(failing(tmp_path, "raise ValueError('x') from KeyError('of a cell')")) is None

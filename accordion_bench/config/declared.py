@@ -1,0 +1,43 @@
+"""Whether kinds of values agree with what the YAML files of the config groups declare."""
+
+import functools
+from pathlib import Path
+
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.conf_dir import options_of, yaml_file
+from accordion_bench.options.instantiate import Config
+from accordion_bench.options.kinds import same_kinds
+from accordion_bench.run_config import GROUPS, RunConfig
+
+
+def check_kinds(config: RunConfig) -> None:
+    """Compare the kinds of all values in config groups with the defaults; `run_level` looks at the others.
+
+    Raises:
+        ConfigError: for the first option that differs.
+    """
+    same_kinds(_groups(config), config.to_dict(), "")
+    for name, node in config.adaptive.items():
+        if not isinstance(node, dict):
+            rule = "a policy's options"
+            raise ConfigError(f"adaptive.{name} must be {rule}, got {checks.show(node)}; type adaptive={name}")
+
+
+def _groups(config: RunConfig) -> Config:
+    """What the YAML files say for the names that are chosen; those of other classes check theirs alone."""
+    declared: Config = {}
+    for group in GROUPS:
+        names = config.choices.get(group, "").split(",")
+        nodes = {name: _yaml(file) for name in names if (file := yaml_file(group, name))}
+        nodes = {name: node for name, node in nodes.items() if "_target_" in node}
+        declared[group] = nodes if group == "adaptive" else next(iter(nodes.values()), {})
+    return declared
+
+
+@functools.cache
+def _yaml(file: Path) -> Config:
+    """The options of a YAML file as Hydra reads it."""
+    from omegaconf import OmegaConf
+
+    return options_of(OmegaConf.to_container(OmegaConf.load(file), resolve=False))  # type: ignore

@@ -75,7 +75,7 @@ def _batches(matrices_W: Sequence[Tensor], lefts_W: Sequence[Tensor], rights_W: 
     kernels = _kernels()
     columns = (kernels.in_rows(L_W) for L_W in lefts_W)
     rows = (kernels.in_rows(R_W.mT) for R_W in rights_W)
-    return [kernels.Batch(*one) for one in zip(matrices_W, columns, rows, strict=True)]
+    return [kernels.ProductBatch(*one) for one in zip(matrices_W, columns, rows, strict=True)]
 
 
 def _kernels(module: str = "products") -> ModuleType:

@@ -45,8 +45,8 @@ class ARCTopK(Compressor):
         density: share of the rows that are sent, in (0, 1]; lower density = more compression.
         sketch: r, columns of V; more = rows chosen more exactly, longer messages.
 
-    Source: arXiv 2510.26709, equations as in a public port, which is dense for the first 1,000 steps (here
-    `start_step`).
+    Source: Chen et al. 2025 (arXiv 2510.26709), equations as in a public port, which is dense for the first 1,000 steps
+    (here `start_step`).
     """
 
     description = replace(

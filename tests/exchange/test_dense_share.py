@@ -99,5 +99,3 @@ def test_notes_go_on_from_a_checkpoint():
     second.load_state_dict(first.state_dict())
     second.note("a", 4)
     assert second.steps == {"a": 3, "b": 1}
-    second.load_state_dict({})
-    assert second.steps == {}

@@ -67,7 +67,7 @@ def test_only_one_room_of_the_processes_asks_cuda():
         for file in ([package_dir() / folder] if folder.endswith(".py") else (package_dir() / folder).glob("*.py"))
         if "torch.cuda" in file.read_text(encoding="utf-8")
     }
-    assert asking == {"gpus.py"}
+    assert asking == {"machine.py"}
 
 
 def test_what_is_asked_of_cuda_exists():

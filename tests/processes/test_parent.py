@@ -29,16 +29,16 @@ if __name__ == "__main__":
 """
 POOL = """
 import time
-from accordion_bench.report import each
+from accordion_bench.report import parallel
 
 def work(number):
     print("started", flush=True)
     time.sleep(1000)
 
-each.MANY = 2
-each.os.sched_getaffinity = lambda pid: {0, 1}
-each.TOGETHER = 1
-each.each(work, [1, 2], "working")
+parallel.MANY = 2
+parallel.os.sched_getaffinity = lambda pid: {0, 1}
+parallel.TOGETHER = 1
+parallel.each(work, [1, 2], "working")
 """
 JOBLIB = """
 import os, time

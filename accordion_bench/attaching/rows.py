@@ -59,12 +59,12 @@ def description(attachment: Attachment) -> dict[str, Any]:
         "optimizer": kind_of(attachment.optimizer),
         "versions": {name: _version(name) for name in ("accordion-bench", "torch")},
         "host": platform.node(),
-        "processor": on_device.processor(),
+        "processor": on_device.processor_name(),
         "cpu_cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "started": attachment.started,
         "device": comm.device.type,
-        "gpus": on_device.gpus(),
+        "gpus": on_device.gpu_models(),
     }
 
 

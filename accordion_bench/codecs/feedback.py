@@ -65,7 +65,7 @@ class Feedback:
     @property
     def rows_W(self) -> list[Tensor]:
         """The residuals as rows [W, N], in their own storage."""
-        return [e_W.view(len(e_W), -1) for e_W in self.residuals_W]
+        return [in_rows(e_W) for e_W in self.residuals_W]
 
     def fits_kernels(self, rows_W: Sequence[Tensor], shared: Tensor | None) -> bool:
         """Whether a GPU's kernels add residuals as they read rows [W, N], and write what is lost.

@@ -6,8 +6,6 @@ bits of each section are those of `index_codes`, and as many; low bits of all se
 Tensor suffixes: R rows that are cut alike, K kept entries of a row, S sections, B bytes.
 """
 
-import functools
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,7 +22,7 @@ class SectionCodes:
     """The codes of rows in which every section keeps a known number of entries.
 
     Args:
-        layout: which sections, and how many entries of each; see `layout_of`.
+        layout: which sections, and how many entries of each.
         device: where rows are.
         remembered: whether they are used again and again; then the host waits for their upload, once.
 
@@ -125,12 +123,6 @@ class SectionLayout:
             8 * apart - by_rank * before,
         ]
         self.tables = torch.from_numpy(np.stack(columns))
-
-
-@functools.lru_cache(64)
-def layout_of(sizes: tuple[int, ...], counts: tuple[int, ...]) -> SectionLayout:
-    """The layout of one message with sections side by side, remembered: where sizes are fixed it is that of before."""
-    return SectionLayout([0, *itertools.accumulate(sizes)][:-1], sizes, counts, len(sizes))
 
 
 def pack_bytes(bits_R: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from accordion_bench.comm.clock import Clock
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.tensors import casts, large_pages
-from accordion_bench.tensors.upload import upload
 
 
 def split_like(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
@@ -83,7 +82,8 @@ class Comm:
             spans = [range(first, first + span) for first in range(0, self.processes, span)]
             timeout = None if self.timeout is None else datetime.timedelta(seconds=self.timeout)
             groups = [
-                dist.new_group(list(ranks), timeout=timeout, **on_device.of_sub_group(timeout)) for ranks in spans
+                dist.new_group(list(ranks), timeout=timeout, **on_device.nccl_sub_group_options(timeout))
+                for ranks in spans
             ]
             comm = Comm(W, span, self.rank % span, str(self.device))
             mine = groups[self.rank // span]
@@ -257,18 +257,6 @@ class Comm:
     def _takes_lists(self) -> bool:
         """Whether the backend has an all-to-all of lists of tensors; gloo has none."""
         return self.device.type == "cuda" and dist.get_backend(self.group) == "nccl"
-
-    def all_gather_sizes(self, sizes_W: Sequence[Sequence[int]] | Tensor) -> list[list[int]]:
-        """Every worker's sizes, [A, T], as 4 bytes of payload each; on a device the host waits here, once.
-
-        Args:
-            sizes_W: numbers, or a tensor [W, T] of them where they are.
-        """
-        if isinstance(sizes_W, Tensor):
-            table_W = sizes_W.to(torch.int32)
-        else:
-            table_W = upload(torch.tensor(sizes_W, dtype=torch.int32), self.device)
-        return self.all_gather(table_W.view(torch.uint8)).contiguous().view(torch.int32).tolist()
 
     def all_to_all(self, messages_AW: Sequence[Tensor]) -> list[Tensor]:
         """Hand each worker its part of every worker's message.

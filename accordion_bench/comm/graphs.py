@@ -2,7 +2,7 @@
 
 The only room that captures with torch.cuda. A CPU is told everything each time: there nothing is captured.
 
-CapturedWork may go to lanes, which a device works at side by side: streams, each with a random generator of its own.
+Work may go to lanes, which a device works at side by side: streams, each with a random generator of its own.
 """
 
 import contextlib
@@ -144,7 +144,7 @@ class Graphs:
                 leaves is used up before another one of the pool begins.
 
         Returns:
-            what repeats the work, called with the moment of `Work`; and the tensors that it leaves each time.
+            what repeats the work, called with the moment of `CapturedWork`; and the tensors that it leaves each time.
 
         Raises:
             NotCapturable: it reads numbers of the device, say.

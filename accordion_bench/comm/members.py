@@ -3,6 +3,8 @@
 torch names the process group of some processes by how many groups each of them has made, so that processes which have
 not been in the same ones before would wait for each other for ever; messages need no group of their own.
 
+What gloo, NCCL and the store say of a peer that is gone is told apart from other errors (`of_communication`).
+
 Tensor suffixes: W local workers, A all workers, S those that take part.
 """
 

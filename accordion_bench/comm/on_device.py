@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def processor() -> str:
+def processor_name() -> str:
     """The model of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -26,12 +26,12 @@ def processor() -> str:
         return platform.processor()
 
 
-def gpus() -> list[str]:
+def gpu_models() -> list[str]:
     """The models of all GPUs that this process sees."""
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
-def options(timeout: datetime.timedelta | None) -> Any:
+def nccl_options(timeout: datetime.timedelta | None) -> Any:
     """Options of one group of NCCL: its kernels go first, so that an exchange beside the backward pass is not last.
 
     New ones for each group, because torch writes the group's name into them.
@@ -45,16 +45,16 @@ def options(timeout: datetime.timedelta | None) -> Any:
     return chosen
 
 
-def of_sub_group(timeout: datetime.timedelta | None) -> dict[str, Any]:
+def nccl_sub_group_options(timeout: datetime.timedelta | None) -> dict[str, Any]:
     """What `new_group` is told beside; nothing where the default group is not NCCL's.
 
     torch splits it off the default group at once, since that is bound to its GPU.
 
     Args:
-        timeout: as for `options`.
+        timeout: as for `nccl_options`.
     """
     over_nccl = dist.is_initialized() and dist.get_backend() == "nccl"
-    return {"pg_options": options(timeout)} if over_nccl else {}
+    return {"pg_options": nccl_options(timeout)} if over_nccl else {}
 
 
 class Streams:
@@ -133,10 +133,3 @@ def restore_(x: Tensor, saved: Tensor) -> None:
     if saved.shape != x.shape:
         raise ValueError(f"a tensor has the shape {list(saved.shape)} where {list(x.shape)} belongs")
     x.copy_(saved)
-
-
-def restored(like: Tensor, saved: Tensor) -> Tensor:
-    """A saved copy as a new tensor beside one that has its shape; raises as `restore_`."""
-    x = torch.empty_like(like)
-    restore_(x, saved)
-    return x

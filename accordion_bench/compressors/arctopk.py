@@ -3,6 +3,7 @@
 Tensor suffixes: W local workers.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from torch import Tensor
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, paying_levels, subtract_
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.low_rank import batches
 from accordion_bench.compressors.sizes import cheaper_than_dense
@@ -22,7 +23,7 @@ from accordion_bench.compressors.traits import Traits
 from accordion_bench.options import checks
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.tensors.upload import upload
+from accordion_bench.tensors.upload import fresh
 
 
 def _why_dense(compressor: "ARCTopK", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
@@ -55,7 +56,7 @@ class ARCTopK(Compressor):
         advised_levels=(0.05,),
         why_dense=_why_dense,
     )
-    traits = Traits(knob="density", pair=(0.05, 0.2), min_ndim=2)
+    traits = Traits(knob="density", pair=(0.05, 0.2), min_ndim=2, replays=True)
 
     def __init__(self, density: float = 0.2, sketch: int = 4) -> None:
         self.density = self.check_level("density", density)
@@ -81,19 +82,14 @@ class ARCTopK(Compressor):
         return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        pairs = zip(ctx.specs, ctx.levels, strict=True)
-        kept = [
-            self.rows(spec, level)
-            if level is not None and self.compresses(spec, level) and self.pays(spec, level, comm.workers)
-            else None
-            for spec, level in pairs
-        ]
+        levels = paying_levels(self, ctx, comm.workers)
+        kept = [self.rows(spec, levels[i]) if i in levels else None for i, spec in enumerate(ctx.specs)]
         dense = [i for i, k in enumerate(kept) if k is None]
         stacks, engine = batches(xs_W, ctx.specs, kept), engine_for(xs_W)
-        sketches = [torch.stack([self._drawn(ctx, ctx.specs[i], xs_W[i]) for i in ids]) for ids, _, _ in stacks]
+        sketches = self._drawn(ctx, [[ctx.specs[i] for i in ids] for ids, _, _ in stacks], xs_W)
         Pts_W = engine.multiply([Ms_W for _, _, Ms_W in stacks], sketches)  # (M_w V)^T, [W, G, r, m]
         means = comm.all_reduce_mean([*Pts_W, *(xs_W[i] for i in dense)])
-        chosen = [_largest(Pt, k) for Pt, (_, k, _) in zip(means, stacks, strict=False)]
+        chosen = [_largest(Pt, k) for Pt, (_, k, _) in zip(means[: len(stacks)], stacks, strict=True)]
         sent_W = [_rows_of(Ms_W, own) for (_, _, Ms_W), own in zip(stacks, chosen, strict=True)]
         rows = comm.all_reduce_mean(sent_W)
 
@@ -115,11 +111,21 @@ class ARCTopK(Compressor):
 
         return Exchanged(update, subtract_sent_)
 
-    def _drawn(self, ctx: Context, spec: TensorSpec, like: Tensor) -> Tensor:
-        """V / sqrt(r) [n, r]."""
-        generator = keyed_rng.generator(ctx.seed, "arctopk", spec.name, ctx.step)
-        drawn = torch.randn(spec.matrix[1], self.sketch, generator=generator, dtype=torch.float64)
-        return upload((drawn / math.sqrt(self.sketch)).to(like.dtype), like.device)
+    def _drawn(self, ctx: Context, batches: Sequence[Sequence[TensorSpec]], xs_W: Sequence[Tensor]) -> list[Tensor]:
+        """V / sqrt(r) of each batch, [G, n, r]; those of all travel to a device at once."""
+        if not batches:
+            return []
+
+        def all_of_them(moment: Context) -> Tensor:
+            parts = []
+            for spec in itertools.chain.from_iterable(batches):
+                generator = keyed_rng.generator(moment.seed, "arctopk", spec.name, moment.step)
+                parts.append(torch.randn(spec.matrix[1] * self.sketch, generator=generator, dtype=torch.float64))
+            return (torch.cat(parts) / math.sqrt(self.sketch)).to(xs_W[0].dtype)
+
+        sizes = [len(specs) * specs[0].matrix[1] * self.sketch for specs in batches]
+        parts = fresh(all_of_them, ctx, xs_W[0].device).split(sizes)
+        return [part.view(len(specs), -1, self.sketch) for part, specs in zip(parts, batches, strict=True)]
 
 
 def _largest(Pt: Tensor, k: int) -> Tensor:
@@ -136,5 +142,4 @@ def _wide(own: Tensor, rows: Tensor) -> Tensor:
 
 def _rows_of(Ms_W: Tensor, own: Tensor) -> Tensor:
     """M_w[I] of matrices [W, G, m, n], [W, G, k, n]."""
-    W, _, _, n = Ms_W.shape
-    return Ms_W.gather(2, own[None, :, :, None].expand(W, -1, -1, n))
+    return Ms_W.gather(2, _wide(own, Ms_W[0]).expand(len(Ms_W), -1, -1, -1))

@@ -152,6 +152,12 @@ def subtract_(targets_W: Mapping[int, Tensor], xs_W: Sequence[Tensor]) -> None:
         torch._foreach_sub_(list(targets_W.values()), [xs_W[i] for i in targets_W])
 
 
+def paying_levels(compressor: Compressor, ctx: Context, workers: int) -> dict[int, Any]:
+    """The levels of the tensors that are compressed and cost less so than whole, by index."""
+    levels = compressed_levels(compressor, ctx)
+    return {i: level for i, level in levels.items() if compressor.pays(ctx.specs[i], level, workers)}
+
+
 def compressed_levels(compressor: Compressor, ctx: Context) -> dict[int, Any]:
     """The levels of the tensors of which something may be lost, by index."""
     pairs = enumerate(zip(ctx.specs, ctx.levels, strict=True))

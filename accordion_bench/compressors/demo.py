@@ -141,8 +141,8 @@ class DeMo(Compressor):
     `chunk`, b that of the product of the others; 1-D tensors have vectors of a. d is the only momentum, and the
     residual too. The state holds T d: the same in exact arithmetic, and removing q_w is then k subtractions.
 
-    A message is per chunk the k values in `value_dtype`, and their sorted positions in the smaller code of `wire`.
-    Where that is not smaller than the chunk itself (k = all of it), d is sent whole, by all-reduce.
+    A message is per chunk the k values in `value_dtype`, and their sorted positions in the smaller code of
+    `index_codes`. Where that is not smaller than the chunk itself (k = all of it), d is sent whole, by all-reduce.
 
     Workers are summed in their order. An average over senders is not a sum that an all-reduce could carry: where an
     all-gather would cost more wire than a dense all-reduce (with the defaults from 200 workers on for chunks of

@@ -42,7 +42,7 @@ class Stack(NamedTuple):
     """Matrices of one shape and kind.
 
     ids: indices of G tensors.
-    rank, whole: as in `Kind`.
+    rank, whole: as in `MatrixKind`.
     Ms_W: their momenta [W, G, n, m].
     """
 

@@ -99,10 +99,10 @@ class ErrorFeedback(Wrapper):
         """Zeros where nothing is kept of a coordinate, of each tensor [...]; None = everything is."""
         return ()
 
-    def _factors(self, ctx: Context, xs_W: Sequence[Tensor]) -> Sequence[Any]:
+    def _factors(self, scales: Sequence[float], ctx: Context, xs_W: Sequence[Tensor]) -> Sequence[Any]:
         """The scales as numbers, or as numbers of the device that change from step to step."""
         if self.traits.optimizer.units != "parameter" or not xs_W:
-            return self.scales(ctx)
+            return scales
         of = {i: rate for rate, ids in rates_of(ctx, range(len(xs_W)), xs_W[0]) for i in ids}
         return [of[i] for i in range(len(xs_W))]
 
@@ -122,10 +122,14 @@ class ErrorFeedback(Wrapper):
         if xs_W and not any(scales) and self.zero_lr == "skip":
             return Exchanged([torch.zeros_like(x[0]) for x in xs_W], lambda targets_W: None)
         kept_W = {i: e for i, e in enumerate(self._residuals(ctx, state)) if e is not None}
-        fed = {i for i in kept_W if self.residual == "local" and self._fed_on_the_way(ctx, i, comm.workers)}
+        fed = {
+            i
+            for i in kept_W
+            if self.residual == "local" and self.inner.takes_feedback(ctx.specs[i], ctx.levels[i], comm.workers)
+        }
         feedback = Feedback(
             [kept_W.get(i) for i in range(len(xs_W))],
-            self._factors(ctx, xs_W),
+            self._factors(scales, ctx, xs_W),
             self.residual_decay,
             self.masks(ctx, state),
         )
@@ -149,6 +153,3 @@ class ErrorFeedback(Wrapper):
         elif lossy_W:
             torch._foreach_sub_(list(lossy_W.values()), [out.update[i] for i in lossy_W])
         return out
-
-    def _fed_on_the_way(self, ctx: Context, i: int, workers: int) -> bool:
-        return self.inner.takes_feedback(ctx.specs[i], ctx.levels[i], workers)

@@ -13,7 +13,7 @@ from accordion_bench.codecs.coding import Coding, to_levels
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer, whole_layout
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, compressed_levels
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, paying_levels
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.compressors.description import WhyDense
 from accordion_bench.compressors.entropy import check_entropy
@@ -116,15 +116,14 @@ class TernGrad(Compressor):
         return list(largest_W.amax(0).float())
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        specs = ctx.specs
-        sent = [i for i, level in compressed_levels(self, ctx).items() if self.pays(specs[i], level, comm.workers)]
+        sent = list(paying_levels(self, ctx, comm.workers))
         shared = comm.all_reduce_max(self.largest_of(Bucket.of(xs_W, ctx, sent, comm.local)))
         looks = engine_for(xs_W).looks
         for i, scale in zip(sent, shared, strict=True):
             if looks and not scale.isfinite():
-                raise NonFinite(f"what some worker was to send of {specs[i].name} is not finite")
-        self.codes.known = {specs[i].name: scale for i, scale in zip(sent, shared, strict=True)}
-        narrowed = replace(ctx, levels=[1 if i in set(sent) else None for i in range(len(specs))])
+                raise NonFinite(f"what some worker was to send of {ctx.specs[i].name} is not finite")
+        self.codes.known = {ctx.specs[i].name: scale for i, scale in zip(sent, shared, strict=True)}
+        narrowed = replace(ctx, levels=[1 if i in set(sent) else None for i in range(len(ctx.specs))])
         return self.codes.exchange(xs_W, narrowed, state, comm)
 
 

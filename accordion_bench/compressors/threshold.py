@@ -31,8 +31,8 @@ class Threshold(Uneven):
     """update = mean_w T(g_w), T(x)_i = x_i where |x_i| >= tau, else 0; tau for each worker and tensor.
 
     tau is estimated from a sample, so that about k = density x numel entries are kept, or given. The message is fp32
-    values and indices in the smaller code of `wire`; its length says how many they are. At most `most` x k entries
-    are sent, whatever the data: then `payload_bytes` is a bound.
+    values and indices in the smaller code of `index_codes`; its length says how many they are. At most `most` x k
+    entries are sent, whatever the data: then `payload_bytes` is a bound.
 
     Args:
         density: share of entries kept, in (0, 1]; lower density = more compression.

@@ -150,8 +150,8 @@ def _paper_floats(compressor: "TopK", spec: TensorSpec, level: float | None, wor
 class TopK(Sparse):
     """update = mean_w TopK(g_w): of each tensor the k = density x numel entries of largest magnitude.
 
-    The message is k fp32 values and their indices in the smaller code of `wire`. With `chunk` it is made of each tile
-    of a matrix by itself, see `chunked_topk.TiledMessages`: k = ceil(density tile), indices of ceil(log2 tile) bits.
+    The message is k fp32 values and their indices in the smaller code of `index_codes`. With `chunk` it is made of each
+    tile of a matrix by itself, see `TiledMessages`: k = ceil(density tile), indices of ceil(log2 tile) bits.
 
     Args:
         density: share of entries kept, in (0, 1]; lower density = more compression.

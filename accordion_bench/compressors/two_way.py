@@ -16,7 +16,7 @@ from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.layout import Message, Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State, compressed_levels, subtract_
+from accordion_bench.compressors.base import Context, Exchanged, State, paying_levels, subtract_
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.gathered import Gathered, for_means, non_finite
 from accordion_bench.compressors.probe import Probed, probe_exchanged
@@ -141,7 +141,7 @@ class TwoWay(Wrapper):
     ring, at any number of workers. With plain signs and no residual this is majority vote.
 
     Args:
-        inner: a one-shot compressor of fixed size.
+        inner: a gathered compressor of fixed size.
         residual: whether the owner keeps what its message lost (e~); otherwise that is lost.
         server: `sharded` over the workers, or `literal`: one server, worker 0.
         align: `piece` or `tensor`, see `cut_shards`.
@@ -241,11 +241,7 @@ class TwoWay(Wrapper):
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         W, first, named = comm.local_workers, comm.first_worker, comm.first_named
         index = {spec.name: i for i, spec in enumerate(ctx.specs)}
-        levels = {
-            i: level
-            for i, level in compressed_levels(self, ctx).items()
-            if self.pays(ctx.specs[i], level, comm.workers)
-        }
+        levels = paying_levels(self, ctx, comm.workers)
         dense = [i for i in range(len(xs_W)) if i not in levels]
         update: list[Tensor] = [xs_W[0]] * len(xs_W) if xs_W else []
         for i, mean in zip(dense, comm.all_reduce_mean([xs_W[i] for i in dense]), strict=True):

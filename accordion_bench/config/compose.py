@@ -96,7 +96,7 @@ class Brought:
         return f"{self.choice} brings {self.group}.{self.key}={show(self.value)}"
 
 
-def take(raw: Config, names: Config) -> list[Brought]:
+def take_brought(raw: Config, names: Config) -> list[Brought]:
     """Put what choices bring in the place of defaults, and `brings` out of the way.
 
     Args:
@@ -130,14 +130,14 @@ def bring_again(cfg: Config) -> None:
         for key, value in read_yaml(file).items() if file else ():
             if plain(value) != value and cfg[group].get(key) == plain(value):
                 cfg[group][key] = value
-    taken = take(cfg, names)
+    taken = take_brought(cfg, names)
     for group in cfg.keys() & names.keys() - {"adaptive"}:
         cfg[group] = options_of(cfg[group])
-    if taken := settle(cfg, taken):
+    if taken := settle_brought(cfg, taken):
         names["brought"] = "; ".join(map(str, taken))
 
 
-def settle(cfg: Config, taken: list[Brought]) -> list[Brought]:
+def settle_brought(cfg: Config, taken: list[Brought]) -> list[Brought]:
     """What remains: SGD has no Nesterov step without a momentum, and only the one that is typed is refused."""
     optimizer = cfg.get("optimizer") or {}
     if optimizer.get("momentum") == 0:
@@ -181,13 +181,13 @@ def resolve(composed: Any, choices: Any) -> Config:
     own = OmegaConf.create({key: value for key, value in composed.items_ex(resolve=False) if key != "hydra"})
     names = {key: value for key, value in dict(choices).items() if "/" not in key and "@" not in key}
     raw: Config = OmegaConf.to_container(own, resolve=False)  # type: ignore[assignment]
-    taken = take(raw, names)
+    taken = take_brought(raw, names)
     try:
         cfg: Config = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         error.choices = names  # type: ignore[attr-defined]  # for the sentence: what to type is the choice's own default
         raise
-    if taken := settle(cfg, taken):
+    if taken := settle_brought(cfg, taken):
         names["brought"] = "; ".join(map(str, taken))
     if setup := cfg.pop("setup", None):  # what a preset tells its arms; of several presets Hydra notes no choice
         if "experiment" not in setup:

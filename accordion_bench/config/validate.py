@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -33,12 +32,9 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.clip import check_clipping
 
-if TYPE_CHECKING:
-    from accordion_bench.config.components import Components
-
 
 def refuse_beyond(
-    config: RunConfig, parts: "Components", specs: Sequence[TensorSpec], typed: Collection[str] = ()
+    config: RunConfig, parts: Components, specs: Sequence[TensorSpec], typed: Collection[str] = ()
 ) -> None:
     """Refuse numbers that lie beyond the data, the run or the tensors.
 
@@ -80,7 +76,7 @@ def refuse_beyond(
     _refuse_levels(config, parts, specs, typed)
 
 
-def _refuse_levels(config: RunConfig, parts: "Components", specs: Sequence[TensorSpec], typed: Collection[str]) -> None:
+def _refuse_levels(config: RunConfig, parts: Components, specs: Sequence[TensorSpec], typed: Collection[str]) -> None:
     """Refuse a typed rank above every matrix, and a typed density below one entry of the largest tensor."""
     wrapped, knob = parts.wrapped, parts.wrapped.compressor.traits.knob
     sent = sent_specs(specs, wrapped.scope, wrapped.block_size)

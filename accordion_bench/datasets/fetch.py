@@ -73,7 +73,7 @@ def fetch(root: Path, folder: str, files: Sequence[str], sources: Sequence[Sourc
     """
     part = Path(tempfile.mkdtemp(prefix=f".{folder}.part-", dir=root))
     try:
-        new = part / "new" / folder  # one level deeper than `download.find` looks
+        new = part / "new" / folder  # one level deeper than `find` looks
         new.mkdir(parents=True)
         for source in sources:
             packed = source.name.endswith(".tar.gz")

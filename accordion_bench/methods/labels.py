@@ -1,10 +1,7 @@
-"""Names of arms as tables and figures show them, from their options alone.
+"""Names of arms as tables and figures show them, from their options and what the classes that these name declare.
 
 A class that is not trusted (`options.instantiate`) is a name and nothing more: its import would run a stranger's code.
-
-What the class that a configuration names declares of itself, for labels; as plain data, which needs no class.
-
-The classes compute with torch, so that to import one takes half a gigabyte of memory.
+Classes compute with torch, so that to import one takes half a gigabyte of memory: what they declare is plain data.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -36,7 +33,7 @@ class Declared(NamedTuple):
     label_suffix: str | None
 
 
-def of_class(node: Config) -> Declared | None:
+def declared_of_class(node: Config) -> Declared | None:
     """What the class of a config node declares; None where this version no longer has it."""
     try:
         cls = target(node, "")
@@ -51,7 +48,8 @@ def of_class(node: Config) -> Declared | None:
     return Declared(own.display_names, own.shares, drives, detects, declared_by(cls), suffix)
 
 
-look: Callable[[Config], Declared | None] = of_class  # who looks at classes: reports that are served have another do it
+# reports that are served have another process look at classes
+look: Callable[[Config], Declared | None] = declared_of_class
 
 
 def declared(node: Config) -> Declared | None:
@@ -211,8 +209,8 @@ def _name(node: Config, choice: str) -> str:
     own = declared(node)
     if own and (name := own.display_names.get(choice)) is not None:
         return str(name)
-    of_class = str(node.get("_target_", "")).rpartition(".")[2]
-    return of_class if of_class.lower() == choice.replace("_", "") else choice.replace("_", " ")
+    class_name = str(node.get("_target_", "")).rpartition(".")[2]
+    return class_name if class_name.lower() == choice.replace("_", "") else choice.replace("_", " ")
 
 
 def _traits(node: Config) -> Traits | None:

@@ -90,7 +90,7 @@ def time_collectives(
     interface: Interface | None = None,
     tell: Callable[[str], None] = lambda said: None,
 ) -> list[Row]:
-    """One row for each kind of collective and size. Every process of `group.together` calls it with the same numbers.
+    """One row for each kind of collective and size; all of `LinkGroup.together` call it with the same numbers.
 
     Args:
         group: who sends.

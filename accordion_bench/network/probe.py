@@ -130,7 +130,7 @@ def _device(place: Place) -> torch.device:
 def _join(place: Place, device: torch.device, patience: datetime.timedelta) -> None:
     options: dict[str, Any] = {}
     if device.type == "cuda":
-        options = {"device_id": device, "pg_options": on_device.options(patience)}
+        options = {"device_id": device, "pg_options": on_device.nccl_options(patience)}
     try:
         dist.init_process_group("nccl" if options else "gloo", timeout=patience, **options)
     except dist.DistError as error:
@@ -186,7 +186,7 @@ def _groups(place: Place, device: torch.device) -> list[tuple[str, LinkGroup]]:
 
 def _own_group(rank: int, groups: list[range]) -> dist.ProcessGroup:
     """Of process groups that every process makes, the one that has this rank."""
-    made = [dist.new_group(list(ranks), **on_device.of_sub_group(None)) for ranks in groups]
+    made = [dist.new_group(list(ranks), **on_device.nccl_sub_group_options(None)) for ranks in groups]
     (own,) = (group for group, ranks in zip(made, groups, strict=True) if rank in ranks)
     assert isinstance(own, dist.ProcessGroup)
     return own

@@ -1,8 +1,6 @@
-"""What a process is given of its machine: memory, threads, GPUs, deterministic algorithms.
+"""What a process computes with: its GPU, freed memory, deterministic algorithms; and all of it as in a run.
 
-What a run sets before it computes: threads, kernels, what happens to freed memory. Trials and benches set it, too.
-
-A step that is timed under other settings than those of a run says nothing of the run.
+Trials and benches set it, too: a step that is timed under other settings than those of a run says nothing of the run.
 """
 
 import contextlib
@@ -51,9 +49,6 @@ def _of_glibc(name: str) -> Callable[..., int] | None:
         return getattr(ctypes.CDLL(None), name)
     except AttributeError:
         return None
-
-
-# floating-point operations of a step in one kernel from which on a second thread pays: docs/performance.md
 
 
 # cuBLAS repeats itself with such a workspace; torch.compile without timing its own kernels
@@ -153,7 +148,7 @@ def refuse_shared_gpu(store: SealedStore, rank: int, mine: str) -> None:
     Args:
         store: of the run.
         rank: of this process.
-        mine: the `identity` of its GPU.
+        mine: the `gpu_identity` of its GPU.
 
     Raises:
         ConfigError: another process of the run has it already.
@@ -188,9 +183,6 @@ def _numbers(ranks: Sequence[int]) -> str:
     if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(map(str, ranks[:3])) + (" ..." if len(ranks) > 3 else "")
-
-
-# by which torchrun, OpenMPI and Slurm number their processes, as `placement.environment_ranks` looks for them
 
 
 @contextlib.contextmanager

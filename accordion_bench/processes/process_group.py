@@ -40,7 +40,7 @@ def join(where: Placement, store: SealedStore, timeout: float) -> None:
         machine.refuse_shared_gpu(
             store, where.rank, machine.gpu_identity(machine.gpu_uuid(device), device.index, os.environ)
         )
-        options = {"device_id": device, "pg_options": on_device.options(patience)}
+        options = {"device_id": device, "pg_options": on_device.nccl_options(patience)}
     dist.init_process_group(
         where.backend, store=store.of_torch(), rank=where.rank, world_size=where.processes, timeout=patience, **options
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from accordion_bench.options import checks
 
 PER_CORE = 16  # that may be asked for; OpenMP ends a process that wants some 10,000
-WORTH_SHARING = 100e6
+WORTH_SHARING = 100e6  # operations of a step in one kernel from which on a second thread pays: docs/performance.md
 
 
 def sleep_while_waiting(environ: MutableMapping[str, str] = os.environ) -> None:

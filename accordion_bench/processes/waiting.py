@@ -1,8 +1,7 @@
-"""What may slow this machine: threads of other programs, cores that are busy, pauses of the system.
+"""Waiting: pauses between two looks, what threads have waited for a core, and processes that wait for each other.
 
-Neighbours: the processes of one machine, which see at once when one of them is gone; one of them speaks for all.
-
-The first process of a machine that has come looks after all others there, and they look after it. It alone sends
+The processes of one machine see at once when one of them is gone, and one of them speaks for all (`Neighbours`): the
+first process of a machine that has come looks after all others there, and they look after it. It alone sends
 heartbeats: a machine that is gone is missed by rank 0, whichever processes it had.
 """
 
@@ -14,6 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accordion_bench.processes.sealed_store import SealedStore, whole_number
+
+if TYPE_CHECKING:
+    from accordion_bench.comm.collectives import Comm  # imports torch, which reports do without
 
 
 def growing_pauses(first: float = 0.02, longest: float = 0.5) -> Iterator[None]:
@@ -29,9 +31,6 @@ def growing_pauses(first: float = 0.02, longest: float = 0.5) -> Iterator[None]:
         yield
         seconds = min(1.5 * seconds, longest)
 
-
-if TYPE_CHECKING:
-    from accordion_bench.comm.collectives import Comm  # imports torch, which reports do without
 
 BUSY = 0.05  # share of the time in which a process could compute, from which on it is told
 

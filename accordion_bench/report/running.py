@@ -61,7 +61,7 @@ def arm_so_far(run: Run) -> Arm | None:
     """A running run as an arm of its own, which says how far it is; None where its rows are not understood.
 
     Args:
-        run: for which `read.running.is_running`.
+        run: for which `is_running`.
     """
     try:
         arms, _ = group([so_far(run)])

@@ -48,12 +48,12 @@ def environment(threads: int | None = None, sweep: str = "", kernels: str = "") 
         "python": platform.python_version(),
         "versions": versions,
         "platform": platform.platform(),
-        "processor": on_device.processor(),
+        "processor": on_device.processor_name(),
         "cpu_cores": os.cpu_count(),
         "threads": threads,
         "load": _load(),
         "host": platform.node(),
-        "gpus": on_device.gpus(),
+        "gpus": on_device.gpu_models(),
         **({"netlab": masked(json.loads(lab))} if (lab := os.environ.get(NETLAB)) else {}),
     }
 

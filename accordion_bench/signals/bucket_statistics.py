@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.adaptive.distributions import weight_of
+from accordion_bench.adaptive.distributions import Histogram, weight_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.buckets import Buckets, bucket_table, lengths
 from accordion_bench.requests import BucketMoments, BucketStatistic, CoordinateHistogram, PooledMoments, Request
@@ -79,8 +79,6 @@ def in_order(requests: Iterable[Request]) -> list[BucketStatistic]:
 
 
 def _histogram(statistic: CoordinateHistogram, buckets: Sequence[Buckets]) -> Tensor:
-    from accordion_bench.adaptive.distributions import Histogram
-
     device = buckets[0].norms.device if buckets else None
     arrays = [torch.zeros(3, 4096, dtype=torch.float64, device=device)]
     for norms, r, exists in buckets:

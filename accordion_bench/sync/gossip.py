@@ -45,6 +45,10 @@ class GraphNeighbours(PeerExchange):
         super().__init__(specs, comm, like)
         self.graph = graph
 
+    @property
+    def messages(self) -> int:
+        return len(shifts(self.graph, self.comm.workers, 0))
+
     def targets(self, step: int) -> list[list[int]]:
         A = self.comm.workers
         return [[(worker + shift) % A for worker in range(A)] for shift in shifts(self.graph, A, self.turn)]

@@ -184,7 +184,7 @@ class StreamingDiLoCo(Round):
         refuse_slots(self.period, self.fragments, self.delay)
         outer = OuterSGD(self.outer_lr, self.outer_momentum, self.outer_nesterov)
         when = When(self.period, slots=self.fragments, delay=self.delay, ahead=True)
-        super().__init__(when, outer=outer, fragments=self.fragments, pull=1 - self.mixing)
+        super().__init__(when, outer=outer, pull=1 - self.mixing)
 
     @classmethod
     def in_every_step(cls, options: Config) -> Config:

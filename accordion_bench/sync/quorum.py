@@ -235,9 +235,11 @@ class DrawnLateness(Quorum):
         kept = [state[name][key][absent] for name, key in places]
         for name, key in places:
             state[name][key][absent] = 0
-        yield
-        for (name, key), value_W in zip(places, kept, strict=True):
-            state[name][key][absent] = value_W
+        try:
+            yield
+        finally:
+            for (name, key), value_W in zip(places, kept, strict=True):
+                state[name][key][absent] = value_W
 
 
 def shares_of(samples: Sequence[int]) -> list[float]:

@@ -39,7 +39,7 @@ class When:
 
     Args:
         period: H, steps of a round; it may change from round to round.
-        slots: parts of equal length into which it falls; there is one message in each.
+        slots: parts of equal length into which it falls; each has one message, of as many fragments of the tensors.
         delay: steps from a message to its use; 0 = it is waited for, None = a whole round.
         ahead: a message leaves so early that it is used at the end of its slot; else it leaves there.
         groups: (period, size) of groups that send more often than everybody does.
@@ -110,7 +110,6 @@ class Round(Sync):
         when: the steps of a round.
         who: averages; None = all workers.
         outer: the outer optimizer; None = the mean stays as it is.
-        fragments: P, parts of the tensors that are averaged by turns, one in each slot.
         pull: how far workers go to z, in [0, 1]; 1 = they restart there.
 
     Class attributes, of presets options:
@@ -143,9 +142,7 @@ class Round(Sync):
     grace: float | None = None
     lateness: float | None = None
 
-    def __init__(
-        self, when: When, who: All | None = None, outer: Average | None = None, fragments: int = 1, pull: float = 1.0
-    ) -> None:
+    def __init__(self, when: When, who: All | None = None, outer: Average | None = None, pull: float = 1.0) -> None:
         self.when, self.who, self.outer, self.pull = when, who or All(when.groups), outer or Average(), pull
         self.period, self.groups = checks.integer("period", when.period, at_least=1, instead=8), when.groups or None
         if self.switch_step is not None:
@@ -159,7 +156,7 @@ class Round(Sync):
         self.waiting.check()
         self.plans_with = frozenset() if self.switch_step is not None else frozenset({"epochs", "schedule"})
         self.gradient_exchange = self.phase1 == "gradient" and self.switch_step != 0
-        self.fragments, self.partial = fragments, fragments > 1
+        self.fragments, self.partial = when.slots, when.slots > 1
         self.tensors: list[list[int]] = []
         self.in_parts: list[Exchange] = []
         self.sparse: SparseAverage | None = None
@@ -345,7 +342,7 @@ class Round(Sync):
         due = self.when.sends(self.since, period) if self.count else len(self.tiers) - 1  # else models are averaged
         if due is not None and self.tiers:
             completed = self.average(due)
-        if (self.since >= period or not self.count) and self.who.tiers:
+        if (self.since >= period or not self.count) and self.tiers:
             self.since = 0
         return completed
 

@@ -291,8 +291,8 @@ class PeerExchange(Exchange):
 
     @property
     def messages(self) -> int:
-        """To how many others a worker sends."""
-        return len(self.targets(0))
+        """To how many others a worker sends, in each step."""
+        raise NotImplementedError
 
     @property
     def weight(self) -> float:
@@ -334,6 +334,10 @@ class PairExchange(PeerExchange):
     Args:
         specs, comm, like, seed: see `Exchange`; an even number of workers, or one, which meets itself.
     """
+
+    @property
+    def messages(self) -> int:
+        return 1
 
     def partners(self, step: int) -> list[int]:
         """Of each worker of the run, whom it meets at a step; every way to form pairs is equally likely."""

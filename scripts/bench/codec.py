@@ -40,7 +40,7 @@ from accordion_bench.position import StepInfo
 from accordion_bench.runs.environment import environment
 from accordion_bench.tensors import kernels
 from scripts.bench.arms import as_a_run
-from scripts.bench.harness import command_line, in_rounds, print_head, print_row, seconds_of
+from scripts.bench.harness import command_line, in_rounds, print_head, print_row, quartiles, seconds_of
 from scripts.studies import grace_codecs
 
 NETWORKS = {1: "squeezenet1_1", 11: "resnet18", 25: "resnet50", 138: "vgg16"}
@@ -131,9 +131,7 @@ def ratio(one: Codec, other: Codec, size: float = 1.0) -> Ratio:
         one, other: of the same rounds.
         size: how many times the coordinates of `other` it is called with.
     """
-    each = sorted(size * theirs / own for own, theirs in zip(one.totals(), other.totals(), strict=True))
-    low, median, high = statistics.quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
-    return Ratio(median, low, high)
+    return Ratio(*quartiles([size * theirs / own for own, theirs in zip(one.totals(), other.totals(), strict=True)]))
 
 
 def shapes(floats: int, flat: bool) -> list[TensorSpec]:

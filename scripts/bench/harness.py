@@ -87,7 +87,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float], factor: float = 1.0) -
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """(median, lower, upper); of one value that value."""
-    lower, median, upper = statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
+    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
     return median, lower, upper
 
 

@@ -1,8 +1,11 @@
 """Which files of a claim stay in the repository: tables once, and the pictures that its page shows, with few colours.
 
 All other pictures are drawn again by `python -m scripts.claims CLAIM --minutes 0 --figures FOLDER`.
+
+    python -m scripts.claims.kept results/demo/README.md    # of another page: few colours, no link to a missing picture
 """
 
+import argparse
 import re
 from pathlib import Path
 
@@ -22,7 +25,7 @@ def keep_shown(claim: Path) -> None:
     """
     if not (claim / "README.md").is_file():
         return
-    pages = [claim / "README.md", Path("README.md")]
+    pages = [claim / "README.md", Path("README.md"), *Path("docs").glob("*.md"), *Path("results").glob("*.md")]
     shown = {(page.parent / link).resolve() for page in pages if page.is_file() for link in links(page)}
     for picture in sorted(claim.rglob("*.png")):
         if picture.resolve() in shown:
@@ -49,3 +52,17 @@ def _drop_missing(report: Path) -> None:
 
 def _is_there(report: Path, paragraph: str) -> bool:
     return all((report.parent / link).is_file() for link in LINK.findall(paragraph))
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser("scripts.claims.kept", description=__doc__)
+    parser.add_argument("page", type=Path, help="README.md of a folder with pictures")
+    page: Path = parser.parse_args().page
+    _drop_missing(page)
+    for picture in sorted(page.parent.glob("*.png")):
+        reduce_colours(picture)
+
+
+if __name__ == "__main__":
+    main()

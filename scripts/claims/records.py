@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from accordion_bench.locks import locked
 from scripts.claims.launch import command
 from scripts.claims.outcome import Outcome
 from scripts.packed import read_packed, write_packed
@@ -28,15 +29,18 @@ def record(found: Outcome, file: Path = FILE) -> None:
         found: of a cell; nothing is written where its run has not ended.
         file: of the records.
     """
-    if not found.ended or found.hash in recorded(file):
+    if not found.ended:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
-    if not file.is_file():
-        writer.writeheader()
-    writer.writerow(row(found))
-    write_packed(file, (read_packed(file) if file.is_file() else "") + lines.getvalue())
+    with locked(file.with_suffix(".lock"), wait=True):  # another claim's process would overwrite this line
+        if found.hash in recorded(file):
+            return
+        lines = io.StringIO()
+        writer = csv.DictWriter(lines, COLUMNS, lineterminator="\n")
+        if not file.is_file():
+            writer.writeheader()
+        writer.writerow(row(found))
+        write_packed(file, (read_packed(file) if file.is_file() else "") + lines.getvalue())
 
 
 def recorded(file: Path = FILE) -> set[str]:

@@ -25,6 +25,7 @@ from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.kernels import on_gpu
 from scripts.bench import codec
+from scripts.bench.harness import ratio, spread
 from scripts.gpu import steps as timed
 from scripts.launches import stated
 
@@ -295,7 +296,7 @@ def steps(setting: Setting) -> Section:
     world = torch.cuda.device_count() if setting.device == "cuda" else 2
     found = timed.measured(setting.device, world, setting.rounds, setting.smallest, setting.out)
     rows = [
-        (name, f"{1000 * statistics.median(seconds):.2f}", _quartiles(seconds, found[timed.rival(name)]))
+        (name, f"{1000 * statistics.median(seconds):.2f}", spread(*ratio(seconds, found[timed.rival(name)])))
         for name, seconds in found.items()
     ]
     heads = ["step", "ms, median", "in steps of its rival: median (quartiles)"]
@@ -314,17 +315,9 @@ def training(setting: Setting) -> Section:
         facts[how] = found
         for arm, seconds in found.items():
             speed = images / statistics.median(seconds)
-            rows.append((how, arm, f"{speed:,.0f}", _quartiles(found["a plain loop"], seconds)))
+            rows.append((how, arm, f"{speed:,.0f}", spread(*ratio(found["a plain loop"], seconds))))
     heads = ["", "arm", "images per second", "of the plain loop's: median (quartiles)"]
     return Section(table(heads, rows), facts)
-
-
-def _quartiles(some: Sequence[float], others: Sequence[float]) -> str:
-    """Of the ratios, round by round."""
-    low, median, high = statistics.quantiles(
-        [a / b for a, b in zip(some, others, strict=True)], n=4, method="inclusive"
-    )
-    return f"{median:.3f} ({low:.3f} to {high:.3f})"
 
 
 SECTIONS: dict[str, Callable[[Setting], Section]] = {
@@ -341,6 +334,8 @@ SECTIONS: dict[str, Callable[[Setting], Section]] = {
 
 def main() -> None:
     """Exchanges on a GPU, for the sanitizer; with two GPUs steps whose buckets leave early."""
+    if len(sys.argv) != 3:
+        sys.exit("scripts.gpu.sections is started by scripts.gpu.report, which runs the sections")
     names, seed = sys.argv[1].split(","), int(sys.argv[2])
     setting = Setting("cuda", True, 2, seed, Path(), names)
     for name in names:

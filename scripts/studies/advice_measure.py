@@ -149,5 +149,7 @@ def missing(cells: Iterable[Cell], wanted: Iterable[Cell], arms: Iterable[str]) 
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("scripts.studies.advice_measure is started by scripts.studies.validate_advice")
     told = json.loads(sys.argv[2])
     inside(Path(sys.argv[1]), Work(**{**told, "arms": tuple(told["arms"])}))

@@ -3,6 +3,7 @@
 Their runs are not kept, so that no curve can be drawn again: one row per arm, dense first, then who has sent the most.
 """
 
+import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ DRAWN = {"compressors": "comparison", "local_methods": "rows-{dataset}"}  # fold
 
 def main() -> None:
     """Draw all of them."""
+    argparse.ArgumentParser("scripts.studies.draw_kept", description=__doc__).parse_args()
     for folder, name in DRAWN.items():
         kept = Path("results") / folder
         for dataset, rows in pd.read_csv(kept / "table.csv").groupby("dataset"):

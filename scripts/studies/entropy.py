@@ -4,7 +4,7 @@ python -m scripts.studies.entropy                                           # da
 python -m scripts.studies.entropy dataset=wikitext2_bytes paths.data=FOLDER
 """
 
-import sys
+import argparse
 
 from accordion_bench.config.compose import compose
 from accordion_bench.datasets.byte_windows import ByteDataset
@@ -14,7 +14,11 @@ from accordion_bench.options.instantiate import build
 
 def main() -> None:
     """One line per split and number of known bytes."""
-    config = compose(["dataset=pydocs_bytes", *sys.argv[1:]])
+    parser = argparse.ArgumentParser(
+        "scripts.studies.entropy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("overrides", nargs="*", help="of the configuration, such as dataset=wikitext2_bytes")
+    config = compose(["dataset=pydocs_bytes", *parser.parse_args().overrides])
     dataset: ByteDataset = build(config["dataset"], "dataset")
     texts = dataset.texts(config["paths"]["data"])
     print("| split | bytes | of bytes | of bigrams | of trigrams |\n|---|---|---|---|---|")

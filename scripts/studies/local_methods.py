@@ -33,12 +33,13 @@ from accordion_bench.report.compare.show import show_ratio, show_times
 from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import Run, read_runs
 from accordion_bench.report.render import captions, write
-from accordion_bench.report.render.figures.curves import tradeoff
 from accordion_bench.report.render.figures.sheet import save, styled
 from accordion_bench.report.render.markup import aligned, folded
 from accordion_bench.report.render.write import provenance
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
+from scripts.few_colours import reduce_colours
+from scripts.studies.draw_kept import draw
 
 # one momentum for all, so that schemes differ in nothing else
 ALWAYS = ["model=resnet8", "workers=4", "comm=simulated", "network=1gbit", "optimizer.nesterov=false"]
@@ -264,8 +265,8 @@ def commands(cells: Sequence[Cell]) -> Iterator[str]:
 def section(setting: str, arms: Sequence[Arm], out: Path) -> str:
     """Heading, table, figure, sentences of one setting."""
     with styled():
-        figure = tradeoff(arms)
-        png = [] if figure is None else [save(figure, out / f"tradeoff-{setting}")]
+        png = save(draw(tidy(arms)), out / f"rows-{setting}")
+    reduce_colours(png)
     dense = next((arm for arm in arms if arm.dense), None)
     images = arms[0].runs[0].summary["test_size"]
     notes = [
@@ -280,7 +281,7 @@ def section(setting: str, arms: Sequence[Arm], out: Path) -> str:
         [
             f"## {captions.heading(arms[0])}",
             markdown(tidy(arms), dense),
-            *(f"![{file.stem}]({file.name})" for file in png),
+            f"![{png.stem}]({png.name})",
             lists[0],
         ]
         + ([lists[1]] if dense else [])

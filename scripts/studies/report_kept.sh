@@ -12,8 +12,12 @@ out=results/report/$name kept=results/$name
 "$python" -m accordion_bench.report "$runs" --out "$out" --figures png
 mkdir -p "$kept"
 cp "$out/table.csv" "$kept"
-sed "s/!\[comparison\](comparison.png)/![$1]($1.png)/" "$out/README.md" >"$kept/README.md"
+# of several settings a figure is FIGURE-SETTING.png
+sed -E "s/!\[comparison(-[^]]*)?\]\(comparison(-[^)]*)?\.png\)/![$1\1]($1\2.png)/" "$out/README.md" >"$kept/README.md"
+shopt -s nullglob
 for figure in "$@"; do
-    if [ -f "$out/$figure.png" ]; then cp "$out/$figure.png" "$kept"; fi
+    for drawn in "$out/$figure.png" "$out/$figure"-*.png; do
+        if [ -f "$drawn" ]; then cp "$drawn" "$kept"; fi
+    done
 done
-"$python" -m scripts.few_colours "$kept"/*.png
+"$python" -m scripts.claims.kept "$kept/README.md"

@@ -2,12 +2,10 @@
 
 from unittest import mock
 
-import pytest
 import torch
 
 from accordion_bench.comm import collectives
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.conformance.echo import echoed
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
 from accordion_bench.conformance.subject import Setup, from_yaml
 from tests.kit.helpers import SPECS, gradients
@@ -43,17 +41,6 @@ def test_nccl_sends_unequal_messages_without_repeating_them():
     same = Comm(1, 3, 1)
     same.ledger.all_gather_uneven([2, 3, 0])
     assert comm.ledger.counts == same.ledger.counts
-
-
-@pytest.mark.parametrize("where", ["host", "device"])
-def test_sizes_are_read_once(where):
-    """Uploaded without waiting, or left where they are; all workers' come to the host in one copy."""
-    with pretended() as counts, echoed(3):
-        comm, sizes = Comm(2, 3, 0, str(DEVICE)), [[4, 5], [6, 7]]
-        given = torch.tensor(sizes).to(DEVICE) if where == "device" else sizes
-        counts.reset()
-        assert comm.all_gather_sizes(given) == sizes * 3
-        assert sum(counts.waits.values()) == 1 and counts.uploads == (where == "host")
 
 
 def test_worker_momentum_takes_three_launches():

@@ -217,7 +217,7 @@ followed._built = ""
 apart.ProcessPoolExecutor = None  # nobody is asked again
 followed._pause = serve.LEAST
 pages.append(followed.page())
-assert pages[0] == pages[1] and 'torch' not in sys.modules and labels.look is labels.of_class
+assert pages[0] == pages[1] and 'torch' not in sys.modules and labels.look is labels.declared_of_class
 print(known, len(apart._known), all(name in pages[0] for name in ("Accordion (PowerSGD rank 2/1)", "TopK 10 %")))
 """
     known, still, named = served_apart(tmp_path, program).split()

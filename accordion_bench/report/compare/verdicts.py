@@ -164,7 +164,7 @@ def verdict(one: Rival, row: dict[Any, Any]) -> str:
 
     Args:
         one: the arm and its baseline.
-        row: of the arm in `tidy.tidy`.
+        row: of the arm in `columns.tidy`.
     """
     gap = f"{one.judged.words} {one.side()}"
     images = one.arm.runs[0].summary.get("test_size") if one.judged.name == "accuracy" else None

@@ -100,7 +100,7 @@ def _told(row: Mapping[str, Any], key: str) -> Any:
 
 
 def _config(first: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Options in the bench's words; kinds are looked at later, see `completeness.problem_of_rows`."""
+    """Options in the bench's words; kinds are looked at later, see `schema.problem_of_rows`."""
     run = first["run"]
     options = run["options"] if isinstance(run.get("options"), dict) else {}
     names = [name for name in _list(run.get("adaptive")) if isinstance(name, str)]

@@ -351,7 +351,7 @@ def _are_exchanges(kinds: Any) -> bool:
 
 
 def _are_phases(phases: Any) -> bool:
-    """Whether it is what `common_speed` reads: lists of part, phase, steps and seconds."""
+    """Whether it is what `compare.times` reads: lists of part, phase, steps and seconds."""
     return isinstance(phases, list) and all(
         isinstance(one, list)
         and len(one) == 4

@@ -18,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from accordion_bench.methods import labels
-from accordion_bench.methods.labels import of_class
+from accordion_bench.methods.labels import declared_of_class
 from accordion_bench.options.instantiate import build, is_trusted
 from accordion_bench.processes.interrupt import end_with_parent
 from accordion_bench.report.read.load import Run
@@ -128,12 +128,12 @@ def classes_apart() -> Iterator[None]:
         return
     global look
     with contextlib.closing(_Asked()) as asked:
-        labels.look = functools.partial(asked, of_class)
+        labels.look = functools.partial(asked, declared_of_class)
         look = functools.partial(asked, of_classes)
         try:
             yield
         finally:
-            labels.look, look = of_class, of_classes
+            labels.look, look = declared_of_class, of_classes
 
 
 class _Asked:

@@ -165,7 +165,6 @@ def _unless_strange(run: Run, beside: Sequence[Run], say: Callable[[Parts], T]) 
 
 FIRST = "comparison"  # the figure that README.md shows
 OF_LINKS = "accuracy_modelled"  # the figure that has the bandwidths
-TABLES = ("table.md", "table.csv", "table.tex", "report.html")
 
 
 class Written(NamedTuple):

@@ -1,6 +1,6 @@
 """The largest entries of each tile of matrices: written into messages and added from messages into sums.
 
-The bits are those of `compressors/chunked_topk.py`: numbers as float32, then indices within their tiles, then codes of
+The bits are those of `codecs/tiles.py`: numbers as float32, then indices within their tiles, then codes of
 two bits where the numbers are a table of four.
 
 Tensor suffixes: W workers, A all workers, R rows of sums, T tensors.

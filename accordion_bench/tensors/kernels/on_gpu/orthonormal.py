@@ -102,7 +102,7 @@ def renewed(news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
 
 
 @triton.jit
-def _vectors(x, entry, vector, c, n, r, TYPE: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _vectors(x, entry, vector, c, n, r, R: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Some entries of each vector in float64; vectors that are not there are 0."""
     i = c + tl.arange(0, BLOCK)
     found = ()
@@ -192,17 +192,17 @@ def _orthonormalise(  # type: ignore[no-untyped-def]
     scale = tl.where(r > 1, FILL / tl.sqrt(n.to(tl.float64)), 0.0)
     sums = _none(R, BLOCK)
     for c in range(0, n, BLOCK):
-        sums = _with_products(sums, _vectors(x, entry, vector, c, n, r, TYPE, R, BLOCK), R)
+        sums = _with_products(sums, _vectors(x, entry, vector, c, n, r, R, BLOCK), R)
     first = _inverse_factor(sums, R, SHIFT, TINY)
     second = first
     if PASSES > 1:
         sums = _none(R, BLOCK)
         for c in range(0, n, BLOCK):
-            xs = _combined(_vectors(x, entry, vector, c, n, r, TYPE, R, BLOCK), first, R)
+            xs = _combined(_vectors(x, entry, vector, c, n, r, R, BLOCK), first, R)
             sums = _with_products(sums, _filled(xs, fixed, scale, c, n, r, R, BLOCK), R)
         second = _inverse_factor(sums, R, LAST_SHIFT, TINY)
     for c in range(0, n, BLOCK):
-        xs = _combined(_vectors(x, entry, vector, c, n, r, TYPE, R, BLOCK), first, R)
+        xs = _combined(_vectors(x, entry, vector, c, n, r, R, BLOCK), first, R)
         if PASSES > 1:
             xs = _combined(_filled(xs, fixed, scale, c, n, r, R, BLOCK), second, R)
         i = c + tl.arange(0, BLOCK)

@@ -379,7 +379,7 @@ def test_the_folder_tells_of_every_machine(tmp_path, monkeypatch):
         raise ValueError("it trains no more")
 
     monkeypatch.setattr(launch, "run", run)
-    monkeypatch.setattr(on_device, "processor", lambda: "another")
+    monkeypatch.setattr(on_device, "processor_name", lambda: "another")
     for _ in range(2):
         with pytest.raises(ValueError, match="no more"):
             train.run({**cfg, "resume": str(folder.path)}, {"resume"})

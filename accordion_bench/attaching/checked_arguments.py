@@ -226,7 +226,7 @@ def _refuse_unknown(needs: Mapping[str, Collection[str]], passed: PassedArgument
 
 
 def _refuse_policy(name: str, policy: Policy) -> None:
-    """Refuse what a loop of somebody else's cannot carry."""
+    """Refuse what a user's own loop cannot carry."""
     if policy.drives == "batch":
         raise ConfigError(
             f"adaptive={name} drives the batch, which your loop owns; pass another policy, or run python -m "

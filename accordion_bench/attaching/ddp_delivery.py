@@ -134,7 +134,7 @@ def deliver_to(attachment: Attachment, module: DistributedDataParallel) -> None:
     """Let a wrapped model hand its gradients to an attachment.
 
     Raises:
-        ConfigError: somebody else's communication hook is there.
+        ConfigError: a third-party communication hook is there.
     """
     if module not in _deliveries:
         _deliveries[module] = DDPDelivery(module)

@@ -6,7 +6,7 @@ from typing import Any
 
 # an all-gather of unequal messages travels as an all-to-all in which each worker sends everybody the same
 KINDS = ("all_reduce", "all_gather", "all_gather_uneven", "all_to_all", "send_receive")
-# what a hook of somebody else's leaves unknown
+# what a third-party hook leaves unknown
 OF_EXCHANGES = ("payload_bytes", "wire_bytes", "inner_wire_bytes", "rounds", "entropy_bytes", "paper_floats")
 
 
@@ -25,7 +25,7 @@ class Ledger:
         workers: all workers of the run, A.
 
     Attributes:
-        complete: whether exchanges are charged here; those of a hook of somebody else's are not.
+        complete: whether exchanges are charged here; those of a third-party hook are not.
         kinds: (wire, rounds) of exchanges by kind of collective, as this process has made them; not in checkpoints.
     """
 

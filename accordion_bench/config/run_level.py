@@ -27,7 +27,7 @@ def refuse_wrong(config: RunConfig) -> None:
         raise ValueRefused("label", f"text of 1 to {LONGEST_LABEL} printable characters in one line", *_label(config))
     if config.graphs is not None:
         checks.boolean("graphs", config.graphs, instead=False)
-    checks.integer("workers_at_once", config.workers_at_once, at_least=1)
+    checks.integer("workers_at_once", config.workers_at_once, at_least=1, instead=1)
     saving = config.checkpoint
     if saving.every is not None:
         checks.integer("checkpoint.every", saving.every, at_least=0)

@@ -45,7 +45,7 @@ class DDPExchange(Exchange):
         ladder: the compressor's one level.
         seed: for keyed draws.
         bucket_cap_mb: MB of gradients that are exchanged together; None = torch's 1, then 25.
-        hook: of somebody else's, in the place of the compressor's; None = the compressor's.
+        hook: a third-party hook, in the place of the compressor's; None = the compressor's.
 
     Attributes:
         module: what is to be called in the place of the model, in training.

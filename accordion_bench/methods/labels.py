@@ -63,7 +63,7 @@ KNOBS = ("rank", "density", "bits")
 def label(config: Config) -> str:
     """`dense`, `PowerSGD rank 2`, `TopK 10 %`, `fp16`, `Accordion (PowerSGD rank 2/1)`; others by name and knob.
 
-    Hooks of somebody else's by the function's name: `DDP, bf16_compress_hook`.
+    Third-party hooks by the function's name: `DDP, bf16_compress_hook`.
     Another form of error feedback: `TopK 10 %, EF21`.
 
     Local methods by name and period: `local SGD, H 8`, `DiLoCo, H 30, TopK 10 %`, `AccordionSync (local SGD, H 2/16)`.
@@ -97,7 +97,7 @@ def _policy(key: str, node: Config) -> str:
 
 
 def hook_of(config: Config) -> str:
-    """The name of the hook of somebody else's that has exchanged the gradients, never imported; "" = ours counted."""
+    """The name of the third-party hook that has exchanged the gradients, never imported; "" = ours counted."""
     hook = (config.get("comm") or {}).get("hook")
     return str(hook).rpartition(":")[2] if hook is not None else ""
 

@@ -28,7 +28,7 @@ def replace(part: Path, final: Path) -> None:
 
 
 def new_file(path: Path) -> BinaryIO:
-    """A new file to write; what has its name, a link of somebody else's, say, is removed and never followed."""
+    """A new file to write; whatever has its name (a link of another user, say) is removed and never followed."""
     path.unlink(missing_ok=True)
     return path.open("xb")  # O_EXCL follows no link
 

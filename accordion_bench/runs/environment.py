@@ -69,7 +69,7 @@ def _commit() -> str:
         run = lambda *args: subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, timeout=10)  # noqa: E731
         head = run("rev-parse", "HEAD")
         if head.returncode or run("ls-files", "--error-unmatch", __file__).returncode:
-            return ""  # no checkout, or somebody else's
+            return ""  # no checkout, or another project's
         changed = run("status", "--porcelain", "--untracked-files=no", "--", str(here), str(here.parent / "conf"))
         return head.stdout.strip() + ("+changes" if changed.stdout.strip() else "")
     except (OSError, subprocess.SubprocessError):

@@ -41,7 +41,7 @@ def options(group: str, name: str) -> dict[str, Any]:
 
 
 def policies() -> list[str]:
-    """All but those that drive the batch, which no loop of somebody else's can carry."""
+    """All but those that drive the batch, which no loop of a user's own can carry."""
     names = [name for name in yaml_files("adaptive") if name != "none"]
     return [name for name in names if build(options("adaptive", name), "adaptive").drives != "batch"]
 

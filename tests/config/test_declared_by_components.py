@@ -106,7 +106,7 @@ CACHED = (where_conf_is.conf_dir, smoke.names, smoke._node, compatibility.knobs,
 
 @pytest.fixture
 def outside(tmp_path, monkeypatch):
-    """The four components, each a class in a module of somebody else's and a YAML file beside ours."""
+    """The four components, each a class in a third-party module and a YAML file beside ours."""
     shutil.copytree(conf_dir(), tmp_path / "installed" / "conf")
     for path, node in NODES.items():
         head = "# @package adaptive.seldom\n" if path == "adaptive/seldom" else ""

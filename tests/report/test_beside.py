@@ -112,7 +112,7 @@ def test_times_that_are_not_shown_to_differ_or_do_not_compare_have_no_share():
 
 
 def test_an_arm_whose_time_is_not_known_has_reached_it_all_the_same():
-    """A hook of somebody else's, say, beside runs whose workers share a process: nothing of it is modelled."""
+    """A third-party hook, say, beside runs whose workers share a process: nothing of it is modelled."""
     runs = [run(name, seed=seed, target=0.8, shared=True) for name in ("none", "topk") for seed in (0, 1)]
     for one in runs[2:]:
         one.rows[:] = [{**row, "modelled_seconds": None} for row in one.rows]

@@ -1,4 +1,4 @@
-"""Bytes of a hook of somebody else's: marked as not counted wherever others have numbers, never 0, never dense's."""
+"""Bytes of a third-party hook: marked as not counted wherever others have numbers, never 0, never dense's."""
 
 import csv
 import math

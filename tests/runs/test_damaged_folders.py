@@ -141,7 +141,7 @@ def test_rows_that_are_lost_are_told(runs, tmp_path, capsys):
 
 
 def test_no_link_leads_out_of_the_folder(tmp_path):
-    """What a resumed run writes stays in its folder, wherever links of somebody else's lead."""
+    """What a resumed run writes stays in its folder, wherever links of another user lead."""
     folder, mine = RunFolder(tmp_path / "run"), tmp_path / "mine"
     folder.path.mkdir()
     mine.write_text("mine")

@@ -136,7 +136,7 @@ class Arm:
 
     @property
     def counted(self) -> bool:
-        """Whether its exchanges are counted: those of a hook of somebody else's, or of some own loops, are not."""
+        """Whether its exchanges are counted: those of a third-party hook, or of some own loops, are not."""
         return bool(self.values("payload_bytes"))
 
     def sends(self, column: str = "wire_bytes") -> bool:

@@ -129,7 +129,7 @@ def show_floats(count: float) -> str:
 
 
 def show_bytes(count: float) -> str:
-    """`1.23 MB`; NaN, where a hook of somebody else's has sent them, as `not counted`."""
+    """`1.23 MB`; NaN, where a third-party hook has sent them, as `not counted`."""
     return NOT_COUNTED if math.isnan(count) else human_bytes(count)
 
 

@@ -35,7 +35,7 @@ def labels(arms: Sequence[Arm]) -> list[str]:
 
 
 def uncounted(arms: Sequence[Arm]) -> list[str]:
-    """Which arms are hooks of somebody else's, whose bytes nobody has counted, and what stands in their place."""
+    """Which arms are third-party hooks, whose bytes nobody has counted, and what stands in their place."""
     told = []
     for arm in [arm for arm in arms if hook_of(arm.config)]:
         measured = "no interface measured"
@@ -44,7 +44,7 @@ def uncounted(arms: Sequence[Arm]) -> list[str]:
         told.append(f"{arm.label} ({measured})")
     if not told:
         return []
-    return [f"Not counted: {listed(told)}. Nobody but a hook of somebody else's knows what it sends."]
+    return [f"Not counted: {listed(told)}. What a third-party hook sends is known to the hook alone."]
 
 
 def outliers(arms: Sequence[Arm]) -> list[str]:

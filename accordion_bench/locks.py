@@ -24,7 +24,7 @@ def locked(path: Path, wait: bool = False) -> Iterator[None]:
 
     On a file system without locks a file beside it says who the owner is (host, process and its start); the owner
     renews it, and one that has not for `LEASE` seconds counts as gone. In a folder that cannot be written, or on a full
-    disk, nobody is kept out: nobody can do anything there.
+    disk, no process is kept out: none can do anything there.
 
     Args:
         path: of the lock.

@@ -258,7 +258,7 @@ def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
     if (perplexity := summary.get("perplexity_per_byte")) is not None:
         lines.append(f"{'perplexity':<11}{perplexity:.4g} per byte at the end")
     if config.comm.hook:
-        lines.append(f"{'payload':<11}not counted: nobody but comm.hook={config.comm.hook} knows what it sends")
+        lines.append(f"{'payload':<11}not counted: what comm.hook={config.comm.hook} sends is known to the hook alone")
         if (sent := summary["link_sent_bytes"]) is not None:
             lines.append(f"{'interface':<11}{human_bytes(sent)} sent by {config.comm.interface}")
     else:

@@ -35,7 +35,7 @@ class Asked:
         machines: of the cluster.
         typed: overrides, without those of the cluster's size.
         config: what is timed, and where.
-        assumed: the data set, where nobody has typed one.
+        assumed: the data set, where none is typed.
         device: that is not here, if one is asked for.
         where: steps compute, `cpu` or `cuda`.
         at_hand: what is timed here is what the cluster's devices take.
@@ -71,7 +71,7 @@ class Asked:
 
     @property
     def trained(self) -> list[str]:
-        """Overrides that say what is trained; none where nobody knows."""
+        """Overrides that say what is trained; none where that is not known."""
         if self.timeline is not None and not self.typed_model:
             return []
         kept = [word for word in self.typed if group_of(word) not in HERE]

@@ -63,7 +63,7 @@ def _machines(workers: int | None = None, machines: int | None = None, workers_p
 
 
 def refuse_rate_without_unit(overrides: Sequence[str]) -> None:
-    """Refuse `network.bandwidth=10`: bare numbers are bit/s, which nobody means with so few.
+    """Refuse `network.bandwidth=10`: bare numbers are bit/s, which are never meant with so few.
 
     Raises:
         ValueRefused: with a unit.

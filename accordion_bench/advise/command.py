@@ -51,7 +51,7 @@ def with_accuracies(advice: Advice, known: Mapping[str, str], typed: Sequence[st
     Args:
         advice: whose rows lack them.
         known: by method, from runs at hand; local methods without their period.
-        typed: overrides that say what is trained; none where nobody knows, as with a timeline.
+        typed: overrides that say what is trained; none where that is not known, as with a timeline.
     """
 
     def told(row: AdviceRow) -> AdviceRow:

@@ -44,7 +44,7 @@ class Subject:
         model: with random weights, on its device.
         batch: inputs and targets.
         threads: to compute with.
-        assumed: the data set, where nobody has typed one.
+        assumed: the data set, where none is typed.
     """
 
     config: RunConfig

@@ -197,7 +197,7 @@ def over_workers(times: StepTimes, costs: Sequence[MethodCost], cluster: Cluster
     places = sorted({*doubled, cluster.workers})
     most = cluster.network.workers_per_machine
 
-    def cores(workers: int) -> float:  # which fewer workers of a machine share; a GPU is nobody else's
+    def cores(workers: int) -> float:  # which fewer workers of a machine share; a GPU is not shared
         fewer = min(most, cluster.workers) / min(most, workers) if times.device == "cpu" else 1.0
         return cluster.cores * fewer
 

@@ -33,7 +33,7 @@ class Basis:
         costs: of the methods.
         left_out: methods that have none, and why.
         doubts: why this may not be the cluster's speed, a clause each.
-        on_gpus: the same where the step is computed on GPUs, whose step time nobody knows; None = not looked at.
+        on_gpus: the same where the step is computed on GPUs, whose step time is not known; None = not looked at.
     """
 
     times: StepTimes

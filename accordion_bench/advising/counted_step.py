@@ -256,7 +256,7 @@ def costs_on(
             moved = FEEDBACK / gpu.copies if feedback[cost.name] else 0.0
             found.append(_timed(cost, codec_times()[name], gpu, specs, moved, longer))
         else:
-            left_out[cost.name] = "nobody has timed its codec on a GPU, so that it cannot be estimated"
+            left_out[cost.name] = "its codec was not timed on a GPU, so that it cannot be estimated"
     return [replace(cost, repetitions=()) for cost in found], left_out
 
 

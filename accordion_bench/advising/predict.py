@@ -125,7 +125,7 @@ class MethodCost:
 
     @property
     def in_pairs(self) -> bool:
-        """Whether two workers wait for each other, and for nobody else."""
+        """Whether two workers wait for each other, and for no third."""
         return all(set(bucket.messages) == {PAIRS} for bucket in self.buckets)
 
     def among(self, workers: int) -> tuple[BucketCost, ...]:
@@ -339,7 +339,7 @@ def pays_below(times: StepTimes, costs: Sequence[MethodCost], cluster: Cluster) 
         cluster: where they run.
 
     Returns:
-        0 = nobody is, however short it is; infinity = somebody is, however long.
+        0 = none is, however short it is; infinity = one is, however long.
     """
     every_step = [cost for cost in costs if not cost.local]
 

@@ -54,7 +54,7 @@ class OneOfMany(Comm):
         super().__init__(1, workers, 0, device)
 
     def _run(self, run: Callable[[], object]) -> None:
-        """Nobody answers: what arrives is written by whoever calls this."""
+        """There is no other process: what arrives is written by the caller."""
 
     def _arrives(self, write: Callable[[], object]) -> None:
         """A collective, for the clock."""

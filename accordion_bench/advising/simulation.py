@@ -3,7 +3,7 @@
 Steps are drawn. In a step t_w times as long as the median one, worker w begins at b_w, and bucket k travels:
 
     ready_kw  = b_w + t_w ready_k
-    at_kw     = max(ready_kw, end_(k-1)w) + encode_k        until here a worker needs nobody
+    at_kw     = max(ready_kw, end_(k-1)w) + encode_k        until here a worker needs no other
     start_k   = max_w at_kw                                 a collective waits for the last worker
     end_kw    = start_k + comm_k + decode_k                 with comm_k as `UnsteadyLinks` says
     b_w      <- max(b_w + t_w backward_end, end_last,w) + t_w update

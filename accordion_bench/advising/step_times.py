@@ -52,7 +52,7 @@ class StepTimes:
 
     @property
     def estimated(self) -> bool:
-        """Whether nobody has timed the step."""
+        """Whether the step is not timed."""
         return not self.source
 
     @property

@@ -48,7 +48,7 @@ class Unit:
         return digits(self.factor * seconds)
 
     def interval(self, seconds: Interval) -> str:
-        """`12.3 (12.1 to 12.6)`; `12.3` where nobody knows how far it may be off."""
+        """`12.3 (12.1 to 12.6)`; `12.3` where it is not known how far it may be off."""
         return _between(seconds, self.show)
 
 
@@ -141,7 +141,7 @@ def few_columns(advice: Advice) -> list[AdviceColumn]:
 
 
 def _intervals(advice: Advice) -> str:
-    """Of what was timed again and again; of what is estimated nobody knows how far it may be off."""
+    """Of what was timed again and again; how far an estimate may be off is not known."""
     return ", with its 95 % interval" if any(row.step.low != row.step.high for row in advice.rows) else ""
 
 

@@ -21,7 +21,7 @@ from accordion_bench.tensors.keyed_rng import kept_rng
 
 STEPS = 30  # that are measured, where there is time
 BUDGET = 20.0  # seconds
-WARM_UP = 2  # steps that nobody counts: the first ones allocate and choose kernels
+WARM_UP = 2  # steps that are not counted: the first ones allocate and choose kernels
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """loss(model, batch): the mean loss of a batch, a scalar."""
@@ -117,7 +117,7 @@ def this_device(device: torch.device) -> str:
 
 
 class Trial:
-    """Steps of a model that nobody else has, and what they have taken.
+    """Steps of a model of its own, and what they have taken.
 
     Args:
         model: to train.

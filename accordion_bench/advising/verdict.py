@@ -17,7 +17,7 @@ NAMED = 3  # methods that are alike, before the others are counted
 
 
 class Stretch(NamedTuple):
-    """A part of an axis in which nobody is faster than one method.
+    """A part of an axis in which no method is faster than one of them.
 
     method: the winner; dense where dense is as good as the fastest.
     alike: all that are as good as the fastest in the whole of the stretch, the winner first.

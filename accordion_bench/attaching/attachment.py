@@ -230,7 +230,7 @@ class Attachment:
         return self._leaves_early and self.axis.has_taken
 
     def give_up_step(self) -> None:
-        """Nobody wants the gradients of this step any more; what is under way arrives, as on all workers."""
+        """The gradients of this step are no longer wanted; what is under way arrives, as on all workers."""
         if self._leaves_early:
             self.axis.collect()
             self.step.backward_over()

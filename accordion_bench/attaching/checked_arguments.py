@@ -98,7 +98,7 @@ def checked_arguments(passed: PassedArguments, workers: int) -> Checked:
 
 
 def _not_sent(model: nn.Module) -> dict[str, int]:
-    """A checksum of each buffer that is not dense: rank 0's is sent to nobody, so that all must have the same."""
+    """A checksum of each buffer that is not dense: rank 0's is not sent, so that all must have the same."""
     return {name: checksum(dense_parts(buffer)) for name, buffer in model.named_buffers() if not is_dense(buffer)}
 
 

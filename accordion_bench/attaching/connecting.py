@@ -67,7 +67,7 @@ def connected(passed: PassedArguments) -> Attached:
 
 
 def _detach_at_the_end(attached: "weakref.ref[Attached]") -> None:
-    """Where nobody has, unless the process ends by an error: the others may be waiting then."""
+    """Where the user has not, unless the process ends by an error: the others may be waiting then."""
     if (left := attached()) is not None and getattr(sys, "last_value", None) is None:
         left.detach()
 

@@ -30,7 +30,7 @@ class DDPDelivery:
 
     def __init__(self, module: DistributedDataParallel) -> None:
         self._module = weakref.ref(module)  # which keeps the hook, and this with it
-        self.shares = module.gradient_as_bucket_view  # its memory with gradients; else a bucket is nobody's
+        self.shares = module.gradient_as_bucket_view  # its memory with gradients; else a bucket is not shared
         self.may_skip = module.find_unused_parameters or module.static_graph
         self.attachment: Attachment | None = None
         self._index: dict[int, int] = {}

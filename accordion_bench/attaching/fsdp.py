@@ -130,7 +130,7 @@ class ReplicateAxis:
         self.ledger.load_state_dict(state)
 
     def detach(self) -> None:
-        """Take the hooks away; from here on nobody exchanges anything between the replicas."""
+        """Take the hooks away; from here on nothing is exchanged between the replicas."""
         for exchange in self.exchanges:
             exchange.group.module.set_all_reduce_hook(None)  # type: ignore[arg-type]
 

@@ -113,7 +113,7 @@ def groups_of(model: nn.Module) -> list[FSDPGroup]:
     """The FSDP groups of a model, in the order of its modules.
 
     Raises:
-        ConfigError: the model has none, or trains a parameter that is in none, which nobody would exchange.
+        ConfigError: the model has none, or trains a parameter that is in none, which would not be exchanged.
     """
     modules: dict[int, tuple[str, FSDPModule]] = {}  # of modules wrapped together, the first
     for name, module in model.named_modules():
@@ -132,8 +132,8 @@ def groups_of(model: nn.Module) -> list[FSDPGroup]:
     for parameter, name in names.items():
         if parameter.requires_grad and parameter not in held:
             raise ConfigError(
-                f"every trained parameter must be in an FSDP group, got {name}, which is in none, so that nobody "
-                "exchanges its gradient; type fully_shard(model, ...) without ignored_params, or freeze it"
+                f"every trained parameter must be in an FSDP group, got {name}, which is in none, so that its "
+                "gradient is not exchanged; type fully_shard(model, ...) without ignored_params, or freeze it"
             )
     return groups
 

@@ -1,4 +1,4 @@
-"""Where a user's loop stands: what nobody has told is taken from the optimizer."""
+"""Where a user's loop stands: what the user has not told is taken from the optimizer."""
 
 from collections.abc import Callable
 from typing import Any

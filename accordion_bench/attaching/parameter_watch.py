@@ -57,7 +57,7 @@ class ParameterWatch:
         _watches.add(self)
 
     def stop(self) -> None:
-        """Nobody is looked at any more."""
+        """No parameter is looked at any more."""
         _watches.discard(self)
 
     def stepping(self) -> None:

@@ -115,7 +115,7 @@ def told(config: RunConfig, where: Placement, parts: Components, asked: AskedDev
         if parts.sync.quorum is not None:
             yield f"{'':<11}as if all workers took part in each averaging: who is late only the run can tell"
         if config.comm.hook:
-            yield f"{'bytes':<11}not counted: nobody but comm.hook={config.comm.hook} knows what it sends"
+            yield f"{'bytes':<11}not counted: what comm.hook={config.comm.hook} sends is known to the hook alone"
         else:
             yield from byte_lines(training, parts, made)
         yield from memory_lines(training, where, made)

@@ -42,7 +42,7 @@ class Source:
 
 @contextlib.contextmanager
 def alone(root: Path, folder: str) -> Iterator[None]:
-    """Let nobody else fetch that folder meanwhile, and clear up after one that was killed; see `locks.locked`."""
+    """Let no other process fetch that folder meanwhile, and clear up after one that was killed; see `locks.locked`."""
     lock = root / f".{folder}.lock"
     with contextlib.ExitStack() as held:
         try:
@@ -204,7 +204,7 @@ def ensure(
             Path(root).mkdir(parents=True, exist_ok=True)
             print(f"paths.data={root} was not there and is made; {folder} is downloaded into it", file=sys.stderr)
         with alone(Path(root), folder):
-            if not find(root, folder, files):  # nobody else has brought them meanwhile
+            if not find(root, folder, files):  # no other process has brought them meanwhile
                 fetch(Path(root), folder, files, sources(), timeout)
     except (OSError, Unusable) as error:
         of_system = error.strerror if isinstance(error, OSError) and isinstance(error.strerror, str) else ""

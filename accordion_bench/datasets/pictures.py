@@ -65,7 +65,7 @@ def in_colour(image: Image.Image) -> Image.Image:
 
 
 def _bits(image: Image.Image) -> int | None:
-    """Bits of a grey value, 8 of everything else; None = nobody knows."""
+    """Bits of a grey value, 8 of everything else; None = not known."""
     if image.mode in SIXTEEN:
         return int(getattr(image, "tag_v2", {}).get(258, (16,))[0])  # of TIFF, which may say 12
     if image.mode == "I" and image.format in ("PNG", "PPM"):  # they have no more than 16

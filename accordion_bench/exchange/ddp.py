@@ -36,7 +36,7 @@ class DDPExchange(Exchange):
     """DistributedDataParallel in the place of an exchange: gradients are means already when the backward pass ends.
 
     Which hook exchanges them follows from the compressor. The ledger is charged with what the hook hands to the
-    collectives, bucket by bucket; what a foreign hook sends nobody knows, so that the ledger is not complete. The
+    collectives, bucket by bucket; what a third-party hook sends is not known, so that the ledger is not complete. The
     waiting is inside the backward pass, so that its time is no column of its own.
 
     Args:

@@ -7,7 +7,7 @@ from accordion_bench.compressors.description import WhyDense, why_dense_of
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
 
-TOLD = 0.01  # share of the coordinates from which it is told: biases and other small tensors matter to nobody
+TOLD = 0.01  # share of the coordinates from which it is told: biases and other small tensors do not matter
 REASONS = 2  # that are told, those of most coordinates
 
 

@@ -301,7 +301,7 @@ def _connect(address: str, port: str, rank: int, processes: int, timeout: float)
     listener = listen(address, int(port), bool(secret)) if hosts else None
     if not hosts and not _wait_for_listener(address, int(port), timeout):
         raise ConfigError(
-            f"MASTER_ADDR and MASTER_PORT must lead to rank 0, got {place}, where nobody has answered for "
+            f"MASTER_ADDR and MASTER_PORT must lead to rank 0, got {place}, where there was no answer for "
             f"comm.timeout={timeout:g} s; start rank 0, or type export MASTER_ADDR=ITS_ADDRESS"
         )
     wait, answers = datetime.timedelta(seconds=timeout), []

@@ -185,9 +185,9 @@ GO, LAST = "go", "last"
 class AgreedStep:
     """A process asks in the store, which all read a few times per second; how long steps take is not foreseen.
 
-    The store holds the highest step that any process has gone on to since it was asked. Nobody goes on without reading
+    The store holds the highest step that any process has gone on to since it was asked. None goes on without reading
     it, and raising it where it is lower. When all have read the question, that step is declared the last one, in one
-    atomic exchange: nobody is beyond it, everybody reads it before going beyond it, and nobody has waited for anybody.
+    atomic exchange: no process is beyond it, each reads it before going beyond it, and none has waited for another.
 
     Where processes exchange something in every step, all of them reach that step within `LOOK` and four steps, as long
     as steps are then: a step to notice, `LOOK` and a step until all have read the question, two steps to the last one.

@@ -17,7 +17,7 @@ from accordion_bench.report.read.schema import problem, problem_of_rows
 from accordion_bench.report.render.page import Section, page
 from accordion_bench.report.render.write import left_out, sound, texts
 
-PATIENCE, EPOCHS = 300, 3  # seconds, or epochs of the run, without a new row: then nobody says that it still runs
+PATIENCE, EPOCHS = 300, 3  # seconds, or epochs of the run, without a new row: then it is not said to be running
 
 
 def is_running(run: Run) -> bool:

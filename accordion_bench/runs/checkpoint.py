@@ -33,7 +33,7 @@ PLACE = "file"  # in each file: its own name, and after which step it was writte
 
 
 class OfAll(Protocol):
-    """Who has state that all workers have in common; its keys are nobody else's."""
+    """Who has state that all workers have in common; its keys are used by no other."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -41,7 +41,7 @@ class OfAll(Protocol):
 
 
 class OfEach(Protocol):
-    """Who has state of each local worker; its keys are nobody else's."""
+    """Who has state of each local worker; its keys are used by no other."""
 
     def worker_state(self, row: int) -> dict[str, Any]: ...
 

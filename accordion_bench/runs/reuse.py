@@ -138,6 +138,6 @@ def hold(folder: RunFolder, wait: bool = False) -> Iterator[None]:
             yield
     except locks.Taken:
         raise ConfigError(
-            f"resume must be a run that nobody is running, got {folder.path}, which another process is; "
+            f"resume must be a run that no process is running, got {folder.path}, which one is; "
             "wait for its end, or type resume=null"
         ) from None

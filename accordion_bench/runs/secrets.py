@@ -1,4 +1,4 @@
-"""What nobody else should read: values named like a key, token, secret or password, and passwords within addresses.
+"""What others should not read: values named like a key, token, secret or password, and passwords within addresses.
 
 What is masked is in no report and in no environment.json; a run's own config.yaml holds what the run was told, because
 the run is continued from it.

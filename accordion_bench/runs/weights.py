@@ -62,7 +62,7 @@ def read(path: Path, written: Written | None) -> dict[str, Any]:
 
     Args:
         path: of the file.
-        written: what `write` has returned of it; None where nobody has kept that: then the checksums count that torch
+        written: what `write` has returned of it; None where that was not kept: then the checksums count that torch
             has put beside each tensor, which torch itself does not look at.
 
     Raises:

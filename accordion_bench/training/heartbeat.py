@@ -7,7 +7,7 @@ PATIENCE = 9.5  # seconds without a word
 
 
 class Heartbeat:
-    """Says what is going on when nobody else has said anything for a while.
+    """Says what is going on when nothing else has been printed for a while.
 
     Args:
         shown: whether it says anything at all.

@@ -95,7 +95,7 @@ def bench_run(rounds: int) -> None:
 
 
 def bench_folder(rounds: int) -> None:
-    """Images per second of 256 photographs' size, 500 x 375 pixels, as in ImageNet; nobody trains on them."""
+    """Images per second of 256 photographs' size, 500 x 375 pixels, as in ImageNet; they are not trained on."""
     with tempfile.TemporaryDirectory() as root:
         for i in range(256):
             noise = torch.rand(1, 3, 24, 32, generator=keyed_rng.generator("bench", i))

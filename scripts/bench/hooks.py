@@ -127,7 +127,7 @@ def main() -> None:
         *table(told["rounds"]),
         "",
         "Sent by the interface: by one host's, mean over the hosts, with headers and acknowledgements. Counted: by "
-        "arithmetic, of one worker's link; of hooks, and of epfml's package, nobody but these knows.",
+        "arithmetic, of one worker's link; those of hooks, and of epfml's package, are not known from outside.",
         *(f"\n{name} was left out: {why}." for name, why in told["failed"].items()),
     ]
     save(args.out, "\n".join(lines), "rounds.json", told)

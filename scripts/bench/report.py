@@ -164,7 +164,7 @@ class Whole(NamedTuple):
 
     seconds, processor: until its end; of the processors.
     first: seconds until its first words.
-    memory: MB, the most of all its processes at once, what they share counted once; None where nobody tells.
+    memory: MB, the most of all its processes at once, what they share counted once; None where that is not known.
     """
 
     seconds: float
@@ -193,7 +193,7 @@ def whole(folder: Path, out: Path) -> Whole:
 
 
 def memory_of(pid: int) -> float:
-    """MB of a process and those that it has started, proportionally where they share some; 0 where nobody tells."""
+    """MB of a process and those that it has started, proportionally where they share some; 0 if unknown."""
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
         own = next((int(line.split()[1]) / 1000 for line in lines if line.startswith("Pss:")), 0.0)

@@ -98,7 +98,7 @@ class Arm:
         torch._foreach_mul_(self.xs_W, 1 + 0.25 * (self.step % 3))
 
     def __call__(self) -> list[Tensor]:
-        """One exchange; nobody waits for it."""
+        """One exchange, which is not waited for."""
         exchange = self.setup.exchange
         self.step += 1
         info = StepInfo(self.setup.plan, self.step, 0.1 / (1 + self.step), 1000.0)

@@ -55,7 +55,7 @@ def header(setting: Setting) -> dict[str, Any]:
 
 
 def driver() -> str:
-    """Version of the driver, and memory of the GPUs; "" = nobody can tell."""
+    """Version of the driver, and memory of the GPUs; "" = not known."""
     command = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)

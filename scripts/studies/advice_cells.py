@@ -17,7 +17,7 @@ KNOWN = {  # batches with which a step computes for a tenth to a third of a seco
         "batch_size=16",
     ],
 }
-UNSEEN = {  # likewise; nobody looked at them while the advice's model was made
+UNSEEN = {  # likewise; they were not looked at while the advice's model was made
     "vgg16": ["model=vgg16", "model.width=16", "dataset=synthetic", "batch_size=16"],
     "gpt": ["model=gpt_nano", "dataset=pydocs_bytes", "dataset.context=128", "batch_size=8"],
     "vit": ["model=vit_tiny", "dataset=synthetic", "batch_size=4"],

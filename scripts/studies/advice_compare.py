@@ -67,7 +67,7 @@ def joined(measured: Sequence[Cell], predicted: Sequence[Cell]) -> list[Compared
             row = find(predicted, **where, arm=name)
             if row is not None:
                 told = [row[key] for key in ("seconds", "low", "high")]
-                parts = {} if name == "DDP" else arm["parts"]  # nobody's clock tells its communication from computing
+                parts = {} if name == "DDP" else arm["parts"]  # no clock tells its communication from computing
                 found.append(Compared(*where.values(), name, tuple(arm["seconds"]), *told, parts, row["parts"]))
     return found
 

@@ -70,7 +70,7 @@ def tried(model: str, arms: Sequence[str], budget: float, processes: int) -> Cel
     """What the first of so many processes has measured while the others did the same."""
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, ProcessPoolExecutor(processes, context) as pool:
-        together = manager.Barrier(processes, timeout=300)  # seconds: one that failed lets nobody wait for ever
+        together = manager.Barrier(processes, timeout=300)  # seconds: after a failure none waits for ever
         running = [pool.submit(trial, model, arms, budget, together) for _ in range(processes)]
         first, *_ = [one.result() for one in running]
     return first

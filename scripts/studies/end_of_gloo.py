@@ -2,8 +2,8 @@
 
     python -m scripts.studies.end_of_gloo --pairs 6
 
-In each of two processes gloo's threads get the processor only when nobody else wants it, which a busy machine does now
-and then: so a process comes to its end while they still hold a tensor. Linux.
+In each of two processes gloo's threads get the processor only when no other thread wants it, as on a busy machine
+now and then: so a process comes to its end while they still hold a tensor. Linux.
 """
 
 import argparse
@@ -37,7 +37,7 @@ kept: list[Any] = []
 
 
 def starve() -> None:
-    """Let gloo's threads run on one processor, and only when nobody else does."""
+    """Let gloo's threads run on one processor, and only when no other thread does."""
     for task in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(task.name), {min(os.sched_getaffinity(0))})
         if (task / "comm").read_text(encoding="utf-8").strip() == "pt_gloo_runloop":

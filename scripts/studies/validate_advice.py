@@ -6,7 +6,7 @@
     python -m scripts.studies.validate_advice measure        # every arm behind every link, measured.json.xz
     python -m scripts.studies.validate_advice compare        # both, as Markdown
     python -m scripts.studies.validate_advice break-even     # the rate at which an arm and dense take the same time
-    python -m scripts.studies.validate_advice unseen         # 1 to 5 on networks and rates that nobody looked at before
+    python -m scripts.studies.validate_advice unseen         # 1 to 5 on networks and rates not looked at before
 
 Every subcommand goes on where it was stopped: what is in its file is not measured again. Needs root (network
 namespaces) and a quiet machine.
@@ -92,7 +92,7 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def unseen(args: argparse.Namespace) -> None:
-    """Trial, probe, predict, measure and compare on networks and rates that nobody looked at before."""
+    """Trial, probe, predict, measure and compare on networks and rates not looked at before."""
     probe(args)
     for model in args.models:  # each is tried just before it is measured: machines change within minutes
         for step in (trial, measure):

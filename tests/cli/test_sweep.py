@@ -314,7 +314,7 @@ def running(folder: RunFolder, seconds: float):
 
 def test_a_run_that_another_process_is_running_is_left_alone(cfg):
     folder = folder_like(cfg, done=False, checkpoint=True)
-    told = "resume must be a run that nobody is running, got .*; wait for its end"
+    told = "resume must be a run that no process is running, got .*; wait for its end"
     with running(folder, 100):
         for refused in (
             lambda: train.run({**cfg, "resume": str(folder.path)}),

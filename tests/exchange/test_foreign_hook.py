@@ -132,7 +132,7 @@ def test_a_run_with_a_hook_is_a_run_like_others(tmp_path, capsys):
         train.run(tiny.cfg(tmp_path, *DDP, "epochs=1", MEAN, "comm.interface=lo"))
     said = capsys.readouterr().out
     assert "by DistributedDataParallel and its hook tests.kit.hooks:mean" in said
-    assert "payload    not counted: nobody but comm.hook=tests.kit.hooks:mean knows what it sends" in said
+    assert "payload    not counted: what comm.hook=tests.kit.hooks:mean sends is known to the hook alone" in said
     assert "sent by lo" in said
     folder = tiny.only(tmp_path)
     assert "-mean-" in folder.name
@@ -151,7 +151,7 @@ def test_a_hook_that_leaves_the_workers_apart_is_found_out(tmp_path):
 def test_a_dry_run_counts_nothing_either(tmp_path, capsys):
     dry_run.run(tiny.cfg(tmp_path, *DDP, MEAN), {})
     said = capsys.readouterr().out
-    assert "bytes      not counted: nobody but comm.hook=tests.kit.hooks:mean knows what it sends" in said
+    assert "bytes      not counted: what comm.hook=tests.kit.hooks:mean sends is known to the hook alone" in said
     assert "payload" not in said and "modelled" not in said and "time " in said
 
 

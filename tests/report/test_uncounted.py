@@ -141,7 +141,7 @@ def test_a_row_without_bytes_is_whole_only_where_a_hook_has_sent_them():
     assert said(made.config, made.rows) == ""
     assert said(plain.config, made.rows) == "metrics.jsonl has a row without payload_bytes"
     claimed = [{**row, "wire_bytes": 0} for row in made.rows]
-    assert said(made.config, claimed) == "metrics.jsonl has a row with bytes of a hook, which nobody has counted"
+    assert said(made.config, claimed) == "metrics.jsonl has a row with bytes of a hook, which are not counted"
 
 
 def test_the_dense_twin_of_a_hook_has_none():

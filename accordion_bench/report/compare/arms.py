@@ -16,7 +16,7 @@ from accordion_bench.runs.reuse import without
 
 # what does not change what a run computes
 FREE = (*ALWAYS_FREE, "seed", "choices", "measure", "target", "target_every")
-# what is compared: nobody needs to be told that these differ from dense
+# what is compared: that these differ from dense is not said
 METHOD = ("compressor", "sync", "adaptive", "batch_size", "attached")
 TOLD_OF_DATA = ("subset", "validation")  # options of a data set that headings tell in words
 NAMED = ("arm", "compressor", "adaptive", "sync")  # of a loop of somebody's own, which need not tell its options
@@ -201,7 +201,7 @@ def differences(arm: Arm, other: Arm) -> list[str]:
     Of a group with another class only the name; of a loop of somebody's own beside the bench only that it is one.
     """
     if arm.attached != other.attached:
-        return ["the training loop, attached beside the bench's own, of which nobody knows the other options"]
+        return ["the training loop, attached beside the bench's own, whose other options are not known"]
     own, theirs = ({k: v for k, v in a.options.items() if not _of_method(k)} for a in (arm, other))
     keys = sorted(key for key in own.keys() | theirs.keys() if own.get(key) != theirs.get(key))
     other_class = {key.split(".")[0] for key in keys if key.endswith("._target_")}

@@ -106,7 +106,7 @@ def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
     Columns of what is evaluated carry its name: `accuracy` (a share in [0, 1]), `accuracy_ci95`, ..., or `perplexity`,
     `perplexity_ci95`, ...; `metric` says which. Everything against dense is against the dense run named in `baseline`,
     and empty where none was given; `*_times_less` below 1 means MORE than dense. Payload, wire and rounds are empty
-    where a third-party hook has sent what nobody has counted; `link_sent_bytes` is what interfaces have counted.
+    where a third-party hook has sent what is not counted; `link_sent_bytes` is what interfaces have counted.
     """
     pairs = [(arm, baseline(arm, arms)) for arm in arms]
     return pd.DataFrame([{own.key: own.of(*pair) for own in columns(pair[0].metric)} for pair in pairs])

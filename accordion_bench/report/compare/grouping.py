@@ -67,7 +67,7 @@ def settings(arms: Sequence[Arm]) -> list[list[Arm]]:
 
 
 def _beside(arms: Sequence[Arm]) -> list[Arm]:
-    """Dense first, then by what a worker has sent, the most first; what nobody has counted is last.
+    """Dense first, then by what a worker has sent, the most first; what is not counted is last.
 
     Each control comes after the arm of the setting from which it differs in the fewest options.
     """
@@ -191,7 +191,7 @@ def _with_settings_told_apart(arms: Sequence[Arm]) -> list[Arm]:
 
 
 def _apart(arm: Arm, twins: Sequence[Arm]) -> str:
-    """`dataset.augment=False`, `perplexity`; of a loop of somebody's own, whose options nobody knows, `attached`."""
+    """`dataset.augment=False`, `perplexity`; of a user's own loop, whose options are not known, `attached`."""
     if arm.attached:
         return "attached"
     twins = [twin for twin in twins if not twin.attached]

@@ -46,7 +46,7 @@ def at_common_speed(runs: Sequence[Run]) -> list[Run]:
 
     The summary has `modelled_slowness`, this quotient, and `own_modelled_seconds`, what the run itself has modelled.
     Runs whose exchange goes on beside the backward pass, in another thread, share nothing: it slows their computation
-    down. Nor do loops of somebody's own, of which nobody knows whether they compute the same. Of what older versions
+    down. Nor do users' own loops, of which it is not known whether they compute the same. Of what older versions
     have written, nothing changes.
     """
     alike: dict[str, list[Run]] = defaultdict(list)
@@ -233,7 +233,7 @@ def communicates(arm: Arm) -> bool:
 
 
 def shares_process(arm: Arm) -> bool:
-    """Whether its workers share a process, so that nothing went over a link; of somebody's own loop nobody knows."""
+    """Whether its workers share a process, so that nothing went over a link; of a user's own loop it is not known."""
     return not arm.attached and not communicates(arm)
 
 

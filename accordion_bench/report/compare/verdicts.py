@@ -70,7 +70,7 @@ class Rival(NamedTuple):
 
     @property
     def sent(self) -> float:
-        """Bytes on the wire, to order by; those that nobody has counted come last."""
+        """Bytes on the wire, to order by; those that are not counted come last."""
         return self.arm.mean("wire_bytes") if self.arm.values("wire_bytes") else math.inf
 
     def gap(self) -> str:

@@ -221,7 +221,7 @@ def _problem(
         return "metrics.jsonl is incomplete"
     hooked = bool(hook_of(dict(config)))
     if hooked and any(row.get(column) is not None for row in rows for column in COUNTED):
-        return "metrics.jsonl has a row with bytes of a hook, which nobody has counted"
+        return "metrics.jsonl has a row with bytes of a hook, which are not counted"
     needed = [column for column in COLUMNS if not (hooked and column in COUNTED)]
     if strange := _strange_row(rows, (str(summary.get("metric_name", "accuracy")), *needed), PARTS, "metrics.jsonl"):
         return strange

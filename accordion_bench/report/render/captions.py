@@ -35,7 +35,7 @@ def labels(arms: Sequence[Arm]) -> list[str]:
 
 
 def uncounted(arms: Sequence[Arm]) -> list[str]:
-    """Which arms are third-party hooks, whose bytes nobody has counted, and what stands in their place."""
+    """Which arms are third-party hooks, whose bytes are not counted, and what stands in their place."""
     told = []
     for arm in [arm for arm in arms if hook_of(arm.config)]:
         measured = "no interface measured"
@@ -87,7 +87,7 @@ def _steps_dense(arm: Arm) -> Counter[str]:
 
 
 def attached(arms: Sequence[Arm]) -> list[str]:
-    """Which arms are loops of somebody's own, and what nobody but they can know."""
+    """Which arms are users' own loops, and what only they can know."""
     own = [arm for arm in arms if arm.attached]
     if not own:
         return []

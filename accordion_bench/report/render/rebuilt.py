@@ -23,7 +23,10 @@ from accordion_bench.options.instantiate import build, is_trusted
 from accordion_bench.processes.interrupt import end_with_parent
 from accordion_bench.report.read.load import Run
 
-LARGEST, MOST = 10_000_000, 100  # of the numbers and lists of options with which something is built: nobody waits here
+LARGEST, MOST = (
+    10_000_000,
+    100,
+)  # of the numbers and lists of options with which something is built
 DEEPEST = 10_000  # of the numbers of a model, which count its layers
 LR_DROP = 0.5  # a learning rate of at most this times the last one is a drop
 

@@ -1,7 +1,7 @@
 """The report's folder: tables, figures, one HTML page, and a README.md that says where they come from.
 
 A report appears as a whole, or not at all: whatever happens before its last file, the old one stays as it is. A run
-whose files nobody foresaw is left out, and told, instead of ending the report.
+whose files were not foreseen is left out, and told, instead of ending the report.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from accordion_bench.runs import durable
 
 INDEX = ("report.html", "README.md")  # replaced last, in this order: they say what the other files are
 PREFIX = ".report-"
-DAY = 86400  # seconds, after which nobody is writing a report any more
+DAY = 86400  # seconds, after which no report is still being written
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def interval(values: Sequence[float]) -> float | None:
 
 
 def seeds(arms: Sequence[Arm]) -> str:
-    """`n = 3 (seeds 0, 1, 2)`; `n = 3` where nobody tells them; of one seed that nothing is ranked."""
+    """`n = 3 (seeds 0, 1, 2)`; `n = 3` where they are not known; of one seed that nothing is ranked."""
     numbers = sorted({seed for arm in arms for seed in arm.seeds if seed is not None})
     text = f"n = {'/'.join(map(str, sorted({arm.n for arm in arms})))}"
     if numbers:

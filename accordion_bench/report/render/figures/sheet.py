@@ -101,7 +101,7 @@ class Sheet:
         grid = self.figure.add_gridspec(rows, self.columns, height_ratios=self.heights)
         self.panels: list[Axes] = [self.figure.add_subplot(grid[divmod(i, self.columns)]) for i in range(count)]
         for axes in self.panels:
-            axes.tick_params(labelsize=SMALL)  # also of those that come later, when nobody has the style
+            axes.tick_params(labelsize=SMALL)  # also of those that come later, when the style is no longer set
         self.titles: dict[Axes, str] = {}
         self.legends: dict[Axes, Sequence[Any]] = {}
 

@@ -158,7 +158,7 @@ def is_number(value: Any) -> TypeGuard[float]:
 def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
     """One panel for each task whose runs differ in the number of workers: a line for each method and H.
 
-    A method of which several arms have one number of workers has no line: nobody knows which of them belong together.
+    A method of which several arms have one number of workers has no line: which of them belong together is not known.
 
     Args:
         settings: the arms of each setting.

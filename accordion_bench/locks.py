@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLease, Timeout
 
-POLL = 0.2  # seconds between two looks at a lock that somebody holds
+POLL = 0.2  # seconds between two looks at a lock that is held
 LEASE = 30.0  # seconds without a renewal after which an owner counts as gone
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # what a file system without them says
 

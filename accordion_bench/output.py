@@ -87,8 +87,7 @@ def protect() -> None:
     """Let this process's standard output and error outlive their readers; call it first of all.
 
     Descriptors that are closed lead to nowhere from now on, or the next file that is opened would get what is printed.
-    Letters that a terminal does not know are written as their numbers. Streams that somebody has put in the place of
-    Python's own keep theirs.
+    Letters that a terminal does not know are written as their numbers. Streams that replace Python's keep theirs.
     """
     while (free := os.open(os.devnull, os.O_RDWR)) <= max(STANDARD):
         os.set_inheritable(free, True)
@@ -174,7 +173,7 @@ def outlived(what: str) -> Iterator[None]:
 
 
 def _tell(stream: _Descriptor) -> None:
-    """Say that a stream is lost, where that concerns anybody; not through Python's streams, one of which may wait."""
+    """Say that a stream is lost, where that matters; not through Python's streams, one of which may wait."""
     assert stream.lost is not None
     if stream.lost.errno in GONE and not _goes_on:
         return  # who reads the first lines of an answer has chosen so
@@ -217,7 +216,7 @@ def can_draw(stream: TextIO) -> bool:
 
 
 def on_a_terminal() -> bool:
-    """Whether somebody watches a terminal that can draw a bar, which only this process draws on."""
+    """Whether a terminal is there that can draw a bar, which only this process draws on."""
     watched = can_draw(sys.stdout) and can_draw(sys.stderr)
     return watched and not any(stream.named for stream in _streams.values())
 

@@ -145,7 +145,7 @@ class Detecting(Policy):
     def detect(self, signals: Signals, names: Sequence[str]) -> list[bool] | None:
         """Critical or not, by name; None = nothing changes. The decision notes what was seen, and why."""
         detector = self.detector
-        # where no check is due, somebody else may have asked for the same signal
+        # where no check is due, another policy may have asked for the same signal
         values = signals.values.get(self.signal) if detector.due(signals.epoch) else None
         norms = None if values is None else [values[name] for name in names]
         before, held = detector.saved, detector.held(signals.epoch)

@@ -132,7 +132,7 @@ def _of_model(asked: Asked, methods: TimedMethods, made: Subject) -> Basis:
 
 
 def _of_timeline(asked: Asked, methods: TimedMethods, made: Subject | None) -> Basis:
-    """From a step that somebody has recorded in a loop of their own."""
+    """From a step that a user has recorded in a loop of their own."""
     assert asked.timeline is not None
     times = step_times_from(asked.timeline, None if made is None else trained_specs(made.model))
     times = replace(times, device=asked.where)

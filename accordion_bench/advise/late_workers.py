@@ -75,7 +75,7 @@ class Wanted:
         if self.quorum is not None:
             checks.integer("sync.quorum", self.quorum, at_least=1, at_most=workers, instead=workers)
         elif self.grace:
-            raise ValueRefused("sync.grace", "0 without a quorum, where everybody is waited for", self.grace, 0)
+            raise ValueRefused("sync.grace", "0 without a quorum, where all are waited for", self.grace, 0)
 
     def run(self, times: StepTimes, costs: Sequence[MethodCost], cluster: Cluster, advice: Advice) -> list["Late"]:
         """Simulate the baselines and the fastest methods of the advice."""

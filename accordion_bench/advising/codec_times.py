@@ -27,7 +27,7 @@ from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.tensors import keyed_rng
 
-MOST = 4096  # workers that anybody asks for
+MOST = 4096  # workers that may be asked for
 LEAST = 0.005  # share of the messages that must change
 ALIKE = 0.005  # messages that differ by less do not hang on the number of workers
 T = TypeVar("T", float, StepTaken)

@@ -165,7 +165,7 @@ def step_on(
     deterministic: bool = False,
     device: str = "cuda",
 ) -> StepTimes:
-    """The step on the device that somebody asks for.
+    """The step on the device that is asked for.
 
     Args:
         asked: a GPU that is named, or a step time that is told.

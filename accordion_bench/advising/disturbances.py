@@ -247,7 +247,7 @@ class UnsteadyLinks:
         return now + left
 
     def _in_order(self) -> Iterator[Outage]:
-        """Outages as they begin, drawn as far as somebody looks."""
+        """Outages as they begin, drawn as far as is asked for."""
         for number in itertools.count():
             if number == len(self._outages):
                 following = next(self._coming, None)

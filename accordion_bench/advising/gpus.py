@@ -153,7 +153,7 @@ class AskedDevice:
 
 
 def asked_device(gpu: str | None = None, compute_ms: float | str | None = None) -> AskedDevice:
-    """The device that somebody asks for.
+    """The device that is asked for.
 
     Args:
         gpu: a name of the table; None = none.

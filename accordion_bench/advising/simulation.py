@@ -165,7 +165,7 @@ class SimulatedRun:
             raise ValueRefused("cores", "above 0", self.cores, 1.0)
         checks.number("grace", self.grace, at_least=0, instead=0.0)
         if self.grace and self.quorum is None:
-            raise ValueRefused("grace", "0 without a quorum, where everybody is waited for", self.grace, 0.0)
+            raise ValueRefused("grace", "0 without a quorum, where all are waited for", self.grace, 0.0)
 
 
 def simulate(
@@ -230,7 +230,7 @@ def _local_steps(
         computed = received + work
         arrived = np.where(who, links.reachable(computed), arrived)  # the others are still at an earlier period
         enough = float(np.partition(arrived, needed - 1)[needed - 1])
-        enough = max(enough, float(arrived[who].min()))  # somebody must know the last consensus
+        enough = max(enough, float(arrived[who].min()))  # one of them must know the last consensus
         start = max(ends[-1], min(float(arrived.max()), enough + run.grace))
         who = arrived <= start
         threads = WorkerThreads(arrived, np.zeros(workers), run.cores)

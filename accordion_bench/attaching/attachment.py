@@ -116,7 +116,7 @@ class Attachment:
         """From here on steps of the optimizer exchange.
 
         Args:
-            listens: autograd says which gradients have arrived; else somebody else does.
+            listens: autograd says which gradients have arrived; else the delivery does.
         """
         for optimizer in self.inner.all:
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
@@ -249,7 +249,7 @@ class Attachment:
         self.axis.forget()
 
     def begin_delivery(self) -> None:
-        """Somebody takes the gradients of a step where DistributedDataParallel has put them."""
+        """The gradients of a step are taken where DistributedDataParallel has put them."""
         self._look()
         if self.axis.has_taken:
             self.reminders.update_lost(self.exchange.compressor)

@@ -93,7 +93,7 @@ class DDPDelivery:
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _is_kept(self, attachment: Attachment) -> bool:
-        """Whether somebody looks at local gradients when the bucket already holds exchanged ones."""
+        """Whether a policy looks at local gradients when the bucket already holds exchanged ones."""
         return self.shares and bool(attachment.methods.policies)
 
     @torch.no_grad()

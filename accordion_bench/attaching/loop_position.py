@@ -10,7 +10,7 @@ UNKNOWN = 2**31  # epochs, or steps in one, of which nothing was said
 
 
 class LoopPosition(Position):
-    """Counts the steps of a loop that somebody else drives.
+    """Counts the steps of a loop that the user drives.
 
     Args:
         plan: in force now.

@@ -10,7 +10,7 @@ from accordion_bench.tensors.real_view import as_real
 
 @torch.no_grad()
 def exchange_after_unscaling(scaler: torch.amp.GradScaler, attachment: Attachment) -> None:
-    """Let `scaler.unscale_`, which `scaler.step` calls unless somebody has, agree on an overflow and then exchange.
+    """Let `scaler.unscale_`, which `scaler.step` calls unless the loop has, agree on an overflow and then exchange.
 
     Where any worker's gradients overflow, those of all count as overflowed: nothing is exchanged, and the scaler skips
     the step and lowers the scale on all of them. After `unscale_`, gradients are the exchanged ones and may be clipped.
@@ -41,7 +41,7 @@ def exchange_after_unscaling(scaler: torch.amp.GradScaler, attachment: Attachmen
             attachment.join()
 
     def undo() -> None:
-        if scaler.unscale_ is agree_then_exchange:  # else somebody has come after us, and calls us
+        if scaler.unscale_ is agree_then_exchange:  # else it was replaced after us, and calls us
             scaler.unscale_ = unscale  # type: ignore[method-assign]
 
     scaler.unscale_ = agree_then_exchange  # type: ignore[method-assign]

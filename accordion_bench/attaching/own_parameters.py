@@ -27,7 +27,7 @@ class OwnParameters(Replicas):
         tables: as for `Replicas`.
 
     Attributes:
-        delivers: somebody else puts the exchanged gradients of this step into the parameters; they wait in `applied`.
+        delivers: another object puts the exchanged gradients of this step into the parameters; they wait in `applied`.
     """
 
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]], comm: Comm, tables: Collection[str] = ()) -> None:

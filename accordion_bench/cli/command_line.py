@@ -11,7 +11,7 @@ from accordion_bench.options.checks import ConfigError, closest, for_hydra
 from accordion_bench.options.conf_dir import add_conf_dir, yaml_file
 from accordion_bench.options.override import key_of, parts, refuse_twice
 
-# keys whose values are anybody's names, or have units such as µs
+# keys whose values are names of any kind, or have units such as µs
 FREE = re.compile(
     r"paths\.(data|runs)|label|resume|dataset\.(folder|file)|tracker\.project|network\.\w*(latency|jitter|bandwidth)|comm\.interface"
 )

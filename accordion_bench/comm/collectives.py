@@ -242,7 +242,7 @@ class Comm:
             return list(here.split(list(sizes_A)))
         by_process = [sum(sizes_A[first : first + W]) for first in range(0, self.workers, W)]
         everywhere = here.new_empty(sum(by_process))
-        # an all-gather of unequal parts is an all-to-all in which each process sends everybody the same
+        # an all-gather of unequal parts is an all-to-all in which each process sends all others the same
         if self._takes_lists():  # of views: nothing is repeated
             sent, received = [here] * self.processes, list(everywhere.split(by_process))
             self._collective(lambda: dist.all_to_all(received, sent, group=self.group))
@@ -289,7 +289,7 @@ class Comm:
 
         Args:
             message_W: of equal size on all workers.
-            targets_A: to whom each worker of the run sends; everybody gets one message.
+            targets_A: to whom each worker of the run sends; each gets one message.
         """
         self.ledger.send_receive(message_W[0].numel() * message_W.element_size())
         W, first = self.local_workers, self.first_worker

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-# an all-gather of unequal messages travels as an all-to-all in which each worker sends everybody the same
+# an all-gather of unequal messages travels as an all-to-all in which each worker sends all others the same
 KINDS = ("all_reduce", "all_gather", "all_gather_uneven", "all_to_all", "send_receive")
 # what a third-party hook leaves unknown
 OF_EXCHANGES = ("payload_bytes", "wire_bytes", "inner_wire_bytes", "rounds", "entropy_bytes", "paper_floats")

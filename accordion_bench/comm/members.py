@@ -42,7 +42,7 @@ OF_COMMUNICATION = (
 
 
 def is_timeout(text: str) -> bool:
-    """Whether what was said is that somebody has waited too long."""
+    """Whether what was said is that a process has waited too long."""
     return any(words in text.lower() for words in OF_TIMEOUTS)
 
 
@@ -122,7 +122,7 @@ class Members(Comm):
 class Present(Comm):
     """Means, largest values and all-gathers of those workers of a run that take part, in a ledger of their own.
 
-    All processes call the collectives, also those without such a worker, so that everybody knows what comes of it.
+    All processes call the collectives, also those without such a worker, so that all know what comes of it.
     Tensors [W, ...] have rows of all local workers.
 
     Args:

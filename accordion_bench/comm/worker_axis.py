@@ -65,7 +65,7 @@ class WorkerAxis(Replicas):
         replicas: since `fork`, the parameters of each local worker, as views into one storage per shape.
         buffers_W: the buffers of each local worker, [W, ...].
         loss_W: of each local worker's last step, the loss of its batch.
-        loss_sum_W: the sum of these over steps, float64 [W], until somebody sets it to 0.
+        loss_sum_W: the sum of these over steps, float64 [W], until it is set to 0.
     """
 
     def __init__(

@@ -46,13 +46,13 @@ class Echo:
             mine.mul_(self.processes)
 
     def all_gather_into_tensor(self, out: Tensor, x: Tensor, group: Any = None) -> None:
-        """Everybody's is this one's."""
+        """All have what this one has."""
         real(out).view(self.processes, -1).copy_(self._note("all_gather", x).reshape(1, -1))
 
     def all_to_all_single(
         self, out: Tensor, x: Tensor, received: list[int], sent: list[int], group: Any = None
     ) -> None:
-        """Everybody sends what this one sends itself; zeros where another one's share is longer or shorter."""
+        """All send what this one sends itself; zeros where another one's share is longer or shorter."""
         mine = self._note("all_to_all", x)[: sent[0]]
         real(out).copy_(torch.cat([mine if size == len(mine) else mine.new_zeros(size) for size in received]))
 

@@ -1,4 +1,4 @@
-"""Images of somebody's own as arrays: in memory, whatever their numbers are."""
+"""Users' own images as arrays: in memory, whatever their numbers are."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Images in files of somebody's own: what is not typed is counted there, and what they lack of a test is held out."""
+"""Images in users' own files: what is not typed is counted there, and what they lack of a test is held out."""
 
 import re
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ def _counted(key: str) -> Any:
 
 
 class CountedImages(ImageDataset):
-    """Images in files of somebody's own.
+    """Images in users' own files.
 
     A run notes what was counted in its config.yaml; where it is resumed the files must still be so.
 

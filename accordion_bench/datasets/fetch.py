@@ -100,7 +100,7 @@ def _downloaded(source: Source, into: Path, timeout: float) -> Path:
     except OSError:
         if encrypted == source.address:
             raise
-        md5 = _read(source.address, source.name, file, timeout)  # the md5 tells whether somebody has changed it
+        md5 = _read(source.address, source.name, file, timeout)  # the md5 tells whether it was changed
     if md5 != source.md5:
         raise Unusable(f"{source.name} came with the md5 {md5} and not {source.md5}")
     return file

@@ -1,4 +1,4 @@
-"""Picture files of anybody's: decoded in colour with 8 bits, or named with what is wrong with them."""
+"""Users' picture files: decoded in colour with 8 bits, or named with what is wrong with them."""
 
 import os
 import warnings

@@ -1,4 +1,4 @@
-"""What is wrong with a file of somebody's, as the end of a sentence that begins with its name."""
+"""What is wrong with a user's file, as the end of a sentence that begins with its name."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A communication hook of DistributedDataParallel that somebody else has written, named by a run."""
+"""A communication hook of DistributedDataParallel of a third party, named by a run."""
 
 import inspect
 import re

@@ -36,7 +36,7 @@ class Observer(Protocol):
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody may want to look at an exchange, at any time."""
+        """Whether a policy may want to look at an exchange, at any time."""
 
     def look_at(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], info: StepInfo) -> None:
         """Before an exchange."""

@@ -42,7 +42,7 @@ def declared_of_class(node: Config) -> Declared | None:
     own: Description = getattr(cls, "description", Description())
     try:
         suffix: str | None = own.label_suffix(node)
-    except Exception:  # options of whatever kind, of a run of somebody's
+    except Exception:  # options of whatever kind, of a user's run
         suffix = None
     drives, detects = getattr(cls, "drives", "level"), getattr(cls, "detects", False)
     return Declared(own.display_names, own.shares, drives, detects, declared_by(cls), suffix)

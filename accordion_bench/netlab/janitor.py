@@ -31,7 +31,7 @@ def hold(lab: str) -> FileLock:
     """The lab's lock, held until it is released or this process is gone."""
     LOCKS.mkdir(mode=0o755, parents=True, exist_ok=True)
     lock = _lock(lab)
-    lock.acquire(timeout=5)  # somebody who looks for orphans may hold it for a moment
+    lock.acquire(timeout=5)  # a process that looks for orphans may hold it for a moment
     return lock
 
 
@@ -49,7 +49,7 @@ def remove(namespaces: list[str]) -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
     for name in namespaces:
-        _ip("netns", "delete", name)  # somebody else may have done it
+        _ip("netns", "delete", name)  # another process may have done it
 
 
 def remove_orphans() -> None:

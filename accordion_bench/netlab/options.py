@@ -43,7 +43,7 @@ def rate(text: str, key: str = "--rate") -> float | None:
 
 
 def _near(text: str) -> str:
-    """What somebody who wrote `100Mbps` may have meant."""
+    """What is probably meant by `100Mbps`."""
     found = re.fullmatch(rf"\s*{NUMBER}\s*([kmg])b?(it)?(ps|/s)?\s*", text.lower())
     return f"{found[1]}{found[2]}bit" if found and float(found[1]) else "100mbit"
 

@@ -16,7 +16,7 @@ LAUNCHER = Path(__file__).with_name("become.py")
 
 @dataclass(frozen=True)
 class User:
-    """Somebody who is not root.
+    """A user who is not root.
 
     Args:
         uid, gid, groups: by number.

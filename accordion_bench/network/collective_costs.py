@@ -8,7 +8,7 @@ Of A workers, G of them on each of M = A/G machines; n bytes in all that a worke
     all-gather   ring          (A-1) n, A-1 rounds
                  hierarchical  between (M-1) G n, M-1 rounds; inside (G-1) M n, G-1 rounds
     gather of unequal messages
-                 direct        (A-1) n, A-1 rounds; everybody gets the whole message from its owner
+                 direct        (A-1) n, A-1 rounds; all get the whole message from its owner
     all-to-all   direct        (A-1)/A n, A-1 rounds
                  hierarchical  inside (G-1)/G n, G-1 rounds; between G (M-1)/M n, M-1 rounds
     pairs        direct        n, 1 round, however many workers there are

@@ -12,7 +12,7 @@ from accordion_bench.processes.listening import loopback
 from accordion_bench.processes.placement import Placement, all_here
 from accordion_bench.processes.sealed_store import SealedStore
 
-# 3, the default, ends the process by SIGABRT before anybody can say why; 2 ends only what hangs, and the next
+# 3, the default, ends the process by SIGABRT before any process can say why; 2 ends only what hangs, and the next
 # collective raises. Waiting for each collective (TORCH_NCCL_BLOCKING_WAIT) would raise sooner, at a step's cost.
 HANDLING, NO_ABORT = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"), "2"
 TIMED_OUT = "NCCL operation timed out"

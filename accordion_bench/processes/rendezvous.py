@@ -50,7 +50,7 @@ def meet(timeout: float) -> Iterator[Watch | None]:
         timeout: seconds to wait for the others, `comm.timeout`.
 
     Raises:
-        ConfigError: there is no meeting point, or somebody else is there.
+        ConfigError: there is no meeting point, or another program is there.
     """
     ranks = environment_ranks(os.environ)
     if ranks is None:
@@ -343,7 +343,7 @@ def _connect(address: str, port: str, rank: int, processes: int, timeout: float)
 
 
 def _wait_for_listener(address: str, port: int, timeout: float) -> bool:
-    """Wait for somebody to listen there."""
+    """Wait until a process listens there."""
     until, pauses = time.monotonic() + timeout, growing_pauses(0.2, 1.0)
     while time.monotonic() < until:
         try:

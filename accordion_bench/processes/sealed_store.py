@@ -120,8 +120,8 @@ class SealedStore:
         if key not in self._told:
             self._told.add(key)
             print(
-                f"warning: {key} in the store of the run {why}, and is passed over: somebody else writes there, or has "
-                f"another {SECRET}; type export {SECRET}=WORDS, the same on every machine",
+                f"warning: {key} in the store of the run {why}, and is passed over: another program writes there, or "
+                f"has another {SECRET}; type export {SECRET}=WORDS, the same on every machine",
                 file=sys.stderr,
                 flush=True,
             )
@@ -211,7 +211,7 @@ class AgreedStep:
 
         Args:
             step: steps taken.
-            wanted: whether this process asks for it; called after every step until somebody has.
+            wanted: whether this process asks for it; called after every step until one has.
         """
         if self.store is None:
             return wanted()

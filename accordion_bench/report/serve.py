@@ -176,7 +176,7 @@ def serve(paths: Sequence[str], port: int) -> None:
         why = f"{port}: {error.strerror}"
         raise ConfigError(f"--port must be a free port of this machine, got {why}; type --port=0 for any") from None
     with server:
-        server.followed.version()  # which reads all runs, before anybody waits for them
+        server.followed.version()  # which reads all runs, before a page waits for them
         print(f"http://localhost:{server.server_port}/ follows the runs; Ctrl-C ends it", flush=True)
         try:
             server.serve_forever()

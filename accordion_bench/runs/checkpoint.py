@@ -49,7 +49,7 @@ class OfEach(Protocol):
 
 
 class Owners(NamedTuple):
-    """Everybody who has state, in the order in which it is to be loaded."""
+    """All that have state, in the order in which it is to be loaded."""
 
     of_all: Sequence[OfAll]
     of_each: Sequence[OfEach]

@@ -227,7 +227,7 @@ class RunFolder:
         return wrong
 
     def changed_meanwhile(self, epochs: int) -> list[str]:
-        """What somebody else has done to the files of a run that has written so many epochs, as sentences."""
+        """What others have done to the files of a run that has written so many epochs, as sentences."""
         found = []
         for read in (self.read_config, lambda: self.read_json("environment.json")):
             try:

@@ -72,7 +72,7 @@ PERPLEXITY = Metric("perplexity", False, False, counted="words", least=1.0, typi
 # of bytes; their perplexity is 2 to the power of it, and has another name than that of words, which is no byte's
 BITS_PER_BYTE = Metric("bits_per_byte", False, False, "bits", "bytes", typical=2.5)
 METRICS = {m.name: m for m in (Metric("accuracy", True, True, "points"), PERPLEXITY, BITS_PER_BYTE)}
-# what a loop of somebody's own is judged by where its rows have no metric
+# what a user's own loop is judged by where its rows have no metric
 LOSSES = {m.name: m for m in (Metric("test_loss", False, False), Metric("train_loss", False, False))}
 
 

@@ -1,4 +1,4 @@
-"""Sameness: which earlier run is the one that is asked for, and whether somebody is running it."""
+"""Sameness: which earlier run is the one that is asked for, and whether a process is running it."""
 
 import contextlib
 import functools

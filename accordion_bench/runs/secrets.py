@@ -23,7 +23,7 @@ COUNTS = re.compile(
     re.IGNORECASE,
 )
 NUMBERS = re.compile(r"[-+\d.e,\s\[\]]+")
-WORDS = ("", "true", "false", "null", "none", MASK)  # which say nothing to anybody
+WORDS = ("", "true", "false", "null", "none", MASK)  # which tell nothing
 
 NAMED = re.compile(r"""(?<![\w.\-])([\w.\-]+)["']?\s*[=:]\s*""")  # a name before its value, anywhere in a text
 KEY = re.compile(r"[+~]*[\w.@/-]+")  # of an override, an option or a variable

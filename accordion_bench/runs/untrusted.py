@@ -1,4 +1,4 @@
-"""Files of a run folder, which anybody may have written: read within limits, or refused in one sentence.
+"""Files of a run folder, which may come from anywhere: read within limits, or refused in one sentence.
 
 Only regular files are read, so that nothing waits for a pipe or a device. Depth and size are looked at before anything
 is built: PyYAML's and json's own recursion, and what aliases stand for, have no end that a process survives.

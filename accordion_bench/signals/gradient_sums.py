@@ -1,4 +1,4 @@
-"""Signals: what policies need to know of the gradients; collected only in epochs in which somebody needs it."""
+"""Signals: what policies need to know of the gradients; collected only in epochs in which a policy needs it."""
 
 from collections.abc import Sequence
 from typing import Any

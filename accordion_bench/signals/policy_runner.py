@@ -129,11 +129,11 @@ class PolicyRunner:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody may want to look at an exchange, at any time."""
+        """Whether a policy may want to look at an exchange, at any time."""
         return bool(self.policies) or bool(self.measure.get("error"))
 
     def looks(self) -> bool:
-        """Whether somebody is to look at the coming exchange's tensors before they are exchanged."""
+        """Whether a policy is to look at the coming exchange's tensors before they are exchanged."""
         first_error = self.comm.leader and self.measure.get("error") and self.compression_error is None
         return bool(first_error) or any(isinstance(request, BEFORE_EXCHANGE) for request in self.needs_at())
 

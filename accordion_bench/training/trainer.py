@@ -283,7 +283,7 @@ class Trainer:
 
     @property
     def owners(self) -> Owners:
-        """Everybody who has state: schemes first, because they may give replicas to the others."""
+        """All that have state: schemes first, because they may give replicas to the others."""
         own_scale = [self.loss_scale] if self.loss_scale else []
         own_hook = [self.ddp] if self.ddp else []
         exchanges, ledger = SyncState(self.sync, self.comm), self.comm.ledger

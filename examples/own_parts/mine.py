@@ -1,4 +1,4 @@
-"""A compressor, a model, a data set and a policy of somebody's own, outside of the program."""
+"""A compressor, a model, a data set and a policy of a user's own, outside of the program."""
 
 import math
 from collections.abc import Sequence

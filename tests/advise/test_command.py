@@ -88,7 +88,7 @@ def test_machines_of_several_workers(tmp_path, capsys):
         (["workers=4", "--simulate", "sync.quorum=5"], "sync.quorum must be an integer of at most 4, got 5"),
         (["workers=4", "--simulate", "sync.quorum=0.75"], "sync.quorum must be a whole number, got 0.75; type"),
         (["workers=4", "--simulate", "seed=inf"], "seed must be a whole number, got inf; type seed=1"),
-        (["workers=4", "--simulate", "sync.grace=1"], "sync.grace must be 0 without a quorum, where everybody"),
+        (["workers=4", "--simulate", "sync.grace=1"], "sync.grace must be 0 without a quorum, where all"),
         (["workers=4", "sync=diloco"], "sync must be left out, got sync=diloco"),
         (["workers=4", "epocs=3"], "epocs is no option here"),
         (["workers=4", "gpu=h1000"], "gpu must be one of a100, h100, h200, l40s, 4090, got h1000; type gpu=h100"),

@@ -382,7 +382,7 @@ REFUSED = [
     ({"quorum": 3, "cost": BESIDE}, "quorum must be null with beside, of which no worker may be late, got 3"),
     (
         {"grace": 2.0, "cost": LOCAL},
-        "grace must be 0 without a quorum, where everybody is waited for, got 2.0; type grace",
+        "grace must be 0 without a quorum, where all are waited for, got 2.0; type grace",
     ),
     ({"cores": 0.0}, "cores must be above 0, got 0.0; type cores=1.0"),
     ({"grace": -1.0, "cost": LOCAL}, "grace must be a number at least 0, got -1.0; type grace=0.0"),

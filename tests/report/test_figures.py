@@ -433,7 +433,7 @@ def test_a_method_with_two_arms_at_one_number_of_workers_has_no_line_and_is_name
 
 @pytest.mark.parametrize("told", [{}, {"compute_seconds": None}])
 def test_an_arm_that_does_not_tell_its_times_is_not_told_on_the_page_and_others_are(told):
-    """Of a loop of somebody's own: without the column, and with null in it."""
+    """Of a user's own loop: without the column, and with null in it."""
     bench, own = arms_of(run(), run("topk"))
     rows = [{key: value for key, value in row.items() if key != "compute_seconds"} | told for row in own.runs[0].rows]
     own = replace(own, runs=(replace(own.runs[0], attached=True, rows=rows),))

@@ -135,7 +135,7 @@ def test_one_file_alone_makes_a_whole_report(tmp_path, capsys):
     assert "## Net on unknown data, 4 workers x 32 samples, 4 epochs" in out
     assert "| PowerSGD rank 2, attached |  1 |         79.00 % |" in out
     assert 'Add one: the same loop with attach(..., compressor="none")' in out
-    assert "Attached: training loops of somebody's own" in out and "do not name their data set" in out
+    assert "Attached: users' own training loops" in out and "do not name their data set" in out
     readme = (tmp_path / "out" / "README.md").read_text()
     assert "# mine-seed0.jsonl: a training loop of its own\n" in readme
     assert "python -m accordion_bench" not in readme  # nobody has typed that

@@ -19,7 +19,7 @@ FREE = (*ALWAYS_FREE, "seed", "choices", "measure", "target", "target_every")
 # what is compared: that these differ from dense is not said
 METHOD = ("compressor", "sync", "adaptive", "batch_size", "attached")
 TOLD_OF_DATA = ("subset", "validation")  # options of a data set that headings tell in words
-NAMED = ("arm", "compressor", "adaptive", "sync")  # of a loop of somebody's own, which need not tell its options
+NAMED = ("arm", "compressor", "adaptive", "sync")  # of a user's own loop, which need not tell its options
 HOOK = ("comm.hook", "comm.hook_state", "comm.hook_options")
 
 
@@ -73,7 +73,7 @@ class Arm:
 
     @property
     def attached(self) -> bool:
-        """Whether a training loop of somebody's own has written the rows."""
+        """Whether a user's own training loop has written the rows."""
         return self.runs[0].attached
 
     @property
@@ -181,7 +181,7 @@ def lab_text(lab: dict[str, Any]) -> str:
 def baseline(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
     """The dense arm of the same setting that differs least in everything else; None where none was given.
 
-    One of the bench for the bench's arms, and of a loop of somebody's own for such, where there is one.
+    One of the bench for the bench's arms, and of a user's own loop for such, where there is one.
     Of a dense arm it is the arm itself, or the nearest dense one with the smallest batch of the setting.
     """
     dense = [other for other in arms if other.dense and other.setting == arm.setting]
@@ -198,7 +198,7 @@ def baseline(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
 def differences(arm: Arm, other: Arm) -> list[str]:
     """Options outside compressor, scheme, policy and batch in which two arms differ, as `key value (other value)`.
 
-    Of a group with another class only the name; of a loop of somebody's own beside the bench only that it is one.
+    Of a group with another class only the name; of a user's own loop beside the bench only that it is one.
     """
     if arm.attached != other.attached:
         return ["the training loop, attached beside the bench's own, whose other options are not known"]

@@ -103,7 +103,7 @@ class Reached(NamedTuple):
 
 
 def target_of(arms: Sequence[Arm]) -> float | None:
-    """The target that all runs share, or None; a loop of somebody's own has none of its own."""
+    """The target that all runs share, or None; a user's own loop has none of its own."""
     wanted = {run.config.get("target") for arm in arms for run in arm.runs if not run.attached}
     return wanted.pop() if len(wanted) == 1 else None
 

@@ -93,7 +93,7 @@ def _unequal(arm: Arm, other: Arm) -> list[str]:
 def _placed(arms: Sequence[Arm]) -> list[Arm]:
     """Each arm with its setting: one batch size, or those that one experiment compares; then labels say the batch.
 
-    A control stands in the setting of the arms that it is for, a loop of somebody's own in that of the bench's runs
+    A control stands in the setting of the arms that it is for, a user's own loop in that of the bench's runs
     that train the same. What the user calls an arm stays as it is.
     """
     rooms: list[set[tuple[str, str]]] = []
@@ -120,7 +120,7 @@ def _placed(arms: Sequence[Arm]) -> list[Arm]:
 
 
 def _beside_bench(arm: Arm, arms: Sequence[Arm], homes: Sequence[int]) -> int | None:
-    """Where the bench's runs are that train what a loop of somebody's own trains; None where it is not one setting."""
+    """Where the bench's runs are that train what a user's own loop trains; None where it is not one setting."""
     found = {home for other, home in zip(arms, homes, strict=True) if not other.attached and _trains_as(arm, other)}
     return found.pop() if len(found) == 1 else None
 

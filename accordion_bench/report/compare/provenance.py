@@ -77,7 +77,7 @@ def dense_command(arm: Arm) -> str:
 
 
 def dense_attached() -> str:
-    """What adds a dense run to those of a loop of somebody's own."""
+    """What adds a dense run to those of a user's own loop."""
     return 'the same loop with attach(..., compressor="none"), its rows in a file of their own'
 
 

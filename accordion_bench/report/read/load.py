@@ -129,7 +129,7 @@ class Run:
             in the rows are printable lines, secrets are masked. Of a file of metrics rows they are made of its rows.
         rows: whole lines of metrics.jsonl, one per epoch.
         problem: why the run counts as unfinished; "" for a finished run.
-        attached: a training loop of somebody's own has written the rows.
+        attached: a user's own training loop has written the rows.
     """
 
     path: Path
@@ -163,7 +163,7 @@ class Run:
 
     @property
     def method(self) -> str:
-        """`PowerSGD rank 2`; of a loop of somebody's own `PowerSGD rank 2, attached`, or `its name (..., attached)`."""
+        """`PowerSGD rank 2`; of a user's own loop `PowerSGD rank 2, attached`, or `its name (..., attached)`."""
         choices = self.config.get("choices")
         if not choices:
             return "?"
@@ -220,7 +220,7 @@ def trust_classes(paths: Paths) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """One run, of anybody; never raises for what is missing, torn or strange."""
+    """One run, from anywhere; never raises for what is missing, torn or strange."""
     return _read_file(path) if os.path.isfile(path) else _read_folder(path)
 
 

@@ -14,7 +14,7 @@ def printable(text: str, longest: int = NAME) -> str:
     """One line of what can be seen: white space as spaces, anything else that cannot be seen as question marks.
 
     Args:
-        text: of anybody.
+        text: from anywhere.
         longest: letters, after which ... stands.
     """
     if len(text) > longest:

@@ -1,4 +1,4 @@
-"""Files of metrics rows: what a training loop of somebody's own has written with `comm.metrics()`, one line per epoch.
+"""Files of metrics rows: what a user's own training loop has written with `comm.metrics()`, one line per epoch.
 
 Such a loop leaves no run folder. What config.yaml, environment.json and summary.json would say is made of the rows, and
 nothing else is known of the loop.

@@ -92,7 +92,7 @@ def attached(arms: Sequence[Arm]) -> list[str]:
     if not own:
         return []
     text = (
-        "Attached: training loops of somebody's own, which have written their rows by comm.metrics(). Model, data, "
+        "Attached: users' own training loops, which have written their rows by comm.metrics(). Model, data, "
         f"{own[0].metric.replace('_', ' ')} and epochs are what they say. Not known here: their other options, what "
         "was typed, and whether they have come to their end."
     )

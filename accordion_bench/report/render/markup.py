@@ -1,4 +1,4 @@
-"""Text of anybody's as Markdown and as LaTeX that show it, and make no link, image, HTML or code of it."""
+"""Text from anywhere as Markdown and as LaTeX that show it, and make no link, image, HTML or code of it."""
 
 import re
 import textwrap

@@ -34,7 +34,7 @@ class Halved(MultiStep):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch, no_figures):  # noqa: F811
-    """A run of somebody's own compressor; whether its module has been imported."""
+    """A run of a user's own compressor; whether its module has been imported."""
     ran = tmp_path / "ran"
     (tmp_path / "somebodys.py").write_text(MODULE.format(file=str(ran)), encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -155,7 +155,7 @@ class Bar(NamedTuple):
 def breakdown(arms: Sequence[Arm]) -> Figure | None:
     """Milliseconds of a step as stacked bars; beside it the exchange's own parts, which may go on at the same time.
 
-    Arms whose policy distinguishes critical regimes have a bar for each regime, too; loops of somebody's own whose rows
+    Arms whose policy distinguishes critical regimes have a bar for each regime, too; users' own loops whose rows
     do not tell their times have none.
     """
     arms = [arm for arm in arms if tells_times(arm)]
@@ -216,7 +216,7 @@ def bars(arm: Arm) -> list[Bar]:
 
 
 def tells_times(arm: Arm) -> bool:
-    """Whether its rows tell where a step's time went: those of a loop of somebody's own need not."""
+    """Whether its rows tell where a step's time went: those of a user's own loop need not."""
     return not arm.attached or arm.runs[0].rows[-1].get("compute_seconds") is not None
 
 

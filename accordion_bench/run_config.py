@@ -49,6 +49,7 @@ class CheckpointConfig:
     minutes: float = 10
     keep: int = 2
     best: bool = False
+    background: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

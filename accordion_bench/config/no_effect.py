@@ -71,7 +71,7 @@ def _of_the_run(config: RunConfig, parts: Components) -> Idle:
     if micro_batch >= batch and not grows:
         yield "micro_batch_size", f"a batch has {counted(batch, 'sample')}"
     if config.checkpoint.every == 0:
-        for key in ("minutes", "keep"):
+        for key in ("minutes", "keep", "background"):
             yield f"checkpoint.{key}", "checkpoint.every is 0"
     for key in ("overlap", "bucket_cap_mb"):
         if getattr(config.comm, key) and (why := _unheard(parts, key)):

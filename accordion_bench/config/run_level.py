@@ -33,7 +33,8 @@ def refuse_wrong(config: RunConfig) -> None:
         checks.integer("checkpoint.every", saving.every, at_least=0)
     checks.number("checkpoint.minutes", saving.minutes, at_least=0, instead=10)
     checks.integer("checkpoint.keep", saving.keep, at_least=1)
-    checks.boolean("checkpoint.best", saving.best, instead=True)
+    for key in ("best", "background"):
+        checks.boolean(f"checkpoint.{key}", getattr(saving, key), instead=True)
     for key in ("norms", "error"):
         checks.boolean(f"measure.{key}", getattr(config.measure, key), instead=True)
     for key, folder in (("data", "data"), ("runs", "results/runs")):

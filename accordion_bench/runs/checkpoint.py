@@ -6,17 +6,15 @@ Everything is keyed by parameter name and loads with `weights_only=True`. The fi
 folder: on several machines the run folder has to be on a shared file system.
 """
 
-import shutil
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.runs import durable, weights
+from accordion_bench.runs import weights
 from accordion_bench.runs.manifest import (
     FILE,
     Damaged,
@@ -27,9 +25,7 @@ from accordion_bench.runs.manifest import (
     read_manifest,
     step_of,
 )
-
-T = TypeVar("T")
-PLACE = "file"  # in each file: its own name, and after which step it was written
+from accordion_bench.runs.saving import PLACE, AtOnce, Saving, together
 
 
 class OfAll(Protocol):
@@ -84,61 +80,32 @@ def latest(run: Path) -> Path | None:
     return next(iter(checkpoints(run)), None)
 
 
-def save(run: Path, begun: Manifest, comm: Comm, owners: Owners, keep: int = 2) -> Path:
+def save(saving: Saving, comm: Comm, owners: Owners, writer: AtOnce) -> Path:
     """Save the state after a step, then remove older checkpoints; every process calls it.
 
     Args:
-        run: the run folder.
-        begun: its manifest, which has no files yet.
+        saving: the checkpoint that is to be written.
         comm: of all workers.
         owners: whose state it is.
-        keep: how many checkpoints stay, this one included.
+        writer: of this run; what it is still writing is finished first.
+
+    Returns:
+        its folder, which is there once the writer has finished.
 
     Raises:
         ConfigError: the disk is full; the checkpoints that were there are as they were.
     """
+    writer.finish()
     comm.settle(charged=False)
-    step = begun.trained.step
-    final = run / "checkpoint" / f"step-{step:08d}"
-    part = final.with_suffix(".part")
-
-    def begin() -> None:
-        if comm.leader:
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-
-    def write() -> dict[str, tuple[int, int]]:
-        states = {
-            f"worker-{comm.first_worker + row}.pt": _merge(owner.worker_state(row) for owner in owners.of_each)
-            for row in range(comm.local_workers)
-        }
-        if comm.leader:
-            states["shared.pt"] = _merge(owner.state_dict() for owner in owners.of_all)
-        return {name: weights.write(part / name, {**state, PLACE: [name, step]}) for name, state in states.items()}
-
-    def end() -> None:
-        if comm.leader:
-            if (metrics := run / "metrics.jsonl").exists():
-                durable.sync(metrics)  # a checkpoint's epochs must have their rows
-            durable.write_text(part / FILE, replace(begun, files=files).text())
-            shutil.rmtree(final, ignore_errors=True)
-            durable.replace(part, final)
-            durable.sync(run)  # where the first one has made the folder
-
-    _together(comm, part, begin)
-    files = {name: found for of_one in _together(comm, part, write) for name, found in of_one.items()}
-    _together(comm, part, end)
+    together(comm, saving, lambda: saving.begin() if comm.leader else None)
+    states = {
+        f"worker-{comm.first_worker + row}.pt": _merge(owner.worker_state(row) for owner in owners.of_each)
+        for row in range(comm.local_workers)
+    }
     if comm.leader:
-        remove_older(run, keep, step)
-    return final
-
-
-def remove_older(run: Path, keep: int, step: int) -> None:
-    """Keep the newest checkpoints up to a step; later ones are of a future that is no more."""
-    kept = [path for path in checkpoints(run) if step_of(path) <= step][:keep]
-    for path in (run / "checkpoint").glob("step-*"):
-        if path not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+        states["shared.pt"] = _merge(owner.state_dict() for owner in owners.of_all)
+    writer.write(saving, states)
+    return saving.final
 
 
 def load_newest(run: Path, comm: Comm, owners: Owners) -> tuple[Path | None, list[str]]:
@@ -202,27 +169,6 @@ def _loaded(path: Path, manifest: Manifest) -> dict[str, Any]:
     if state.pop(PLACE, None) != [path.name, step_of(path.parent)]:
         raise Damaged(f"{path.name} is another worker's, or of another step")
     return state
-
-
-def _together(comm: Comm, part: Path, work: Callable[[], T]) -> list[T]:
-    """Let every process do its share of saving; what each has returned, once all are done.
-
-    Raises:
-        ConfigError: the disk of one of them is full; all raise the same.
-    """
-    told, done = "", None
-    try:
-        with durable.room(part.parents[1]):
-            done = work()
-    except ConfigError as full:
-        told = str(full)
-    heard = comm.everyones((told, done))
-    for told, _ in heard:
-        if told:
-            if comm.leader:
-                shutil.rmtree(part, ignore_errors=True)
-            raise ConfigError(told)
-    return [done for _, done in heard]
 
 
 def _merge(states: Iterable[dict[str, Any]]) -> dict[str, Any]:

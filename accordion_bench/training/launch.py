@@ -22,8 +22,9 @@ from accordion_bench.processes.placement import Placement, with_placement
 from accordion_bench.processes.spawn import spawn
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint, durable
+from accordion_bench.runs import durable
 from accordion_bench.runs.folder import RunFolder, log
+from accordion_bench.runs.saving import remove_older
 from accordion_bench.training import codec_kernels
 from accordion_bench.training.heartbeat import Heartbeat
 
@@ -122,7 +123,7 @@ def train(
             summary = trainer.fit()
             if comm.leader:
                 folder.finish(summary)
-                checkpoint.remove_older(folder.path, 1, summary["steps"])
+                remove_older(folder.path, 1, summary["steps"])
                 warn(folder.changed_meanwhile(summary["epochs"]))
             comm.barrier()
         except BaseException as error:

@@ -1,9 +1,9 @@
 """The trainer: epochs of training steps, their evaluation, metrics and checkpoints."""
 
-import contextlib
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ from accordion_bench.processes.interrupt import Interrupted, Stopper
 from accordion_bench.processes.waiting import Waiting
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
+from accordion_bench.runs.background import Background
 from accordion_bench.runs.checkpoint import GlobalGenerator, Owners
 from accordion_bench.runs.folder import RunFolder, log
 from accordion_bench.runs.manifest import Manifest, Trained
 from accordion_bench.runs.metrics import OF_AN_EPOCH, not_learned
 from accordion_bench.runs.reuse import decisive
+from accordion_bench.runs.saving import AtOnce, Saving
 from accordion_bench.runs.weights import BEST, FINAL, save_weights
 from accordion_bench.sync.base import SyncState
 from accordion_bench.trackers.base import Tracker
@@ -56,7 +58,7 @@ class Trainer:
             guess)
         where it stands: position (epoch, step, plan), score, last_row (of metrics, with which it will be summed up)
         what is told: clock, network, meter, waiting (for cores), folder, progress, dense_notes, tracker, stopper
-        what is saved: owners, and when: saver
+        what is saved: owners, when: saver, and how: writer
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Trainer:
         self.evaluation = Evaluation(self.axis, self.task, self.data, self.sampler, self.position, step.replayed)
         resumable = self.ddp is None or self.ddp.resumable
         self.saver = Saver(config.checkpoint, comm, self.stopper.store, resumable)
+        self.writer = (Background if config.checkpoint.background else AtOnce)(comm)
         self.progress = Progress(comm.leader, self.sampler.per_worker)
         self.dense_notes = DenseNotes(comm.leader)
         self.tracker: Tracker = build(config.tracker, "tracker")
@@ -118,7 +121,7 @@ class Trainer:
         self.runner.preload()
         self.saver.begin(position.step)
         recording = profiled(self.config.profile * self.comm.leader, self.folder, self.clock)
-        with self.step.graphs.training(), contextlib.closing(self.progress), recording as profile_step:
+        with self.step.graphs.training(), closing(self.progress), closing(self.writer), recording as profile_step:
             self.progress.begin(position.step + position.steps_left, position.step)
             while position.epoch < epochs:
                 self.begin_epoch()
@@ -134,15 +137,18 @@ class Trainer:
                         saved = self.save()
                         self.go_on()
                     if stop:
+                        self.writer.finish()
                         raise Interrupted(position.step if saved else None, self.stopper.signum or 0)
                 last = position.epoch + 1 == epochs
                 self.pause()
+                self.writer.look()
                 if self.saver.due_after_epoch(position.step, last):
                     self.save()
                 self.go_on()
                 if last:
                     self.sync.finish()
                 self.end_epoch()
+        self.writer.finish()
         summary = self.summary()
         if self.comm.transport is not None:
             self.comm.transport.close()
@@ -310,7 +316,8 @@ class Trainer:
         config = decisive({**self.config.to_dict(), "workers": self.comm.workers})
         computed = {"threads": torch.get_num_threads(), "kernels": self.kernels}
         begun = Manifest(trained, config, {}, computed)
-        path = checkpoint.save(self.folder.path, begun, self.comm, self.owners, self.saver.keep)
+        saving = Saving(self.folder.path, begun, self.saver.keep)
+        path = checkpoint.save(saving, self.comm, self.owners, self.writer)
         self.saver.saved(position.step, began)
         return path
 

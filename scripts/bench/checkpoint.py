@@ -1,4 +1,5 @@
-"""What saving costs: seconds of one checkpoint beside those of an epoch, and how often the default saves.
+"""What saving costs: seconds of one checkpoint beside those of an epoch, how often the default saves, and for how long
+training stops where a thread writes (`checkpoint.background=true`).
 
     python -m scripts.bench.checkpoint [--models resnet8,resnet18] [--steps 3] [--saves 5] [--runs FOLDER]
 
@@ -14,7 +15,9 @@ from pathlib import Path
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.compose import compose
 from accordion_bench.run_config import RunConfig
+from accordion_bench.runs.background import Background
 from accordion_bench.runs.folder import RunFolder
+from accordion_bench.runs.saving import AtOnce
 from accordion_bench.training.saver import SHARE
 from accordion_bench.training.trainer import Trainer
 from scripts.bench.arms import as_a_run
@@ -26,18 +29,32 @@ EPOCHS = {"resnet8": ("digits", [], 12), "resnet18": ("CIFAR-10", CIFAR, 391)}  
 
 
 def measured(model: str, steps: int, saves: int, runs: Path) -> dict[str, float]:
-    """Medians of step and save, seconds; MB of a checkpoint."""
+    """Medians of step, save and stop (of training, where a thread writes), seconds; MB of a checkpoint."""
     _, options, _ = EPOCHS[model]
     cfg = compose([f"model={model}", *options, "compressor=powersgd", f"workers={WORKERS}", "comm=simulated"])
     folder = RunFolder.create(str(runs), model, cfg)
     trainer = Trainer(RunConfig.from_dict(cfg), Comm(WORKERS), folder)
     trainer.begin_epoch()
     taken = [seconds_of(trainer.train_step) for _ in range(steps + 1)]
-    saved = [seconds_of(trainer.save) for _ in range(saves)]
+    writers = AtOnce(trainer.comm), Background(trainer.comm)
+    saved, stops = [], []
+    for _ in range(saves + 1):
+        for writer, found in zip(writers, (saved, stops), strict=True):
+            trainer.writer = writer
+            found.append(seconds_of(trainer.save))
+            writer.finish()
     path = trainer.save()
+    trainer.writer.finish()
     assert path is not None
     size = sum(file.stat().st_size for file in path.iterdir()) / 1e6
-    return {"step": statistics.median(taken[1:]), "save": statistics.median(saved), "most": max(saved), "size": size}
+    return {
+        "step": statistics.median(taken[1:]),
+        "save": statistics.median(saved[1:]),
+        "most": max(saved[1:]),
+        "stop": statistics.median(stops[1:]),  # the first one allocates the copy
+        "first": stops[0],
+        "size": size,
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -49,7 +66,15 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     as_a_run()
     print_head(
-        "model, epoch of", "epoch, s", "checkpoint, MB", "saving, s (most)", "of an epoch", "saved every", "share"
+        "model, epoch of",
+        "epoch, s",
+        "checkpoint, MB",
+        "saving, s (most)",
+        "of an epoch",
+        "saved every",
+        "share",
+        "beside training, s (first)",
+        "of saving",
     )
     for model in args.models.split(","):
         folder = Path(tempfile.mkdtemp(prefix="bench-checkpoint-", dir=args.runs))
@@ -62,7 +87,8 @@ def main(arguments: list[str] | None = None) -> None:
         every = max(1, -(-save / SHARE // epoch))
         took = [f"{epoch:.3g}", f"{found['size']:.3g}", f"{save:.3g} ({found['most']:.3g})"]
         share = f"{save / (every * epoch):.2%}"
-        print_row(f"{model}, {data}", *took, f"{save / epoch:.2%}", f"{every:.0f} epochs", share)
+        stop = [f"{found['stop']:.3g} ({found['first']:.3g})", f"{found['stop'] / save:.1%}"]
+        print_row(f"{model}, {data}", *took, f"{save / epoch:.2%}", f"{every:.0f} epochs", share, *stop)
 
 
 if __name__ == "__main__":

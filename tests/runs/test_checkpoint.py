@@ -24,6 +24,7 @@ from accordion_bench.runs import checkpoint, manifest, weights
 from accordion_bench.runs.checkpoint import GlobalGenerator, Owners
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.manifest import Manifest, Trained
+from accordion_bench.runs.saving import AtOnce, Saving, remove_older
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed, tiny
 from tests.kit.processes import in_two
@@ -63,7 +64,8 @@ def owners(number: int = 0) -> Owners:
 
 def save(run: Path, step: int, comm: Comm | None = None, keep: int = 2) -> Path:
     trained = Trained(step // 6, step, step % 6, 6)
-    return checkpoint.save(run, Manifest(trained, {"seed": 0}, {}), comm or Comm(2), owners(step), keep)
+    comm = comm or Comm(2)
+    return checkpoint.save(Saving(run, Manifest(trained, {"seed": 0}, {}), keep), comm, owners(step), AtOnce(comm))
 
 
 def names(run: Path) -> list[str]:
@@ -134,7 +136,7 @@ def test_so_many_stay(tmp_path):
     for step in range(1, 6):
         save(tmp_path, step, keep=3)
     assert names(tmp_path) == ["step-00000003", "step-00000004", "step-00000005"]
-    checkpoint.remove_older(tmp_path, 1, 5)
+    remove_older(tmp_path, 1, 5)
     assert names(tmp_path) == ["step-00000005"]
 
 
@@ -245,7 +247,7 @@ def _in_each_process(rank: int, folder: str) -> None:
 
     torch.manual_seed(100 + rank)
     mine = Owners([], [GlobalGenerator(comm.device)])
-    checkpoint.save(run, Manifest(Trained(4, 24, 0, 6), {}, {}), comm, mine)
+    checkpoint.save(Saving(run, Manifest(Trained(4, 24, 0, 6), {}, {}), 2), comm, mine, AtOnce(comm))
     expected = torch.rand(3)
     torch.rand(7 + rank)
     checkpoint.load(run / "checkpoint" / "step-00000024", comm, mine)

@@ -1,11 +1,11 @@
 """Accordion: weak compression in critical regimes, strong compression elsewhere."""
 
 from dataclasses import replace
-from typing import Any
 
 from accordion_bench.adaptive.critical import Detecting
 from accordion_bench.options import checks
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
@@ -15,28 +15,24 @@ def _smoke_options(options: Config, knob: str) -> Config:
     return Detecting.description.smoke_options(options, knob) | few
 
 
+@with_options
 class Accordion(Detecting):
-    """Detector x actuator: the critical-regime test per tensor chooses between two levels of the compressor's knob.
+    """Detector x actuator: the critical-regime test per tensor chooses between two levels of the compressor's knob."""
 
-    Args:
-        weak: level in critical regimes, e.g. rank 2; null = the compressor's own pair.
-        strong: level elsewhere, e.g. rank 1; more compression than `weak`.
-        options: the detector's, see `Detecting`.
-    """
+    weak: int | float | None = option(
+        "level in critical regimes, e.g. rank 2; null = the compressor's own", default=None, above=0
+    )
+    strong: int | float | None = option("level elsewhere, e.g. rank 1", default=None, above=0)
+
+    chosen_as = {"accordion": Choice("weak compression in critical regimes, strong elsewhere (Agarwal et al. 2021)")}
 
     description = replace(Detecting.description, smoke_options=_smoke_options)
 
     drives = "level"
 
-    def __init__(self, weak: float | None = None, strong: float | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self.weak, self.strong = weak, strong
-
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         strong = pair[0] if self.strong is None else self.strong
         weak = pair[1] if self.weak is None else self.weak
-        checks.number("strong", strong, above=0, instead=pair[0])
-        checks.number("weak", weak, above=0, instead=pair[1])
         if not strong < weak and pair[0] < weak:
             raise checks.ValueRefused("strong", f"a {knob} below weak={checks.show(weak)}", strong, pair[0])
         if not strong < weak:

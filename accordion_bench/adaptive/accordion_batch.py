@@ -10,6 +10,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
 
 
@@ -26,49 +27,49 @@ def _smoke_options(options: Config, knob: str) -> Config:
     return Detecting.description.smoke_options(options, knob) | {"factor": 2}
 
 
+@with_options
 class AccordionBatch(Detecting):
     """One critical-regime test for the whole model, s = sqrt(sum_l s_l^2); not critical -> the large batch, for good.
 
     critical <=> |s(e-T) - s(e)| >= eta s(e-T). A check at the end of epoch e governs from e + 1 on; the batch never
     shrinks, so that after the switch a drop of the learning rate changes nothing, and nothing is looked at any more.
 
-    Args:
-        factor: how many times larger the large batch is; 8 in the paper (512 -> 4096 over all workers).
-        large_batch: samples per worker and step instead of `factor`; null = factor x batch_size.
-        lr_scaling: the learning rate at the switch: `none`, `sqrt`, or `linear` (x large / small), the paper's as
-            recalled, which undoes what a run at a high rate has learned.
-        fixed_switch: the first epoch with the large batch, without a detector (20 in the paper's runs); null = the
-            detector decides.
-        options: the detector's, see `Detecting`.
+    A `linear` rate (x large / small) is the paper's as recalled; it undoes what a run at a high rate has learned.
 
     Source: Agarwal et al., MLSys 2021 (arXiv 2010.16248).
     """
+
+    factor: int = option(
+        "how many times larger the large batch is; 512 -> 4096 over all workers in the paper", default=8, at_least=2
+    )
+    large_batch: int | None = option("samples per worker and step instead; null = factor x batch_size", default=None)
+    lr_scaling: str = option(
+        "none, sqrt, linear (the paper's): how the learning rate grows with the batch at the switch",
+        default="none",
+        choices=LR_SCALINGS,
+    )
+    fixed_switch: int | None = option(
+        "first epoch with the large batch, without detector; 20 in the paper's runs",
+        default=None,
+        at_least=1,
+        instead=20,
+    )
+
+    chosen_as = {
+        "accordion_batch": Choice("the small batch in critical regimes, a large one afterwards (Agarwal et al. 2021)")
+    }
 
     description = replace(Detecting.description, idle=_idle, smoke_options=_smoke_options)
 
     drives = "batch"
 
-    def __init__(
-        self,
-        factor: int = 8,
-        large_batch: int | None = None,
-        lr_scaling: str = "none",
-        fixed_switch: int | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.factor = checks.integer("factor", factor, at_least=2, instead=8)
-        self.large_batch = large_batch
-        if large_batch is not None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.large_batch is not None:
             try:
-                checks.integer("large_batch", large_batch, at_least=2)
-            except checks.ValueRefused as refused:  # which batch would do, the run alone knows
-                rule = f"null or {refused.rule}"
-                raise checks.ValueRefused("large_batch", rule, large_batch, None) from None
-        self.lr_scaling = checks.choice("lr_scaling", lr_scaling, LR_SCALINGS)
-        self.fixed_switch = fixed_switch
-        if fixed_switch is not None:
-            checks.integer("fixed_switch", fixed_switch, at_least=1, instead=20)
+                checks.integer("large_batch", self.large_batch, at_least=2)
+            except ValueRefused as refused:  # which batch would do, the run alone knows
+                raise ValueRefused("large_batch", f"{{null}} or {refused.rule}", self.large_batch, None) from None
         self.switched = False
 
     def needs(self, epoch: int) -> frozenset[str]:
@@ -79,7 +80,7 @@ class AccordionBatch(Detecting):
         (self.large,) = self.later_batches(run.batch_size)
         self.refuse_sizes(run.batch_size, most(run))
         if self.fixed_switch is not None and self.fixed_switch >= run.epochs > 1:
-            rule = f"null, or an epoch below {run.epochs}, the end of the run"
+            rule = f"{{null}}, or an epoch below {run.epochs}, the end of the run"
             raise ValueRefused("fixed_switch", rule, self.fixed_switch, max(run.epochs // 15, 1))
         return plan
 
@@ -98,24 +99,24 @@ class AccordionBatch(Detecting):
         """
         samples = f"because a worker sees {limit} samples per epoch"
         if limit < 2:
-            raise ConfigError(f"adaptive=accordion_batch has nothing to enlarge, {samples}; type adaptive=none")
+            raise ConfigError(f"adaptive=accordion_batch has nothing to enlarge, {samples}", {"adaptive": "none"})
         if self.large_batch is not None:
             if small >= limit:
-                instead = f"batch_size={max(limit // 8, 1)}"
+                instead = {"batch_size": max(limit // 8, 1)}
                 if not max(limit // 8, 1) < self.large_batch <= limit:
-                    instead += f" adaptive.accordion_batch.large_batch={limit}"
+                    instead["adaptive.accordion_batch.large_batch"] = limit
                 rule = f"below {limit} for adaptive.accordion_batch to enlarge it, {samples}"
-                raise ConfigError(f"batch_size must be {rule}, got {small}; type {instead}")
+                raise ConfigError(f"batch_size must be {rule}, got {small}", instead)
             if not small < self.large_batch <= limit:
                 rule = f"above batch_size={small} and at most {limit}, {samples}"
                 raise ValueRefused("large_batch", rule, self.large_batch, limit)
         elif 2 * small > limit:
             factor = self.factor if self.factor <= limit else min(8, limit)
-            instead = f"batch_size={limit // factor}"
+            instead = {"batch_size": limit // factor}
             if factor != self.factor:
-                instead += f" adaptive.accordion_batch.factor={factor}"
+                instead["adaptive.accordion_batch.factor"] = factor
             rule = f"at most {limit // factor} for adaptive.accordion_batch to enlarge it {factor} times, {samples}"
-            raise ConfigError(f"batch_size must be {rule}, got {small}; type {instead}")
+            raise ConfigError(f"batch_size must be {rule}, got {small}", instead)
         elif self.large > limit:
             rule = f"at most {limit // small} with batch_size={small}, {samples}"
             raise ValueRefused("factor", rule, self.factor, limit // small)

@@ -7,6 +7,7 @@ from accordion_bench.adaptive.critical import Detecting
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
 
 
@@ -15,28 +16,34 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
     yield "sync.period", f"{context.group} sets the first one"
 
 
+@with_options
 class AccordionSync(Detecting):
     """Accordion's detector on the whole model chooses between two periods of a local method.
 
     Decided at the ends of epochs, in force from the next averaging on. Our transfer: the paper has no local steps.
 
-    Args:
-        weak: steps between averagings in critical regimes, and at the start.
-        strong: steps between averagings elsewhere; longer than `weak`.
-        options: the detector's, see `Detecting`; the updates of `statistic=update` are the averaged differences of
-            parameters.
+    The updates of `statistic=update` are the averaged differences of parameters.
     """
+
+    weak: int = option("steps between averagings in critical regimes, and at the start", default=2, at_least=1)
+    strong: int = option("elsewhere; longer than `weak`", default=16, at_least=1)
+
+    chosen_as = {
+        "accordion_sync": Choice(
+            "short periods between averagings in critical regimes, long ones elsewhere; chooses sync=local_sgd",
+            selects={"sync": "local_sgd"},
+            comments={"statistic": "local, mean, update: what is summed over the epoch"},
+        )
+    }
 
     description = replace(Detecting.description, idle=_idle)
 
     drives = "period"
 
-    def __init__(self, weak: int = 2, strong: int = 16, **options: Any) -> None:
-        super().__init__(**options)
-        self.weak = checks.integer("weak", weak, at_least=1, instead=2)
-        self.strong = checks.integer("strong", strong, at_least=1, instead=16)
-        if strong <= weak:
-            raise checks.ValueRefused("strong", f"a period above weak={weak}", strong, 8 * weak)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.strong <= self.weak:
+            raise checks.ValueRefused("strong", f"a period above weak={self.weak}", self.strong, 8 * self.weak)
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         return replace(plan, period=self.weak)

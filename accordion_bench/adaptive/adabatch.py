@@ -12,6 +12,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.units import counted
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
@@ -26,6 +27,7 @@ def _smoke_options(options: Config, knob: str) -> Config:
     return {"freq": 1}
 
 
+@with_options
 class AdaBatch(Policy):
     """Every `freq` epochs B <- beta B and LR <- gamma LR; B is capped at the data set.
 
@@ -36,13 +38,24 @@ class AdaBatch(Policy):
     schedule: its YAML file selects schedule=constant, and a schedule that decays is refused unless gamma = beta (then
     LR / B follows the schedule, and this policy scales both alike).
 
-    Args:
-        freq: epochs between two changes; 20 of 100 in the paper.
-        beta: growth of the batch, above 1.
-        gamma: factor on the learning rate; 0.75 = 2 x 0.375.
-
     Source: Devarakonda et al. 2017 (arXiv 1712.02029); that 0.375 and 0.75 go with freq 20 is as recalled.
     """
+
+    freq: int = option("epochs between two changes; 20 of 100 in the paper", default=20, at_least=1)
+    beta: float = option("growth of the batch", default=2.0, above=1)
+    gamma: float = option(
+        "factor on the learning rate (0.75 = 2 x 0.375); = beta with a schedule that decays by itself",
+        default=0.75,
+        above=0,
+    )
+
+    chosen_as = {
+        "adabatch": Choice(
+            "B <- beta B and LR <- gamma LR every freq epochs, in place of a decaying schedule (Devarakonda et "
+            "al. 2017)",
+            selects={"schedule": "constant"},
+        )
+    }
 
     description = replace(
         Policy.description, requires={"schedule": {"milestones": []}}, idle=_idle, smoke_options=_smoke_options
@@ -50,10 +63,8 @@ class AdaBatch(Policy):
 
     drives = "batch"
 
-    def __init__(self, freq: int = 20, beta: float = 2.0, gamma: float = 0.75) -> None:
-        self.freq = checks.integer("freq", freq, at_least=1, instead=20)
-        self.beta = checks.number("beta", beta, above=1, instead=2)
-        self.gamma = checks.number("gamma", gamma, above=0, instead=0.75)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._decision: dict[str, Any] = {}
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:

@@ -8,6 +8,7 @@ from accordion_bench.adaptive.base import Policy
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.requests import Request, TrainingLoss
 
@@ -24,6 +25,7 @@ def _smoke_options(options: Config, knob: str) -> Config:
     return {"every": 1}
 
 
+@with_options
 class AdaComm(Policy):
     """tau_l = ceil(sqrt(eta_0 / eta_l x F_l / F_0) tau_0), in [1, max_period]; else half of the last one.
 
@@ -36,16 +38,28 @@ class AdaComm(Policy):
     makes the root larger by itself, and may raise tau; a warm-up may not. `paddle` has tau_0 inside the root and never
     halves. The last tau stays where the learning rate is 0, and after a loss that is 0 or not finite.
 
-    Args:
-        every: steps in an interval, not seconds, so that runs repeat; shorter = the period falls sooner. Less than half
-            the steps of the run as they are at the start: a policy that enlarges the batch, or a late switch to local
-            steps, can leave fewer than two intervals.
-        initial: tau_0; null = sync.period.
-        max_period: the longest period that a drop of the learning rate may lead to.
-        rule: `paper`; `paddle`: ceil(sqrt(eta_0 / eta_l x F_l / F_0 x tau_0)), as in PaddlePaddle's code.
+    An interval has so many steps, not seconds, so that runs repeat; `every` is less than half the steps of the run as
+    they are at the start: a policy that enlarges the batch, or a late switch to local steps, can leave fewer than two
+    intervals. `paddle` is ceil(sqrt(eta_0 / eta_l x F_l / F_0 x tau_0)), as in PaddlePaddle's code.
 
     Source: Wang and Joshi 2019 (arXiv 1810.08313); the learning rates in the root, and the halving, as recalled.
     """
+
+    every: int = option("steps between two decisions; shorter = the period falls sooner", default=60, at_least=1)
+    initial: int | None = option(
+        "period before the first one; null = sync.period", default=None, at_least=1, instead=16
+    )
+    max_period: int = option("the longest that a drop of the learning rate may lead to", default=32, at_least=1)
+    rule: str = option(
+        "paper; paddle: the first period inside the root, no halving", default="paper", choices=("paper", "paddle")
+    )
+
+    chosen_as = {
+        "adacomm": Choice(
+            "the period between averagings falls with the training loss (Wang and Joshi 2019); chooses sync=local_sgd",
+            selects={"sync": "local_sgd"},
+        )
+    }
 
     description = replace(Policy.description, idle=_idle, smoke_options=_smoke_options)
 
@@ -53,11 +67,8 @@ class AdaComm(Policy):
     plans_with = frozenset({"epochs", "steps_per_epoch", "loss"})
     when = "exchange"
 
-    def __init__(self, every: int = 60, initial: int | None = None, max_period: int = 32, rule: str = "paper") -> None:
-        self.every = checks.integer("every", every, at_least=1, instead=60)
-        self.initial = None if initial is None else checks.integer("initial", initial, at_least=1, instead=16)
-        self.max_period = checks.integer("max_period", max_period, at_least=1, instead=32)
-        self.rule = checks.choice("rule", rule, ["paper", "paddle"])
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.tau_0 = 1
         self.first: tuple[float, float] | None = None  # F_0, eta_0
         self.last_lr = 0.0
@@ -77,10 +88,11 @@ class AdaComm(Policy):
             rule = f"an integer of at least {self.tau_0}, the first period"
             raise checks.ValueRefused("max_period", rule, self.max_period, self.tau_0)
         if run.steps < 3:
-            epochs, every = -(-3 // run.steps_per_epoch()), "" if self.every == 1 else " adaptive.adacomm.every=1"
+            epochs, every = -(-3 // run.steps_per_epoch()), {} if self.every == 1 else {"adaptive.adacomm.every": 1}
             raise checks.ConfigError(
                 f"epochs must be at least {epochs} for adaptive.adacomm, which compares the losses of two intervals, "
-                f"got {run.epochs}; type epochs={epochs}{every}"
+                f"got {run.epochs}",
+                {"epochs": epochs, **every},
             )
         if 2 * self.every >= run.steps:
             rule = f"less than half the {run.steps} steps of the run, because the losses of two intervals are compared"

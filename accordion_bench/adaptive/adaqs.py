@@ -6,10 +6,10 @@ from typing import Any
 
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.knobs import BITS
-from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
 
 
@@ -24,6 +24,7 @@ def _smoke_options(options: Config, knob: str) -> Config:
     return {"interval": 1, "factor": 2, "cap": 4}
 
 
+@with_options
 class AdaQS(Policy):
     """b <- b + 1 when MSDR(e) <= MSDR(at the last change) / factor, up to `cap`; never back.
 
@@ -32,15 +33,23 @@ class AdaQS(Policy):
     and so does the first one after the batch, with which v falls, has changed. A ratio without meaning (nothing varies,
     or a zero gradient) decides nothing.
 
-    Args:
-        factor: by which MSDR must have dropped; lower = bits come sooner.
-        interval: T, epochs between two looks.
-        initial: bits at the start, 2 to 8.
-        cap: most bits, up to 8.
-        scope: `tensor`: each decides for itself; `model`: one ratio and one number of bits for all.
-
     Source: as recalled from Guo et al., ICASSP 2020; its text was not at hand.
     """
+
+    factor: float = option(
+        "by which the ratio must have dropped since the last change; lower = bits come sooner", default=2.0, above=1
+    )
+    interval: int = option("epochs between looks; the last epoch of each is looked at", default=5, at_least=1)
+    initial: int = option("bits at the start, 2 to 8", default=2)
+    cap: int = option("most bits", default=8)
+    scope: str = option("what has a number of bits of its own", default="tensor", choices=("tensor", WHOLE_MODEL))
+
+    chosen_as = {
+        "adaqs": Choice(
+            "AdaQS-style: one more bit when the gradients' mean has become small against their spread (Guo et al. "
+            "2020, as recalled)"
+        )
+    }
 
     description = replace(Policy.description, idle=_idle, smoke_options=_smoke_options)
 
@@ -49,19 +58,14 @@ class AdaQS(Policy):
     level_keys = ("initial", "cap")
     signal = "msdr_local"
 
-    def __init__(
-        self, factor: float = 2.0, interval: int = 5, initial: int = 2, cap: int = 8, scope: str = "tensor"
-    ) -> None:
-        self.factor = checks.number("factor", factor, above=1, instead=2)
-        self.interval = checks.integer("interval", interval, at_least=1, instead=5)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         fewest, most = BITS
-        for key, value, least in (("initial", initial, fewest), ("cap", cap, initial)):
+        for key, value, least in (("initial", self.initial, fewest), ("cap", self.cap, self.initial)):
             if type(value) is not int or not least <= value <= most:
                 rule = f"an integer from {least} to {most}"
                 rule += ", with initial at its lower end" if key == "cap" else ""
                 raise ValueRefused(key, rule, value, most if key == "cap" else fewest)
-        self.initial, self.cap = initial, cap
-        self.scope = checks.choice("scope", scope, ["tensor", WHOLE_MODEL])
         self.bits: dict[str, int] = {}
         self.saved: dict[str, float] = {}
         self.steps = 0  # of the epochs of `saved`

@@ -20,10 +20,11 @@ from accordion_bench.network.timeline_file import (
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import BLOCK, WHOLE_MODEL, Ladder, Plan, RunFacts
 
 GRAIN = 1024  # parts of a byte, the unit of modelled times
-RULE = "null or a file that comm.timeline() has written"
+RULE = "{null} or a file that comm.timeline() has written"
 
 
 def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
@@ -33,6 +34,7 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
             yield key, "without a timeline nothing is hidden, and the fewest bytes are fastest on every link"
 
 
+@with_options
 class Advised(LGreCo):
     """min max(wait, end_K(r))  subject to  sum_l err(l, r_l) <= alpha sum_l err(l, b_l);  among alike the least error.
 
@@ -48,36 +50,39 @@ class Advised(LGreCo):
     tensor, the last one first, of which none has latency. A timeline of one worker: a bucket is one all-reduce. Buckets
     leave during the backward pass, as they do in every step; for local methods leave the timeline out.
 
-    Args:
-        bandwidth: bit/s of a worker's link; null = that of the run's `network`.
-        latency: seconds of each round of a collective; null = that of the run's `network`.
-        timeline: path of the JSON file that `comm.timeline()` has written; null = none. It is read again when a run
-            is resumed.
-        tolerance: share by which a step may be longer than the shortest, for a smaller error; the model knows steps no
-            better than that.
-        options: L-GreCo's, with the same meaning; where `levels` is null, dense is one of them if the knob has it.
+    A timeline is read again when a run is resumed. Where `levels` is null, dense is one of them if the knob has it.
 
     Source: the error and its limit Alimohammadi et al. 2022 (arXiv 2210.17357); that time and not volume is to be
     weighed against it Tyagi and Swany 2023 (arXiv 2305.12201). The step as objective and its solution are ours.
     """
 
+    bandwidth: float | None = option(
+        "bit/s of a worker's link; null = that of network", default=None, above=0, instead=1e9
+    )
+    latency: float | None = option(
+        "seconds per round of a collective; null = that of network", default=None, at_least=0, instead=5e-5
+    )
+    timeline: str | None = option(
+        "file that comm.timeline() has written; null = all gradients are ready at once", default=None
+    )
+    tolerance: float = option(
+        "share by which a step may be longer than the shortest, for a smaller error", default=0.01, at_least=0
+    )
+
+    chosen_as = {
+        "advised": Choice(
+            "the shortest modelled step at the same error, tensor by tensor; adaptive=[accordion,advised] refines "
+            "(docs/algorithms.md)",
+            comments={"levels": "what each tensor may get, e.g. [1, 2, 4]; null = around the reference, and dense"},
+        )
+    }
+
     description = replace(LGreCo.description, idle=_idle)
 
-    def __init__(
-        self,
-        bandwidth: float | None = None,
-        latency: float | None = None,
-        timeline: str | None = None,
-        tolerance: float = 0.01,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.bandwidth = None if bandwidth is None else checks.number("bandwidth", bandwidth, above=0, instead=1e9)
-        self.latency = None if latency is None else checks.number("latency", latency, at_least=0, instead=5e-5)
-        if timeline is not None and not isinstance(timeline, str):
-            raise checks.ValueRefused("timeline", RULE, timeline, None)
-        self.timeline = timeline
-        self.tolerance = checks.number("tolerance", tolerance, at_least=0, instead=0.01)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.timeline is not None and not isinstance(self.timeline, str):
+            raise checks.ValueRefused("timeline", RULE, self.timeline, None)
         self.turns: list[Turn] = []
         self.wait, self.rate = 0.0, 1.0  # in what the link sends meanwhile, bit/s
 

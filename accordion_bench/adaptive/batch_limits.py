@@ -35,5 +35,6 @@ def refuse_full(name: str, run: RunFacts) -> None:
     if run.batch_size >= limit:
         raise ConfigError(
             f"batch_size must be below {limit}, the samples that a worker sees per epoch, for adaptive.{name} to "
-            f"enlarge it, got {run.batch_size}; type batch_size={max(limit // 20, 1)}"
+            f"enlarge it, got {run.batch_size}",
+            {"batch_size": max(limit // 20, 1)},
         )

@@ -15,6 +15,7 @@ from accordion_bench.compressors import codebooks
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.requests import BucketMoments, BucketStatistic, CoordinateHistogram, PooledMoments, Request
 
@@ -34,6 +35,7 @@ def _smoke_options(options: Config, knob: str) -> Config:
     return {"stat_samples": 1, "update_at": [0], "num_components": 2}
 
 
+@with_options
 class FittedCodebook(Policy):
     """L = argmin psi(L), psi(L) = sum_j integral of (L_(j+1) - r)(r - L_j) dF, for every number of bits in the ladder.
 
@@ -41,25 +43,46 @@ class FittedCodebook(Policy):
     the last `stat_samples` of them, before residual and momentum; no extra passes. A relative error of d psi(L) is
     expected of buckets of d coordinates.
 
-    Args:
-        method: `alq` (free levels, coordinate descent), `alqg` (free levels, safeguarded gradient descent), `amq` (one
-            multiplier, levels +-p^j).
-        fit: F is `mixture`: of truncated normals, one per bucket, which counts with its length and its norm; `single`:
-            one truncated normal for all coordinates (ALQ-N, AMQ-N); `empirical`: the weighted histogram of the
-            coordinates, which knows heavy tails. null = `mixture`, the paper's, where all buckets are equally long,
-            else `empirical`: what is expected of a coordinate hangs on the length of its bucket.
-        norm_weight: a coordinate counts with its bucket's norm `squared`, as in the error; `first` power (the official
-            code); `none`. Not for `single`, where every coordinate counts alike.
-        num_components: of the mixture, for each length: the buckets of largest norm, in place of all of that length;
-            more = slower and more control bytes.
-        stat_samples: exchanges up to the update that are looked at; more = less noise.
-        update_at: exchanges after which the levels are fitted, counted from 0.
-        update_every: and after every so many exchanges; null = never again.
-        initial: levels before the first update: `exponential` (p = 1/2), or the `compressor`'s own.
-        solver: `exact`, or `official`, which stops where the paper's code stops (no zero level; alq and amq only).
+    The levels of `alq` and `alqg` are free (coordinate descent; safeguarded gradient descent), those of `amq` are
+    +-p^j. F is a `mixture` of truncated normals, one per bucket, which counts with its length and its norm; a `single`
+    one for all coordinates (ALQ-N, AMQ-N); or `empirical`: the weighted histogram of the coordinates, which knows heavy
+    tails. What is expected of a coordinate hangs on the length of its bucket. A coordinate counts with its bucket's
+    norm `squared`, as in the error, or its `first` power; but for `single` every coordinate counts alike. More
+    components (in place of all buckets of a length) are slower and cost more control bytes; more samples, less noise.
+    The `official` solver knows no zero level, and alq and amq only.
 
     Source: Faghri et al. 2020 (arXiv 2010.12460) and its official code.
     """
+
+    method: str = option(default="alq", choices=("alq", "alqg", "amq"))
+    fit: str | None = option(
+        "what levels are fitted to; null = mixture where all buckets are equally long (the paper's), else empirical",
+        default=None,
+        choices=FITS,
+    )
+    norm_weight: str = option(
+        "squared, first (the official code), none: how much a bucket counts", default="squared", choices=tuple(POWER)
+    )
+    num_components: int = option("of the mixture: the buckets of largest norm, for each length", default=20, at_least=1)
+    stat_samples: int = option(
+        "exchanges up to an update that are looked at; with sync=every_step a step is one", default=10, at_least=1
+    )
+    update_at: Sequence[int] = option("exchanges after which the levels are fitted", default=(0, 100, 2000))
+    update_every: int | None = option(
+        "and after every so many exchanges; null = never again", default=10_000, at_least=1
+    )
+    initial: str = option(
+        "levels before the first update", default="exponential", choices=("exponential", "compressor")
+    )
+    solver: str = option("where the published code stops", default="exact", choices=("exact", "official"))
+
+    chosen_as = {
+        "alq": Choice("quantisation levels by coordinate descent (Faghri et al. 2020)"),
+        "alqg": Choice("as alq, by safeguarded gradient descent", {"method": "alqg"}),
+        "alqn": Choice("as alq, fitted to one normal for all coordinates", {"fit": "single"}),
+        "amq": Choice("one fitted multiplier p, levels p^j (Faghri et al. 2020)", {"method": "amq"}),
+        "amqn": Choice("as amq, fitted to one normal for all coordinates", {"method": "amq", "fit": "single"}),
+    }
 
     description = replace(
         Policy.description,
@@ -71,33 +94,13 @@ class FittedCodebook(Policy):
     drives = "codebook"
     when = "exchange"
 
-    def __init__(
-        self,
-        method: str = "alq",
-        fit: str | None = None,
-        norm_weight: str = "squared",
-        num_components: int = 20,
-        stat_samples: int = 10,
-        update_at: Sequence[int] = (0, 100, 2000),
-        update_every: int | None = 10_000,
-        initial: str = "exponential",
-        solver: str = "exact",
-    ) -> None:
-        self.method = checks.choice("method", method, ["alq", "alqg", "amq"])
-        self.fit = fit if fit is None else checks.choice("fit", fit, FITS)
-        self.norm_weight = checks.choice("norm_weight", norm_weight, list(POWER))
-        self.num_components = checks.integer("num_components", num_components, at_least=1, instead=20)
-        self.stat_samples = checks.integer("stat_samples", stat_samples, at_least=1, instead=10)
-        if not isinstance(update_at, list | tuple) or not all(type(s) is int and s >= 0 for s in update_at):
-            raise checks.ValueRefused("update_at", "a list of exchanges of at least 0", update_at, [0, 100, 2000])
-        self.update_at = set(update_at)
-        self.update_every = update_every
-        if update_every is not None:
-            checks.integer("update_every", update_every, at_least=1, instead=10_000)
-        self.initial = checks.choice("initial", initial, ["exponential", "compressor"])
-        self.solver = checks.choice("solver", solver, ["exact", "official"])
-        if solver == "official" and method == "alqg":
-            raise checks.ValueRefused("solver", "exact where method is alqg", solver, "exact")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        steps = self.update_at
+        if not isinstance(steps, list | tuple) or not all(type(step) is int and step >= 0 for step in steps):
+            raise checks.ValueRefused("update_at", "a list of exchanges of at least 0", steps, [0, 100, 2000])
+        if self.solver == "official" and self.method == "alqg":
+            raise checks.ValueRefused("solver", "exact where method is alqg", self.solver, "exact")
         self._decision: dict[str, Any] = {}
 
     def due(self, exchange: int) -> bool:

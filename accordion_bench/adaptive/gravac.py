@@ -8,6 +8,7 @@ from typing import Any
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.options import checks
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import Ladder, Measured, Plan, RunFacts, Signals
 from accordion_bench.requests import Probe, Request
 
@@ -18,6 +19,7 @@ def _smoke_options(options: Config, knob: str) -> Config:
     return {"interval": 1, "every": 1, "smallest": 0.02}
 
 
+@with_options
 class GraVAC(Policy):
     """One density for all tensors: the candidate's if gain >= eps; else `mildest` if its gain >= eps; else dense.
 
@@ -33,23 +35,30 @@ class GraVAC(Policy):
     The paper measures the throughput; here a model says it, so that a run repeats itself. Both densities are measured
     on the residual that the run really has, not on one of their own.
 
-    Args:
-        mildest: density at the start and to fall back to.
-        smallest: lower end of the search.
-        step: ratio of two candidates; lower = a coarser search.
-        eps: least gain, up to 1; higher = less compression.
-        omega: relative difference of scores at which the search ends.
-        smoothing: weight of a new value in the sums; higher = noisier.
-        window: exchanges at the start that run at `mildest` whatever its gain.
-        interval: exchanges per candidate.
-        every: exchanges between two decisions. Each compresses worker 0's message twice more: 1 (the paper) can cost
-            more time than the compression itself.
-        bandwidth: bit/s of the modelled link.
-        compute_seconds: modelled time per step beside communication; 0 = communication alone counts.
-
     Source: Tyagi and Swany, CLOUD 2023, as recalled; not the published code, whose search never moves on and whose
     current gain is the mildest compressor's.
     """
+
+    mildest: float = option("density at the start and to fall back to", default=0.1, above=0, below=1)
+    smallest: float = option("lower end of the search", default=1e-4, above=0)
+    step: float = option("from one candidate to the next", default=0.5, above=0, at_most=0.9)
+    eps: float = option("least share of the gradient's norm that must be sent", default=0.75, above=0, at_most=1)
+    omega: float = option("the search ends where the two best scores differ by less", default=0.05, above=0, below=1)
+    smoothing: float = option("weight of a new value; higher = noisier", default=0.05, above=0, at_most=1)
+    window: int = option("exchanges at the start that run at mildest", default=25, at_least=0)
+    interval: int = option("exchanges per candidate", default=2000, at_least=1)
+    every: int = option("exchanges between decisions; each compresses one message twice more", default=1, at_least=1)
+    bandwidth: float = option("bit/s of the modelled link", default=1e9, above=0)
+    compute_seconds: float = option(
+        "modelled time per step beside communication; 0 = communication alone counts", default=0.0, at_least=0
+    )
+
+    chosen_as = {
+        "gravac": Choice(
+            "the density with the most gradient per second that still keeps enough of it (Tyagi and Swany 2023, as "
+            "recalled)"
+        )
+    }
 
     description = replace(Policy.description, smoke_options=_smoke_options)
 
@@ -57,31 +66,9 @@ class GraVAC(Policy):
     knobs = ("density",)
     level_keys = ("smallest", "mildest")
 
-    def __init__(
-        self,
-        mildest: float = 0.1,
-        smallest: float = 1e-4,
-        step: float = 0.5,
-        eps: float = 0.75,
-        omega: float = 0.05,
-        smoothing: float = 0.05,
-        window: int = 25,
-        interval: int = 2000,
-        every: int = 1,
-        bandwidth: float = 1e9,
-        compute_seconds: float = 0.0,
-    ) -> None:
-        self.mildest = checks.number("mildest", mildest, above=0, below=1, instead=0.1)
-        self.smallest = checks.number("smallest", smallest, above=0, at_most=mildest, instead=mildest / 10)
-        self.step = checks.number("step", step, above=0, at_most=0.9, instead=0.5)
-        self.eps = checks.number("eps", eps, above=0, at_most=1, instead=0.75)
-        self.omega = checks.number("omega", omega, above=0, below=1, instead=0.05)
-        self.smoothing = checks.number("smoothing", smoothing, above=0, at_most=1, instead=0.05)
-        self.window = checks.integer("window", window, at_least=0, instead=25)
-        self.interval = checks.integer("interval", interval, at_least=1, instead=2000)
-        self.every = checks.integer("every", every, at_least=1)
-        self.bandwidth = checks.number("bandwidth", bandwidth, above=0, instead=1e9)
-        self.compute_seconds = checks.number("compute_seconds", compute_seconds, at_least=0, instead=0)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.number("smallest", self.smallest, above=0, at_most=self.mildest, instead=self.mildest / 10)
         # a little more than the quotient, so that a smallest density on the ladder is not rounded away
         count = math.floor(math.log(self.smallest / self.mildest) / math.log(self.step) + 1e-9)
         self.densities = [self.mildest * self.step**i for i in range(count + 1)]

@@ -8,9 +8,9 @@ from typing import Any
 
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.batch_limits import float32, most, refuse_full
-from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 
@@ -18,6 +18,7 @@ def _smoke_options(options: Config, knob: str) -> Config:
     return {"cap": 8}
 
 
+@with_options
 class GrowBatch(Policy):
     """Where the schedule divides the learning rate by f, multiply the batch by f and keep the learning rate.
 
@@ -27,21 +28,29 @@ class GrowBatch(Policy):
     is rounded or has reached its cap: from there on the learning rate decays. f is the ratio of the rates at the start
     of two epochs, so that a slow decay grows the batch a little in every epoch; rises (warm-up) change nothing.
 
-    Args:
-        cap: largest batch, in samples per worker and step; null = a tenth of the training samples over all workers
-            (as recalled).
-
     Source: Smith et al., ICLR 2018 (arXiv 1711.00489).
     """
+
+    cap: int | None = option(
+        "samples per worker and step; null = a tenth of the training samples over all workers (35 with digits)",
+        default=None,
+        at_least=1,
+        instead=320,
+    )
+
+    chosen_as = {
+        "grow_batch": Choice(
+            "where the schedule divides the learning rate, multiply the batch and keep the learning rate (Smith et al. "
+            "2018)"
+        )
+    }
 
     description = replace(Policy.description, smoke_options=_smoke_options)
 
     drives = "batch"
 
-    def __init__(self, cap: int | None = None) -> None:
-        if cap is not None:
-            checks.integer("cap", cap, at_least=1, instead=320)
-        self.cap = cap
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.wanted = 0.0
         self._decision: dict[str, Any] = {}
 
@@ -54,7 +63,8 @@ class GrowBatch(Policy):
         if run.epochs > 1 and not any(after < before for before, after in itertools.pairwise(self.factors)):
             raise ConfigError(
                 "adaptive.grow_batch needs a schedule that lowers the learning rate from one epoch to the next, got "
-                f"one that never does; type {lowering(run.schedule)}"
+                "one that never does",
+                lowering(run.schedule),
             )
         if not self.first < self.most <= limit:
             tenth = f" (null is a tenth of the samples over all workers, {self.most})" if self.cap is None else ""
@@ -99,12 +109,12 @@ def ratio(before: float, after: float) -> float:
     return before / after if after else math.inf
 
 
-def lowering(schedule: Any) -> str:
-    """What to type to make a schedule lower the learning rate."""
+def lowering(schedule: Any) -> dict[str, Any]:
+    """The options with which a schedule lowers the learning rate."""
     if getattr(schedule, "gamma", 0) == 1:
-        return "schedule.gamma=0.1"
+        return {"schedule.gamma": 0.1}
     if hasattr(schedule, "milestones"):
-        return "schedule.milestones=[0.5,0.8333]"
+        return {"schedule.milestones": [0.5, 0.8333]}
     if hasattr(schedule, "final"):
-        return "schedule.final=0" if schedule.final == 1 else "schedule.warmup_epochs=0"
-    return "schedule=multistep"
+        return {"schedule.final": 0} if schedule.final == 1 else {"schedule.warmup_epochs": 0}
+    return {"schedule": "multistep"}

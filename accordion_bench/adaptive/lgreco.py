@@ -12,6 +12,7 @@ from accordion_bench.adaptive.knobs import BITS, check_level, is_positive
 from accordion_bench.adaptive.level_choice import Turn, choose, total
 from accordion_bench.options import checks
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.requests import Probe, RecentMean, Request
 
@@ -23,6 +24,7 @@ def _smoke_options(options: Config, knob: str) -> Config:
     return {"samples": 1, "every": 1, **few}
 
 
+@with_options
 class LGreCo(Policy):
     """min sum_l bytes(l, r_l)  subject to  sum_l err(l, r_l) <= alpha sum_l err(l, b_l),  by dynamic programming.
 
@@ -36,50 +38,53 @@ class LGreCo(Policy):
     rounding hides that it is as cheap. Where alpha is below what the levels can reach, each tensor gets the level of
     least error.
 
-    Args:
-        alpha: share of the error that may be made; above 1 = fewer bytes.
-        reference: the uniform level, e.g. rank 4; null = the compressor's weak one; but 4 for bits (8 leave no room
-            above), and the strong one for a density (10 %: 99 % is never sent without need).
-        levels: what each tensor may get; null = integers from half to twice the reference; for a density its quarter,
-            doubled up to four times the reference or the compressor's weak one; 9 at most. The reference and an earlier
-            policy's levels are always among them.
-        samples: exchanges that count.
-        every: exchanges between refinements, each after the first `samples` of them; null = once per epoch, after its
-            first `samples` exchanges. An epoch that has fewer leaves the rest to the next one; from then on as many as
-            the last epoch had are enough.
+    Where `reference` is null it is the compressor's weak level; but 4 for bits (8 leave no room above), and the strong
+    one for a density (10 %: 99 % is never sent without need). Where `levels` is null they are integers from half to
+    twice the reference; for a density its quarter, doubled up to four times the reference or the compressor's weak one;
+    9 at most. The reference and an earlier policy's levels are always among them. With `every`, each refinement follows
+    the first `samples` of so many exchanges; else the first of an epoch. An epoch that has fewer leaves the rest to the
+    next one; from then on as many as the last epoch had are enough.
 
     Source: Alimohammadi et al. 2022 (arXiv 2210.17357) and its published code.
     """
+
+    alpha: float = option("share of the error that may be made; above 1 = fewer bytes", default=1.0, above=0)
+    reference: int | float | None = option(
+        "level whose error is the limit, where no other policy decides; null = weak (bits: 4, density: strong)",
+        default=None,
+        above=0,
+    )
+    levels: Any = option("what each tensor may get, e.g. [1, 2, 4]; null = around the reference", default=None)
+    samples: int = option("exchanges over whose mean the error is measured", default=10, at_least=1)
+    every: int | None = option(
+        "exchanges between refinements; null = once per epoch", default=None, at_least=1, instead=100
+    )
+
+    chosen_as = {
+        "lgreco": Choice(
+            "the fewest bytes at the same error, tensor by tensor (Alimohammadi et al. 2022); "
+            "adaptive=[accordion,lgreco] refines"
+        )
+    }
 
     description = replace(Policy.description, display_names={"lgreco": "L-GreCo"}, smoke_options=_smoke_options)
 
     refines = True
     when = "exchange"
 
-    def __init__(
-        self,
-        alpha: float = 1.0,
-        reference: float | None = None,
-        levels: Any = None,
-        samples: int = 10,
-        every: int | None = None,
-    ) -> None:
-        self.alpha = checks.number("alpha", alpha, above=0, instead=1)
-        if reference is not None and not is_positive(reference):
-            raise checks.ValueRefused("reference", "null or a number above 0", reference, None)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        levels = self.levels
         good = isinstance(levels, list | tuple) and levels and all(is_positive(level) for level in levels)
         if levels is not None and not good:
-            raise checks.ValueRefused("levels", "null or a list of numbers above 0", levels, None)
-        self.samples = checks.integer("samples", samples, at_least=1, instead=10)
-        self.every = None if every is None else checks.integer("every", every, at_least=1, instead=100)
-        self.plans_with = frozenset() if every else frozenset({"steps_per_epoch"})  # of the first epoch's window
-        self.reference, self.levels = reference, levels
+            raise checks.ValueRefused("levels", "{null} or a list of numbers above 0", levels, None)
+        self.plans_with = frozenset() if self.every else frozenset({"steps_per_epoch"})  # of the first epoch's window
         self.level_keys = ("reference", "reference") if levels is None else ("levels", "levels")
         self.follows = False
         self.budget: dict[str, int] = {}  # b, as indices into the ladder
-        self.window = samples  # exchanges that count, with `every` or without
+        self.window = self.samples  # exchanges that count, with `every` or without
         self.begun = 0  # exchanges before this epoch
-        self.first, self.last = 0, samples - 1  # exchanges that count in this epoch, without `every`
+        self.first, self.last = 0, self.samples - 1  # exchanges that count in this epoch, without `every`
         self._decision: dict[str, Any] = {}
 
     # ---- before the run

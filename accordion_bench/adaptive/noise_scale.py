@@ -7,9 +7,9 @@ from typing import Any
 
 from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.batch_limits import LR_SCALINGS, most, scaled
-from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, SquareNorms
 from accordion_bench.requests import GradientNoise, Request
 
@@ -18,6 +18,7 @@ def _smoke_options(options: Config, knob: str) -> Config:
     return {"every": 1}
 
 
+@with_options
 class NoiseScale(Policy):
     """B_simple = tr Sigma / |G|^2, both estimated from the workers' gradients; B_simple > threshold x A B -> B <- 2 B.
 
@@ -29,37 +30,37 @@ class NoiseScale(Policy):
     With a dense exchange a measurement costs 8 bytes and the broadcast of the plan; any other exchange does not know
     the mean gradient, and one dense all-reduce per measurement is charged to control_bytes.
 
-    Args:
-        every: exchanges from one measurement to the next; more = cheaper and noisier.
-        ema: weight of the past in the averages at each measurement, [0, 1); higher = smoother and later: where
-            gradients shrink faster than the averages forget, the noise scale stays that of the past.
-        threshold: by how many times the noise scale must exceed the batch of all workers; higher = smaller batches.
-        cap: largest batch, in samples per worker and step; null = all samples of a worker.
-        lr_scaling: the learning rate as the batch grows: `linear`, `sqrt`, `none`.
+    Where gradients shrink faster than the averages forget, the noise scale stays that of the past.
 
     Source: McCandlish et al. 2018 (arXiv 1812.06162) for the noise scale; the rule of growth is ours.
     """
+
+    every: int = option("exchanges from one measurement to the next; more = cheaper and noisier", default=5, at_least=1)
+    ema: float = option(
+        "weight of the past in the averages at each measurement; higher = smoother and later",
+        default=0.5,
+        at_least=0,
+        below=1,
+    )
+    threshold: float = option(
+        "the noise scale must exceed so many times the batch of all workers", default=1.0, above=0
+    )
+    cap: int | None = option(
+        "samples per worker and step; null = all samples of a worker", default=None, at_least=1, instead=256
+    )
+    lr_scaling: str = option("the learning rate as the batch grows", default="linear", choices=LR_SCALINGS)
+
+    chosen_as = {
+        "noise_scale": Choice("double the batch while the gradient noise scale exceeds it (McCandlish et al. 2018)")
+    }
 
     description = replace(Policy.description, smoke_options=_smoke_options)
 
     drives = "batch"
     needs_gradients = True
 
-    def __init__(
-        self,
-        every: int = 5,
-        ema: float = 0.5,
-        threshold: float = 1.0,
-        cap: int | None = None,
-        lr_scaling: str = "linear",
-    ) -> None:
-        self.every = checks.integer("every", every, at_least=1, instead=5)
-        self.ema = checks.number("ema", ema, at_least=0, below=1, instead=0.5)
-        self.threshold = checks.number("threshold", threshold, above=0, instead=1)
-        self.cap = cap
-        if cap is not None:
-            checks.integer("cap", cap, at_least=1, instead=256)
-        self.lr_scaling = checks.choice("lr_scaling", lr_scaling, LR_SCALINGS)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.noise = self.signal = 0.0  # averages, which start at 0 ...
         self.weight = 0.0  # ... and are divided by this
         self._decision: dict[str, Any] = {}
@@ -74,7 +75,8 @@ class NoiseScale(Policy):
         if run.workers < 2:
             raise ConfigError(
                 "workers must be at least 2 for adaptive.noise_scale, which compares gradients of workers with their "
-                f"mean, got {run.workers}; type workers=2"
+                f"mean, got {run.workers}",
+                {"workers": 2},
             )
         limit = most(run)
         self.workers, self.first, self.epochs = run.workers, run.batch_size, run.epochs
@@ -82,7 +84,8 @@ class NoiseScale(Policy):
         if 2 * self.first > limit:
             raise ConfigError(
                 f"batch_size must be at most {limit // 2}, half of the samples that a worker sees per epoch, for "
-                f"adaptive.noise_scale to double it, got {self.first}; type batch_size={max(limit // 20, 1)}"
+                f"adaptive.noise_scale to double it, got {self.first}",
+                {"batch_size": max(limit // 20, 1)},
             )
         if not 2 * self.first <= self.most <= limit:
             rule = f"at least {2 * self.first}, twice the batch_size, and at most {limit}, the samples that a worker "

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from accordion_bench.adaptive.base import Policy
-from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
 EXACT = 1 + 1e-9  # a power that is an integer may come out a rounding error below it: (0.3 / 0.1)^2
@@ -21,21 +21,37 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "sync.period", f"{context.group}.base_period sets the first one"
 
 
+@with_options
 class QSR(Policy):
     """H = max(H_base, floor((alpha / eta)^exponent)), at most the steps left, at least 1.
 
     eta is the learning rate of the next step, as the schedule and the number of workers have scaled it. Decided after
     every averaging, for the round that begins. At a learning rate of 0 the workers average at the end only.
 
-    Args:
-        alpha: in units of the learning rate: the one at which (alpha / eta)^exponent is 1; higher = longer periods, and
-            fewer bytes. 0 = H_base throughout.
-        base_period: H_base; null = sync.period.
-        warmup_period: H while the schedule warms up; null = H_base.
-        exponent: 2 in the paper.
+    The default `alpha` is for the default run, whose learning rate goes 0.4, 0.04, 0.004: periods 8, 25, and once at
+    the end; other optimizers and schedules need their own, about half of the peak learning rate.
 
     Source: Gu et al., ICLR 2024 (arXiv 2310.14423) and its official code.
     """
+
+    alpha: float = option(
+        "learning rate at which the rule gives 1, about half of the peak; higher = longer periods; 0 = base_period "
+        "throughout",
+        default=0.2,
+        at_least=0,
+    )
+    base_period: int | None = option(
+        "the shortest period after warm-up; null = sync.period", default=None, at_least=1, instead=8
+    )
+    warmup_period: int | None = option("period during warm-up; null = base_period", default=None, at_least=1, instead=8)
+    exponent: float = option("2 in the paper", default=2.0, above=0)
+
+    chosen_as = {
+        "qsr": Choice(
+            "the period between averagings grows as the learning rate falls (Gu et al. 2024); chooses sync=local_sgd",
+            selects={"sync": "local_sgd"},
+        )
+    }
 
     description = replace(Policy.description, idle=_idle)
 
@@ -43,19 +59,8 @@ class QSR(Policy):
     plans_with = frozenset({"epochs", "steps_per_epoch", "schedule"})
     when = "exchange"
 
-    def __init__(
-        self,
-        alpha: float = 0.2,
-        base_period: int | None = None,
-        warmup_period: int | None = None,
-        exponent: float = 2.0,
-    ) -> None:
-        self.alpha = checks.number("alpha", alpha, at_least=0, instead=0.2)
-        for key, value in (("base_period", base_period), ("warmup_period", warmup_period)):
-            if value is not None:
-                checks.integer(key, value, at_least=1, instead=8)
-        self.base_period, self.warmup_period = base_period, warmup_period
-        self.exponent = checks.number("exponent", exponent, above=0, instead=2.0)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._decision: dict[str, Any] = {}
 
     def due(self, exchange: int) -> bool:
@@ -64,8 +69,9 @@ class QSR(Policy):
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         if self.alpha and not decays(run):
             raise ConfigError(
-                "adaptive=qsr needs a schedule that lowers the learning rate, got one that never does; type "
-                "schedule=cosine, or adaptive.qsr.alpha=0"
+                "adaptive=qsr needs a schedule that lowers the learning rate, got one that never does",
+                {"schedule": "cosine"},
+                {"adaptive.qsr.alpha": 0},
             )
         self.base = plan.period if self.base_period is None else self.base_period
         self.warm = self.base if self.warmup_period is None else self.warmup_period

@@ -9,6 +9,7 @@ from accordion_bench.adaptive.knobs import DENSE, check_level, is_positive
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.units import counted
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 
@@ -20,19 +21,16 @@ def _smoke_options(options: Config, knob: str) -> Config:
     return {"inside": 3, "outside": 2} if knob == "bits" else {}
 
 
+@with_options
 class LevelSchedule(Policy):
     """level(e) = `inside` where epoch e is critical, else `outside`; or level(e) as `ranges` say. It sees no signal.
 
     A level is `weak` or `strong` (the compressor's own pair), `dense` (density 1, or a rank that cuts nothing off), or
     a number. Ranges hold their first epoch and not their end; an end of null is that of the run.
 
-    Args:
-        critical: [[first, end], ...], the critical epochs; [] = none, [[0, null]] = all. null = the first fifteenth of
-            the run, and as many epochs after the first drop of the learning rate, at once to 0.7 of what it was or
-            less (20 + 20 of 300).
-        inside: level in critical epochs; null = weak.
-        outside: level in all others; null = strong.
-        ranges: [[first, end, level], ...], which give every epoch exactly one level; then the others are null.
+    `critical` = [] says none, [[0, null]] all; null the first fifteenth of the run, and as many epochs after the first
+    drop of the learning rate, at once to 0.7 of what it was or less (20 + 20 of 300). `ranges` give every epoch exactly
+    one level; then the others are null.
 
     The paper's ablation as (inside, outside): weak everywhere (weak, weak), in critical epochs alone (weak, strong),
     outside of them alone (strong, weak), nowhere (strong, strong), dense outside (strong, dense).
@@ -40,25 +38,40 @@ class LevelSchedule(Policy):
     Source: Agarwal et al., MLSys 2021 (arXiv 2010.16248), figure 2.
     """
 
+    critical: Any = option(
+        "[[first, end], ...], end excluded; null = a fifteenth at the start, and after the first drop of the rate",
+        default=None,
+    )
+    inside: Any = option("level in critical epochs: weak, strong, dense or a number; null = weak", default=None)
+    outside: Any = option("level elsewhere; null = strong", default=None)
+    ranges: Any = option(
+        "instead of the three: [[first, end, level], ...], an end of null is that of the run", default=None
+    )
+
+    chosen_as = {
+        "schedule": Choice("levels by the calendar: the ablation of critical regimes (Agarwal et al. 2021, figure 2)")
+    }
+
     description = replace(Policy.description, smoke_options=_smoke_options)
 
-    def __init__(self, critical: Any = None, inside: Any = None, outside: Any = None, ranges: Any = None) -> None:
-        for key, level in (("inside", inside), ("outside", outside)):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        critical, ranges = self.critical, self.ranges
+        for key, level in (("inside", self.inside), ("outside", self.outside)):
             if level is not None and not is_level(level):
                 raise ValueRefused(key, f"one of {', '.join(WORDS)}, or a number above 0", level, "weak")
             if ranges is not None and level is not None:
-                raise ValueRefused(key, "null where ranges say it", level, None)
+                raise ValueRefused(key, "{null} where ranges say it", level, None)
         if critical is not None and not (isinstance(critical, list | tuple) and all(is_range(r, 2) for r in critical)):
-            raise ValueRefused("critical", "null or a list of [first epoch, end]", critical, [[0, 1]])
+            raise ValueRefused("critical", "{null} or a list of [first epoch, end]", critical, [[0, 1]])
         if critical is not None and ranges is not None:
-            raise ValueRefused("critical", "null where ranges say it", critical, None)
+            raise ValueRefused("critical", "{null} where ranges say it", critical, None)
         good = ranges is None or (isinstance(ranges, list | tuple) and ranges and all(is_range(r, 3) for r in ranges))
         if not good:
-            rule = "null or a list of [first epoch, end, level]"
+            rule = "{null} or a list of [first epoch, end, level]"
             raise ValueRefused("ranges", rule, ranges, [[0, 20, "weak"], [20, None, "strong"]])
-        self.critical, self.ranges = critical, ranges
         self.plans_with = frozenset({"epochs"} if critical is not None or ranges else {"epochs", "schedule"})
-        self.inside, self.outside = inside or "weak", outside or "strong"
+        self.inside, self.outside = self.inside or "weak", self.outside or "strong"
         self._values: list[float] = []
         self._indices: list[int] = []
         self._decision: dict[str, Any] = {}

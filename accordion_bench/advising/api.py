@@ -17,7 +17,6 @@ from accordion_bench.advising.rehearsal import Beside
 from accordion_bench.advising.table import Advice
 from accordion_bench.advising.trial import Loss, MakeOptimizer, measured_step, trained_module
 from accordion_bench.advising.verdict import verdict
-from accordion_bench.attaching.python_words import in_python
 from accordion_bench.network.link_model import Network
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
@@ -101,7 +100,7 @@ def advice(
             found = here(times, looked_at, counted_step(*work, computed=True) if device.type == "cpu" else None)
         table = advised(found, lambda kind: cluster_like_here(link, workers, kind, torch.get_num_threads()), options)
     except ConfigError as refused:
-        raise in_python(refused) from None
+        raise refused.in_python() from None
     return replace(table, verdict=verdict(table))
 
 

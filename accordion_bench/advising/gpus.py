@@ -168,7 +168,9 @@ def asked_device(gpu: str | None = None, compute_ms: float | str | None = None) 
     if gpu is not None and compute_ms is not None:
         told = f"{compute_ms:g}" if isinstance(compute_ms, int | float) else compute_ms
         raise ConfigError(
-            f"{GPU} must stand without {COMPUTE}, got {gpu} and {told}; type {GPU}={gpu}, or {COMPUTE}={told}"
+            f"{GPU} must stand without {COMPUTE}, got {gpu} and {told}",
+            {GPU: gpu},
+            {COMPUTE: told},
         )
     if compute_ms is not None:
         return AskedDevice(compute=checks.number(COMPUTE, compute_ms, above=0, instead=12) / 1000)

@@ -390,5 +390,5 @@ def optimizer_of(node: Config, params: list[nn.Parameter]) -> torch.optim.Optimi
     device = params[0].device
     made: Any = build(node, "optimizer", positional=[params], adapt=lambda cls: fused(without_dynamo(cls), device))
     if not isinstance(made, torch.optim.Optimizer):
-        raise ConfigError(f"optimizer must be a torch optimizer, got {node.get('_target_')}; type optimizer=sgd")
+        raise ConfigError(f"optimizer must be a torch optimizer, got {node.get('_target_')}", {"optimizer": "sgd"})
     return made

@@ -159,7 +159,7 @@ class SimulatedRun:
             checks.integer("quorum", self.quorum, at_least=1, at_most=self.workers, instead=self.workers)
             if not cost.quorum:
                 raise ValueRefused(
-                    "quorum", f"null with {cost.name}, of which no worker may be late", self.quorum, None
+                    "quorum", f"{{null}} with {cost.name}, of which no worker may be late", self.quorum, None
                 )
         if not self.cores > 0:
             raise ValueRefused("cores", "above 0", self.cores, 1.0)

@@ -15,7 +15,6 @@ from accordion_bench.attaching.connecting import connected
 from accordion_bench.attaching.exempt import Exempt
 from accordion_bench.attaching.own_parameters import unwrapped
 from accordion_bench.attaching.passed import PassedArguments
-from accordion_bench.attaching.python_words import in_python
 from accordion_bench.attaching.users_optimizer import stepping_optimizer
 from accordion_bench.options.checks import ConfigError
 
@@ -185,4 +184,4 @@ def attach_shards(
         chosen = choose(compressor, None, "every_step", {}, options, arguments_of(attach_shards))
         return attach_to_shards(model, chosen.compressor, process_group, seed)
     except ConfigError as refused:
-        raise in_python(refused) from None
+        raise refused.in_python() from None

@@ -14,7 +14,6 @@ from accordion_bench.attaching.lost_worker import lost_worker_told
 from accordion_bench.attaching.own_parameters import OwnParameters, trained_parameters, trained_tables
 from accordion_bench.attaching.parameter_watch import ParameterWatch
 from accordion_bench.attaching.passed import Setting
-from accordion_bench.attaching.python_words import pass_instead
 from accordion_bench.attaching.reminders import Reminders
 from accordion_bench.attaching.same_parameters import is_due, refuse_drift
 from accordion_bench.attaching.timeline import Timeline
@@ -26,7 +25,7 @@ from accordion_bench.exchange.overlap import Overlap
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.loop.step import CommunicatingStep
 from accordion_bench.methods.build import Methods
-from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.checks import ConfigError, passed
 from accordion_bench.position import Rate
 from accordion_bench.requests import TrainingLoss
 from accordion_bench.signals.policy_runner import BatchFacts
@@ -130,9 +129,8 @@ class Attachment:
                 hook = param.register_post_accumulate_grad_hook(lambda _, i=i: self._arrived(i))
                 self._handles.append(hook)
         self.attached = True
-        for sentence in filter(None, [self.exchange.goes_dense(self.position.info())]):
-            if self.comm.leader:
-                log.warning("%s", pass_instead(sentence))
+        if (said := self.exchange.goes_dense(self.position.info(), passed)) and self.comm.leader:
+            log.warning("%s", said)
         self.step.runner.preload()
         self._begin_step()
         self.clock.start()

@@ -21,7 +21,6 @@ from accordion_bench.attaching.lost_worker import lost_worker_told
 from accordion_bench.attaching.no_effect import without_effect
 from accordion_bench.attaching.own_parameters import unwrapped
 from accordion_bench.attaching.passed import PassedArguments
-from accordion_bench.attaching.python_words import in_python
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.replicas import is_dense
 from accordion_bench.options import checks
@@ -37,7 +36,7 @@ def connected(passed: PassedArguments) -> Attached:
     try:
         found = checked_arguments(passed, dist.get_world_size(group))
     except ConfigError as refused:
-        found = in_python(refused)
+        found = refused.in_python()
     device = torch.device("cpu") if isinstance(found, ConfigError) else found.named[0][1].device
     with lost_worker_told("ab.attach or ab.local", timeout):
         comm = _comm(group, timeout, device)
@@ -53,7 +52,7 @@ def connected(passed: PassedArguments) -> Attached:
         attached = Attached(found.inner, passed.optimizer, found.methods, comm, found.setting)
     except ConfigError as refused:
         users_optimizer.give_back(passed.optimizer, taken)
-        raise in_python(refused) from None
+        raise refused.in_python() from None
     if found.wrapper is not None:
         deliver_to(attached, found.wrapper)
     attached.connect(listens=found.wrapper is None or found.setting.scaled)
@@ -92,7 +91,7 @@ def _group(passed: PassedArguments) -> tuple[dist.ProcessGroup | None, float]:
     try:
         checks.number("timeout", timeout, above=0, instead=600.0)
     except ConfigError as refused:
-        raise in_python(refused) from None
+        raise refused.in_python() from None
     return _group_of(passed.model, group), timeout
 
 

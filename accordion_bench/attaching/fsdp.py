@@ -123,7 +123,7 @@ class ReplicateAxis:
         if sorted(ours) != sorted(state["groups"]):
             raise ConfigError(
                 f"the state must be of the FSDP groups {ours}, got {list(state['groups'])}; "
-                "type fully_shard on the modules of the saved run"
+                "call fully_shard on the modules of the saved run"
             )
         for exchange in self.exchanges:
             exchange.load_state_dict(state["groups"][exchange.group.name])
@@ -177,7 +177,9 @@ def _refuse_compressor(wrapped: Wrapped) -> None:
         owned = ", ".join(sorted(traits.optimizer.owns)) or "the step"
         raise ConfigError(
             f"compressor must leave {owned} to the optimizer where an FSDP2 model is attached, got one that applies it "
-            "itself, which the optimizer of the shards would do again; type compressor=topk or compressor=powersgd"
+            "itself, which the optimizer of the shards would do again",
+            {"compressor": "topk"},
+            {"compressor": "powersgd"},
         )
     if wrapped.scope == "model":
         rule = "tensor, because FSDP2 exchanges each of its groups by itself"

@@ -101,7 +101,7 @@ class FSDPGroup:
             raise RuntimeError(
                 f"{self.title} has handed over {flat.numel()} numbers, and its trained parameters have "
                 f"{self.padded_numel}: some had no gradient in this backward pass, and torch does not say which; "
-                "type module.set_reduce_scatter_unused_params(True), where torch has it, or freeze them"
+                "call module.set_reduce_scatter_unused_params(True), where torch has it, or freeze them"
             )
         return [region.view(flat) for region in self.regions]
 
@@ -123,7 +123,7 @@ def groups_of(model: nn.Module) -> list[FSDPGroup]:
     if not modules:
         raise ConfigError(
             f"model must be sharded by FSDP2, got {type(model).__name__}, which is not; "
-            'type fully_shard(model, mesh=mesh["shard"]) first'
+            'call fully_shard(model, mesh=mesh["shard"]) first'
         )
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = [FSDPGroup(name, module, names) for name, module in modules.values()]
@@ -133,7 +133,7 @@ def groups_of(model: nn.Module) -> list[FSDPGroup]:
         if parameter.requires_grad and parameter not in held:
             raise ConfigError(
                 f"every trained parameter must be in an FSDP group, got {name}, which is in none, so that its "
-                "gradient is not exchanged; type fully_shard(model, ...) without ignored_params, or freeze it"
+                "gradient is not exchanged; call fully_shard(model, ...) without ignored_params, or freeze it"
             )
     return groups
 
@@ -145,13 +145,13 @@ def _held(module: FSDPModule, title: str) -> Sequence[Any]:
     except AssertionError:
         raise ConfigError(
             f"{title} must have one mesh for all its parameters, got several, for which torch has no all-reduce hook; "
-            "type fully_shard without a shard_placement_fn that returns meshes"
+            "call fully_shard without a shard_placement_fn that returns meshes"
         ) from None
     if group is None:
         return []
     if group._all_reduce_hook is not None:
         raise ConfigError(
-            f"{title} must have no all-reduce hook yet, got one that is set; type detach() on what was attached before"
+            f"{title} must have no all-reduce hook yet, got one that is set; call detach() on what was attached before"
         )
     return group.fsdp_params
 
@@ -163,15 +163,15 @@ def _refuse_unknown(parameter: nn.Parameter, name: str) -> None:
         mesh = f"one with the placements {shard.placements}" if shard is not None else "one that is no shard"
         raise ConfigError(
             f"{name} must be sharded over a mesh of one dimension, got {mesh}: torch averages the replicas of an HSDP "
-            'mesh itself before the hook; type fully_shard(model, mesh=mesh["shard"])'
+            'mesh itself before the hook; call fully_shard(model, mesh=mesh["shard"])'
         )
     device = shard.to_local().device.type
     if device == "meta":
-        raise ConfigError(f"{name} must have values, got one on the meta device; type model.to_empty(...) first")
+        raise ConfigError(f"{name} must have values, got one on the meta device; call model.to_empty(...) first")
     if device != shard.device_mesh.device_type:
         raise ConfigError(
             f"{name} must stay on {shard.device_mesh.device_type}, got a shard that is offloaded to {device}; "
-            "type fully_shard(model, ...) without offload_policy"
+            "call fully_shard(model, ...) without offload_policy"
         )
 
 
@@ -181,7 +181,7 @@ def _refuse_mixed(trained: Sequence[nn.Parameter], title: str) -> None:
     if len(types) > 1:
         raise ConfigError(
             f"{title} must train parameters of one type, got {' and '.join(types)}; "
-            "type fully_shard(...) on modules of one type each"
+            "call fully_shard(...) on modules of one type each"
         )
 
 

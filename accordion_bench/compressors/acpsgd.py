@@ -15,13 +15,16 @@ from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.orthonormal import fixed_numbers
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State
+from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.compressors.low_rank import LowRank, batches, together, with_columns
 from accordion_bench.compressors.powersgd import PowerSGD
+from accordion_bench.options.option import Choice, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.upload import upload
 
 
+@with_options
 class ACPSGD(LowRank):
     """odd:   Q <- orth(Q);  P = mean_w M_w Q;    update = P Q^T;  worker w's own contribution is P_w Q^T.
     even:  P <- orth(P);  Q = mean_w M_w^T P;  update = P Q^T;  worker w's own contribution is P Q_w^T.
@@ -31,11 +34,6 @@ class ACPSGD(LowRank):
     factor of an exchange is kept for the next one, as `p` after an odd, as `q` after an even one: which of them is
     there says whose turn it is.
 
-    Args:
-        rank: columns of P and Q; lower rank = more compression.
-        min_compression_rate: a matrix is compressed only if r (n + m) times this is below n m, as PowerSGD has it; else
-            it travels dense. 0 compresses every tensor with two dimensions or more.
-
     A policy that changes the rank keeps leading columns, or adds keyed draws. A factor that a zero gradient has left at
     zero is replaced by fixed numbers, or no later gradient would get through.
 
@@ -43,12 +41,17 @@ class ACPSGD(LowRank):
     Distributed Deep Learning".
     """
 
+    chosen_as = {
+        "acpsgd": Choice(
+            "low rank by half a power iteration per step, P and Q in turn: one all-reduce (Zhang et al. 2023)",
+            {"error_feedback": True},
+            beside=(*FEEDBACK, *TRAVEL),
+        )
+    }
+
     description = replace(LowRank.description, display_names={"acpsgd": "ACP-SGD"})
 
     traits = replace(PowerSGD.traits, cycle=2)
-
-    def __init__(self, rank: int = 2, min_compression_rate: float = 2) -> None:
-        super().__init__(rank, min_compression_rate)
 
     # ---- bytes
 

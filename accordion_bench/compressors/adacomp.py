@@ -5,7 +5,7 @@ Tensor suffixes: W local workers, A all workers, R rows, N elements, B bytes.
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 
 import torch
 from torch import Tensor
@@ -15,12 +15,13 @@ from accordion_bench.codecs.engine import Engine, Selection
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Layout, SparseLayout
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Exchanged, State
+from accordion_bench.compressors.base import Compressor, Exchanged, State
+from accordion_bench.compressors.description import TRAVEL
 from accordion_bench.compressors.gathered import non_finite
 from accordion_bench.compressors.probe import Probed, alone, probe_of
 from accordion_bench.compressors.sparse import Uneven
 from accordion_bench.compressors.wrapper import Wrapper
-from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks, in_rows
 
@@ -65,6 +66,7 @@ def _probe_input(compressor: "AdaComp", ps_W: Sequence[Tensor], ctx: Context, st
     raise NotImplementedError("which entries are sent depends on the newest gradient, too")
 
 
+@with_options
 class AdaComp(Wrapper):
     """G_w = e_w + g_w; H_w = G_w + g_w; update = mean_w S(G_w); e_w <- G_w - S(G_w).
 
@@ -77,13 +79,22 @@ class AdaComp(Wrapper):
     The message of a tensor has at most N / 4 bytes and is sized for that before the data are known: from 32 workers on
     S(G_w) travels by dense all-reduce.
 
-    Args:
-        bin_conv: L_T of convolutions (more than two dimensions); longer = fewer bytes.
-        bin_dense: L_T of matrices.
-
     Source: Chen et al. 2018 (arXiv 1712.02679), as recalled: bins, the self-adjusting threshold and one parameter are
     from its abstract; G, H, the scale (the mean over the tensor's bins) and the two defaults are from memory.
     """
+
+    inner: Compressor = field(init=False)
+    bin_conv: int = option(
+        "L_T of convolutions, coordinates in a bin; longer = more compression", default=50, at_least=1
+    )
+    bin_dense: int = option("L_T of matrices", default=500, at_least=1)
+
+    chosen_as = {
+        "adacomp": Choice(
+            "per bin, the entries that the newest gradient would lift to its maximum, as signs (Chen et al. 2018)",
+            beside=("collective", *TRAVEL),
+        )
+    }
 
     description = replace(
         Wrapper.description,
@@ -96,10 +107,9 @@ class AdaComp(Wrapper):
 
     traits = SparseSigns.traits
 
-    def __init__(self, bin_conv: int = 50, bin_dense: int = 500) -> None:
-        super().__init__(SparseSigns())
-        self.bin_conv = checks.integer("bin_conv", bin_conv, at_least=1, instead=50)
-        self.bin_dense = checks.integer("bin_dense", bin_dense, at_least=1, instead=500)
+    def __post_init__(self) -> None:
+        self.inner = SparseSigns()
+        super().__post_init__()
 
     def bin_size(self, spec: TensorSpec) -> int:
         """L_T of a tensor."""

@@ -16,11 +16,11 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, paying_levels, subtract_
-from accordion_bench.compressors.description import WhyDense, shorter_messages
+from accordion_bench.compressors.description import FEEDBACK, TRAVEL, WhyDense, shorter_messages
 from accordion_bench.compressors.low_rank import batches
 from accordion_bench.compressors.sizes import cheaper_than_dense
 from accordion_bench.compressors.traits import Traits
-from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.upload import fresh
@@ -34,6 +34,7 @@ def _why_dense(compressor: "ARCTopK", spec: TensorSpec, level: float, workers: i
     )
 
 
+@with_options
 class ARCTopK(Compressor):
     """P = mean_w M_w V / sqrt(r);  I = the k = ceil(density m) rows of P of largest norm;  update[I] = mean_w M_w[I].
 
@@ -42,13 +43,24 @@ class ARCTopK(Compressor):
     number of workers. Worker w's own contribution is M_w[I]; ties go to the lower row. A matrix that this would not
     make smaller travels dense.
 
-    Args:
-        density: share of the rows that are sent, in (0, 1]; lower density = more compression.
-        sketch: r, columns of V; more = rows chosen more exactly, longer messages.
-
     Source: Chen et al. 2025 (arXiv 2510.26709), equations as in a public port, which is dense for the first 1,000 steps
     (here `start_step`).
     """
+
+    density: float = option(
+        "share of the rows of each matrix; lower density = more compression", default=0.2, above=0, at_most=1
+    )
+    sketch: int = option(
+        "columns of the sketch that chooses them; more = better chosen, longer messages", default=4, at_least=1
+    )
+
+    chosen_as = {
+        "arctopk": Choice(
+            "whole rows, the same on all workers, chosen by a sketch of the mean (ARC-TopK, 2025)",
+            {"error_feedback": True},
+            beside=(*FEEDBACK, *TRAVEL),
+        )
+    }
 
     description = replace(
         Compressor.description,
@@ -57,13 +69,6 @@ class ARCTopK(Compressor):
         why_dense=_why_dense,
     )
     traits = Traits(knob="density", pair=(0.05, 0.2), min_ndim=2, replays=True)
-
-    def __init__(self, density: float = 0.2, sketch: int = 4) -> None:
-        self.density = self.check_level("density", density)
-        self.sketch = checks.integer("sketch", sketch, at_least=1, instead=4)
-
-    def check_level(self, key: str, value: Any) -> float:
-        return checks.number(key, value, above=0, at_most=1, instead=0.2)
 
     def rows(self, spec: TensorSpec, level: float) -> int:
         """k, the number of rows that are sent."""

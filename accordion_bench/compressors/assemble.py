@@ -5,26 +5,47 @@ from typing import Any
 
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.compressors.description import OF_COMPRESSORS
-from accordion_bench.compressors.ef21 import EF21, check_rate
+from accordion_bench.compressors.ef21 import EF21
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.gathered import Gathered
 from accordion_bench.compressors.momentum import WorkerMomentum
 from accordion_bench.compressors.traits import COLLECTIVES, OptimizerPart, Traits, declared_by
 from accordion_bench.compressors.two_way import TwoWay
-from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.component import Idle, Surroundings, idle_options
 from accordion_bench.options.instantiate import Config, build, target
+from accordion_bench.options.option import Option, option, options_of, with_options
 from accordion_bench.plan import WHOLE_MODEL, RunFacts
 
-# the wrappers' options that are words
-FEEDBACK = {
-    "residual": ["local", "aggregate"],
-    "residual_units": ["gradient", "parameter"],
-    "zero_lr": ["skip", "flush"],
-}
-DECAY = {"weight_decay_mode": ["after_decode", "decoupled", "in_gradient"]}
-SERVER = {"server": ["sharded", "literal"], "align": ["piece", "tensor"], "ties": ["random", "plus"]}
+WRAPPERS = (ErrorFeedback, EF21, TwoWay, WorkerMomentum)
+
+
+@with_options
+class Around:
+    """The options that stand beside those of every compressor, and are no wrapper's own."""
+
+    error_feedback: bool | str = option(
+        "true: what was lost is added to the next gradient; false; ef21: a running estimate",
+        default=False,
+        choices=(True, False, "ef21"),
+        instead=True,
+    )
+    worker_momentum: bool = option(
+        "optimizer.momentum and optimizer.nesterov act on the workers, before compression", default=False
+    )
+    collective: str | None = option(default=None)
+    scope: str = option(default="tensor", choices=("tensor", WHOLE_MODEL))
+    start_step: int = option("steps before it are exchanged dense", default=0, at_least=0)
+
+
+def options_beside(cls: Any) -> dict[str, Option]:
+    """The options of wrappers, by name, as they are beside those of a compressor's class."""
+    traits = declared_by(cls) or Traits()
+    found = {name: one for part in (Around, *WRAPPERS) for name, one in options_of(part).items() if one.shown}
+    found["collective"] = replace(found["collective"], default=traits.collectives[0], choices=traits.collectives)
+    if not traits.whole_model:
+        found["scope"] = replace(found["scope"], choices=(), help="tensor: each is compressed by itself")
+    return found
 
 
 @dataclass(frozen=True)
@@ -81,20 +102,22 @@ def pseudo_gradient_compressor(node: Config, name: str = "this one") -> Wrapped:
     plain = {"worker_momentum": False, "residual_units": "gradient"}
     wrapped = wrapped_compressor({**node, **{key: value for key, value in plain.items() if key in node}})
     compressor = wrapped.compressor
-    instead = "type compressor=topk, or sync=every_step"
+    instead = {"compressor": "topk"}, {"sync": "every_step"}
     if compressor.traits.reduces == "estimate":
-        rule = "true or false where workers take local steps, because ef21 has a momentum of its own"
+        rule = "{true} or {false} where workers take local steps, because ef21 has a momentum of its own"
         raise ValueRefused("compressor.error_feedback", rule, "ef21", True)
     if compressor.traits.optimizer.owns:
         raise ConfigError(
             f"compressor must leave momentum and step to the optimizer where workers take local steps, got {name}, "
-            f"which has a momentum of its own; {instead}"
+            "which has a momentum of its own",
+            *instead,
         )
     if compressor.traits.reduces != "mean":
         what = {"sum": "a sum over the workers", "vote": "a vote of signs"}.get(compressor.traits.reduces, "signs")
         raise ConfigError(
             f"compressor must keep the size of what it averages where workers take local steps, got {name}, "
-            f"which returns {what}; {instead}"
+            f"which returns {what}",
+            *instead,
         )
     return wrapped
 
@@ -110,21 +133,10 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
         ConfigError: a value breaks a rule, or two choices do not go together.
     """
     options, optimizer = dict(node), optimizer or {}
-    take = options.pop
-    error_feedback = check_feedback(take("error_feedback", False))
-    feedback_rate = check_rate("compressor.feedback_rate", take("feedback_rate", None))
-
-    def words(choices: dict[str, list[str]]) -> Config:
-        return {key: checks.choice(f"compressor.{key}", take(key), choices[key]) for key in choices if key in options}
-
-    feedback, decay, server = words(FEEDBACK), words(DECAY), words(SERVER)
-    if "residual_decay" in options:
-        feedback["residual_decay"] = take("residual_decay")
-    moves_momentum = checks.boolean("compressor.worker_momentum", take("worker_momentum", False))
-    scope = checks.choice("compressor.scope", take("scope", "tensor"), ["tensor", WHOLE_MODEL])
-    start_step = checks.integer("compressor.start_step", take("start_step", 0), at_least=0)
+    around = Around(**_taken(options, Around))
+    feedback, ef21, server, decay = (_taken(options, wrapper) for wrapper in WRAPPERS)
+    error_feedback, scope = around.error_feedback, around.scope
     block_size = options.get("block_size") if options.get("block") == "bucket" else None
-    chosen = take("collective", None)
     momentum = _momentum_of(optimizer)
     cls = target(options, "compressor")
     declared = declared_by(cls) or Traits()
@@ -136,11 +148,11 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
     if "error_feedback" in declared.optimizer.takes:
         options["error_feedback"] = bool(error_feedback)
     if error_feedback and reasons.no_error_feedback:
-        rule = f"false, because {reasons.no_error_feedback}"
+        rule = f"{{false}}, because {reasons.no_error_feedback}"
         raise ValueRefused("compressor.error_feedback", rule, error_feedback, False)
     compressor: Compressor = build(options, "compressor")
     try:
-        collective = check_collective(compressor, chosen or compressor.traits.collectives[0])
+        collective = check_collective(compressor, around.collective or compressor.traits.collectives[0])
         if scope == WHOLE_MODEL and not compressor.traits.whole_model:
             rule = "tensor: this compressor works on matrices, and a whole model is none"
             raise ValueRefused("scope", rule, scope, "tensor")
@@ -153,30 +165,29 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
                 raise ValueRefused("entropy", rule, compressor.entropy, "none")
             compressor = TwoWay(compressor, residual=bool(error_feedback), **server)
         if error_feedback == "ef21":
-            compressor = EF21(compressor, feedback_rate)
+            compressor = EF21(compressor, **ef21)
         elif error_feedback:
             compressor = ErrorFeedback(compressor, **feedback)
-        if moves_momentum and "momentum" in compressor.traits.optimizer.owns:
-            rule = "false, because this compressor has a momentum of its own"
+        if around.worker_momentum and "momentum" in compressor.traits.optimizer.owns:
+            rule = "{false}, because this compressor has a momentum of its own"
             raise ValueRefused("worker_momentum", rule, True, False)
-        if moves_momentum:
+        if around.worker_momentum:
             compressor = WorkerMomentum(compressor, **momentum, **decay)
     except ValueRefused as refused:
         raise refused.under("compressor") from None
-    check_optimizer(compressor, optimizer, moves_momentum)
-    start_step = max(start_step, compressor.start_step)
+    check_optimizer(compressor, optimizer, around.worker_momentum)
+    start_step = max(around.start_step, compressor.start_step)
     return Wrapped(compressor, "bucket" if block_size else scope, start_step, block_size, collective)
 
 
-def check_feedback(value: Any) -> bool | str:
-    """Refuse what is no form of error feedback.
+def _taken(options: Config, part: Any) -> Config:
+    """The options of a wrapper that stand among those of a compressor: checked, and taken out.
 
     Raises:
-        ValueRefused: with those that there are.
+        ValueRefused: a value breaks its rule.
     """
-    if not isinstance(value, bool) and value != "ef21":
-        raise ValueRefused("compressor.error_feedback", "true, false or ef21", value, True)
-    return value
+    own = {name: one for name, one in options_of(part).items() if one.shown and name in options}
+    return {name: one.checked(options.pop(name), f"compressor.{name}") for name, one in own.items()}
 
 
 def check_collective(compressor: Compressor, value: str) -> str:
@@ -196,7 +207,7 @@ def check_collective(compressor: Compressor, value: str) -> str:
 
 def idle(node: Config, context: Surroundings) -> Idle:
     """Options that change nothing: the compressor's own, and those of the wrappers, which stand beside them."""
-    for cls in (target(node, "compressor"), ErrorFeedback, EF21, TwoWay, WorkerMomentum):
+    for cls in (target(node, "compressor"), *WRAPPERS):
         yield from idle_options(cls, node, context)
 
 
@@ -227,7 +238,8 @@ def check_optimizer(
         if compressor.traits.optimizer.shares_steps:
             how = "takes the step of some tensors itself, beside that one"
         raise ConfigError(
-            f"optimizer must be {name}, because {who} {how}, got {optimizer.get('_target_')}; type optimizer={name}"
+            f"optimizer must be {name}, because {who} {how}, got {optimizer.get('_target_')}",
+            {"optimizer": name},
         )
     takes = moves_momentum or "momentum" in compressor.traits.optimizer.takes
     if optimizer.get("momentum") and not takes:

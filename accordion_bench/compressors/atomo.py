@@ -13,7 +13,7 @@ from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.sizes import dense_bytes
-from accordion_bench.options import checks
+from accordion_bench.options.option import NEAREST, Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.upload import upload
@@ -34,6 +34,7 @@ def _variance(compressor: "ATOMO", x_R: Tensor, spec: TensorSpec, level: float, 
     return (sigma.square() * (1 / inclusion(sigma, int(level)) - 1)).sum(1)
 
 
+@with_options
 class ATOMO(OneShot):
     """update = mean_w sum_{i in S_w} (sigma_i / p_i) u_i v_i^T, with P(i in S_w) = p_i, for each tensor as M [n, m].
 
@@ -47,13 +48,24 @@ class ATOMO(OneShot):
     sigma_i v_i = M^T u_i sum up to M, so that a message is unbiased however exact these are. O(n m min(n, m)) for every
     matrix in every step: for small ones.
 
-    Args:
-        rank: s, the number of triples sent; lower rank = more compression. A matrix whose s triples would not be
-            smaller than itself (always so where s = min(n, m)) travels dense, and nothing of it is lost.
+    A matrix whose s triples would not be smaller than itself (always so where s = min(n, m)) travels dense, and nothing
+    of it is lost.
 
     No error feedback: a message is not a contraction (sigma_i / p_i exceeds sigma_i), so that residuals could grow.
     Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos 2018 (arXiv 1806.04090), Algorithm 1, spectral atoms.
     """
+
+    rank: int = option(
+        "singular triples sent per matrix; lower rank = more compression", default=2, at_least=1, instead=NEAREST
+    )
+
+    chosen_as = {
+        "atomo": Choice(
+            "a random choice of singular triples, unbiased (Wang et al. 2018); a full SVD of every matrix in every "
+            "step",
+            beside=("collective", "start_step"),
+        )
+    }
 
     description = replace(
         OneShot.description,
@@ -65,12 +77,6 @@ class ATOMO(OneShot):
 
     stream = "ATOMO"
     traits = replace(OneShot.traits, knob="rank", pair=(1, 2), min_ndim=2, unbiased=True, collectives=("all_gather",))
-
-    def __init__(self, rank: int = 2) -> None:
-        self.rank = self.check_level("rank", rank)
-
-    def check_level(self, key, value) -> int:
-        return checks.integer(key, value, at_least=1)
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         if level is None or spec.ndim < self.traits.min_ndim:

@@ -17,6 +17,7 @@ from accordion_bench.compressors.description import OF_COMPRESSORS, CompressorDe
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.component import Component
+from accordion_bench.options.option import options_of
 from accordion_bench.plan import RunFacts, TensorSpec
 
 State = dict[str, dict[str, Any]]
@@ -74,7 +75,11 @@ class Compressor(Component):
         Raises:
             ConfigError: with key, rule, value and what to type instead.
         """
-        raise ConfigError(f"{key} has no meaning for a compressor without levels, got {value}")
+        own = options_of(type(self)).get(self.traits.knob or "")
+        if own is None:
+            raise ConfigError(f"{key} has no meaning for a compressor without levels, got {value}")
+        level: float = own.checked(value, key)
+        return level
 
     def scheduled(self, level: float, epoch: float) -> float:
         """The level that is in force at a time, for methods with a warm-up of their own."""

@@ -12,9 +12,13 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
 from accordion_bench.compressors.description import with_claims
 from accordion_bench.compressors.traits import Traits
-from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.casts import subtract_shares_
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+AROUND = ("error_feedback", "residual", "start_step")
+NO_EF21 = {"error_feedback": "what was lost is added to the next gradient"}
 
 
 def _paper_floats(compressor: "Cast", spec: TensorSpec, level: float | None, workers: int) -> int:
@@ -22,33 +26,38 @@ def _paper_floats(compressor: "Cast", spec: TensorSpec, level: float | None, wor
     return spec.numel
 
 
+@with_options
 class Cast(Compressor):
     """All-reduce in a 16-bit type: update = sum_w cast(g_w / A).
 
     The division comes before the cast, because float16 ends at 65,504; what is still too large is cut to that.
-
-    Args:
-        dtype: `float16` or `bfloat16`.
     """
+
+    dtype: str = option(default="bfloat16", choices=("float16", "bfloat16"))
+
+    chosen_as = {
+        "fp16": Choice("all-reduce in 16 bits", {"dtype": "float16"}, AROUND, comments=NO_EF21),
+        "bf16": Choice("all-reduce in 16 bits", beside=AROUND, comments=NO_EF21),
+    }
 
     description = replace(Compressor.description, kernels=("cpu",), paper_floats=_paper_floats)
 
     traits = Traits(whole_model=True, grouping="alone", replays=True)
 
-    def __init__(self, dtype: str) -> None:
-        checks.choice("dtype", dtype, ["float16", "bfloat16"])
-        self.dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]
-        self.description = with_claims(self.description, sum_eps=torch.finfo(self.dtype).eps)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.narrow = DTYPES[self.dtype]
+        self.description = with_claims(self.description, sum_eps=torch.finfo(self.narrow).eps)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         cast = [level is not None for level in ctx.levels]
-        narrow = iter(comm.all_reduce_mean([x for x, c in zip(xs_W, cast, strict=True) if c], dtype=self.dtype))
+        narrow = iter(comm.all_reduce_mean([x for x, c in zip(xs_W, cast, strict=True) if c], dtype=self.narrow))
         whole = iter(comm.all_reduce_mean([x for x, c in zip(xs_W, cast, strict=True) if not c]))
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             subtract_({i: target_W for i, target_W in targets_W.items() if not cast[i]}, xs_W)
             narrow_W = {i: target_W for i, target_W in targets_W.items() if cast[i]}
-            subtract_shares_(list(narrow_W.values()), [xs_W[i] for i in narrow_W], comm.workers, self.dtype)
+            subtract_shares_(list(narrow_W.values()), [xs_W[i] for i in narrow_W], comm.workers, self.narrow)
 
         return Exchanged([next(narrow if c else whole) for c in cast], subtract_sent_)
 

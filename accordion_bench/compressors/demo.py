@@ -26,7 +26,8 @@ from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.gathered import non_finite
 from accordion_bench.compressors.probe import Probed, probe_exchanged
 from accordion_bench.compressors.traits import OptimizerPart, Traits
-from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.option import NEAREST, Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
 TOGETHER = 1 << 22  # coordinates of a group: memory of that size is used again, of larger ones it comes anew
@@ -133,6 +134,7 @@ def _probe_input(compressor: "DeMo", ps_W: Sequence[Tensor], ctx: Context, state
     return probe_exchanged(compressor, ps_W, replace(ctx, lrs=[1.0] * len(ps_W)), empty, workers)
 
 
+@with_options
 class DeMo(Compressor):
     """d_w <- decay d_w + lr g_w;  q_w = the k largest of T d_w, per chunk;  d_w <- d_w - T^-1 q_w;
     update = sign( T^-1 (mean of q_w over the workers that sent the coefficient) );  x <- x - lr update.
@@ -149,15 +151,27 @@ class DeMo(Compressor):
     64 x 64, from 4 on for vectors), each worker gets a share of the chunks by all-to-all, averages it, and answers with
     the signs, 2 bits per coordinate. The number of workers changes the bytes, never the training.
 
-    Args:
-        k: coefficients sent per chunk; lower k = more compression.
-        decay: of d, in each step, in [0, 1].
-        chunk: largest side of a chunk.
-        value_dtype: of the coefficients on the wire: `float32`, `float16`, `bfloat16`. Their unit is that of lr x
-            gradient; what float16 cannot express (below 6e-8, above 65,504) stays in d.
+    The unit of the coefficients on the wire is that of lr x gradient; what float16 cannot express (below 6e-8, above
+    65,504) stays in d.
 
     Source: Peng, Quesnelle, Kingma 2024 (arXiv 2411.19870), Algorithm 1.
     """
+
+    k: int = option("coefficients sent per chunk; lower k = more compression", default=32, at_least=1, instead=NEAREST)
+    decay: float = option("of the workers' momenta, per step", default=0.999, at_least=0, at_most=1)
+    chunk: int = option("largest side of a chunk", default=64, at_least=1)
+    value_dtype: str = option(default="float32", choices=tuple(VALUES))
+
+    chosen_as = {
+        "demo": Choice(
+            "the largest DCT coefficients of each worker's own momentum (Peng et al. 2024); it is the momentum",
+            brings={
+                "optimizer.momentum": (0.0, ""),
+                "optimizer.lr": (1e-3, "every parameter moves by it in every step"),
+                "schedule.lr_scaling": ("sqrt", "the step of a sign does not grow with the workers"),
+            },
+        )
+    }
 
     description = replace(
         Compressor.description,
@@ -177,16 +191,11 @@ class DeMo(Compressor):
         replays=True,
     )
 
-    def __init__(self, k: int = 32, decay: float = 0.999, chunk: int = 64, value_dtype: str = "float32") -> None:
-        self.k = self.check_level("k", k)
-        self.decay = checks.number("decay", decay, at_least=0, at_most=1, instead=0.999)
-        self.chunk = checks.integer("chunk", chunk, at_least=1, instead=64)
-        if self.k > self.chunk**2:
-            raise checks.ValueRefused("k", f"at most {self.chunk**2}, the coefficients of a chunk", k, self.chunk**2)
-        self.value_dtype = VALUES[checks.choice("value_dtype", value_dtype, list(VALUES))]
-
-    def check_level(self, key, value) -> int:
-        return checks.integer(key, value, at_least=1)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k > (most := self.chunk**2):
+            raise ValueRefused("k", f"at most {most}, the coefficients of a chunk", self.k, most)
+        self.dtype = VALUES[self.value_dtype]
 
     # ---- bytes
 
@@ -196,7 +205,7 @@ class DeMo(Compressor):
 
     def chunk_bytes(self, chunks: Chunks, k: int) -> int:
         """B, the message of one chunk: k values and their positions."""
-        return k * self.value_dtype.itemsize + index_codes.index_bytes(chunks.numel, k)[1]
+        return k * self.dtype.itemsize + index_codes.index_bytes(chunks.numel, k)[1]
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         if level is None or spec.numel == 0:
@@ -282,9 +291,9 @@ class DeMo(Compressor):
             positions_W = rows_W.abs().topk(group.k, dim=2, sorted=False).indices.sort(dim=2).values
             values_W = rows_W.gather(2, positions_W)
             self._refuse_non_finite(values_W, group, ctx, comm)
-            limit = torch.finfo(self.value_dtype).max
+            limit = torch.finfo(self.dtype).max
             cut_W = torch.where(values_W.isfinite(), values_W.clamp(-limit, limit), values_W)
-            sent = SentChunks(positions_W, cut_W.to(self.value_dtype).to(values_W.dtype))
+            sent = SentChunks(positions_W, cut_W.to(self.dtype).to(values_W.dtype))
             rows_W.scatter_add_(2, positions_W, -sent.values)
         if beside_W is None:
             torch._foreach_copy_(deltas_W, list(rows_W.split(group.counts, dim=1)))
@@ -332,7 +341,7 @@ class DeMo(Compressor):
         """Messages [W, C, B] of a group: per chunk values, then positions."""
         assert sent.positions is not None
         (W, _, k), N = sent.values.shape, group.shape.numel
-        values = sent.values.to(self.value_dtype).view(-1, k).view(torch.uint8)
+        values = sent.values.to(self.dtype).view(-1, k).view(torch.uint8)
         packed = torch.cat([values, index_codes.encode_indices(sent.positions.view(-1, k), N)], dim=1)
         return packed.view(W, -1, packed.shape[1])
 
@@ -344,9 +353,9 @@ class DeMo(Compressor):
         """Coefficients of some chunks [.., N], each averaged over the workers that sent it."""
         chunks, k, A = group.shape, group.k, len(message_A)
         assert k is not None
-        rows, end = message_A.reshape(-1, self.chunk_bytes(chunks, k)), k * self.value_dtype.itemsize
+        rows, end = message_A.reshape(-1, self.chunk_bytes(chunks, k)), k * self.dtype.itemsize
         # a clone, because contiguous() leaves a single row at an offset and stride that are no multiple of 4
-        sent = rows[:, :end].clone(memory_format=torch.contiguous_format).view(self.value_dtype)
+        sent = rows[:, :end].clone(memory_format=torch.contiguous_format).view(self.dtype)
         values_A = sent.to(dtype).view(A, -1, k)
         positions_A = index_codes.decode_indices(rows[:, end:].contiguous(), chunks.numel, k).view(A, -1, k)
         senders = values_A.new_zeros(values_A.shape[1], chunks.numel)

@@ -26,7 +26,7 @@ NONE_FITTED: Codebooks = {}
 class DenseCodes(Gathered):
     """C(v)_i = s_b value(code(v_i, s_b)), s_b the scale of the block b that i lies in.
 
-    A subclass says how coordinates become codes (`coding`), and how many of them share a scale (`block_size`).
+    A subclass says how coordinates become codes (`coding`), and how many of them share a scale (`block_of`).
     """
 
     balanced: bool = False  # whether the blocks of a tensor are of equal size
@@ -38,7 +38,7 @@ class DenseCodes(Gathered):
         """How coordinates become codes at a level, where a policy has fitted these codebooks."""
         raise NotImplementedError
 
-    def block_size(self, spec: TensorSpec) -> int | None:
+    def block_of(self, spec: TensorSpec) -> int | None:
         """Coordinates that share a scale; None = a whole tensor."""
         return None
 
@@ -53,7 +53,7 @@ class DenseCodes(Gathered):
 
     def blocks(self, spec: TensorSpec) -> int:
         """Coordinates of a block of this tensor, at least 1."""
-        n, size = spec.numel, self.block_size(spec)
+        n, size = spec.numel, self.block_of(spec)
         if size is None or n <= size:
             return max(n, 1)
         return -(-n // -(-n // size)) if self.balanced else size

@@ -1,23 +1,26 @@
 """What reports, help, checks and the conformance kit know of a compressor; it stands beside the class."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from accordion_bench.options.checks import Less, Way
 from accordion_bench.options.component import Component, Description, Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 
 
-class WhyDense(NamedTuple):
+@dataclass(frozen=True)
+class WhyDense:
     """Why a tensor that has a level travels dense after all.
 
-    reason: a clause.
-    instead: what to type for it to be compressed.
+    Args:
+        reason: a clause.
+        instead: any of these, and it is compressed.
     """
 
     reason: str
-    instead: str
+    instead: Sequence[Way] = field(hash=False)
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class CompressorDescription(Description):
 
     Args:
         advised_levels: levels that advice looks at beside the configured one.
-        knob_with: (knob, what to type to have it), where an option has taken the knob away.
+        knob_with: (knob, the options with which there is one), where an option has taken the knob away.
         collective_reason: why no other collective than those of its traits can carry its messages.
         no_error_feedback: why it must not be wrapped in error feedback; "" = it may.
         kernels: kinds of devices on which it computes with compiled kernels where what compiles them is installed.
@@ -83,7 +86,7 @@ class CompressorDescription(Description):
     """
 
     advised_levels: tuple[float, ...] = ()
-    knob_with: tuple[str, str] = ("", "")
+    knob_with: tuple[str, Mapping[str, Any]] = ("", {})
     collective_reason: str = "its messages add up, so that an all-reduce is the cheapest"
     no_error_feedback: str = ""
     kernels: tuple[str, ...] = ()
@@ -94,6 +97,9 @@ class CompressorDescription(Description):
     buckets_of: Callable[..., Any] | None = None
     claims: Claims = field(default_factory=Claims)
 
+
+FEEDBACK = ("error_feedback", "feedback_rate", "residual")  # options of wrappers, for `Choice.beside`
+TRAVEL = ("scope", "start_step")
 
 OF_COMPRESSORS = CompressorDescription(of_several_kinds=frozenset({"error_feedback"}), idle=_idle)
 
@@ -110,10 +116,10 @@ def why_dense_of(compressor: Any, spec: TensorSpec, level: float, workers: int) 
     return why
 
 
-def shorter_messages(compressor: Any) -> str:
-    """What to type for shorter messages."""
+def shorter_messages(compressor: Any) -> tuple[Way, ...]:
+    """What makes messages shorter."""
     knob = compressor.traits.knob
-    return f"{'fewer' if knob == 'bits' else 'a lower'} compressor.{knob}" if knob else ""
+    return (Less("fewer" if knob == "bits" else "a lower", f"compressor.{knob}"),) if knob else ()
 
 
 def with_claims(description: CompressorDescription, **changes: Any) -> CompressorDescription:

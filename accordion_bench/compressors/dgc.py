@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 
 import torch
 from torch import Tensor
@@ -13,11 +13,12 @@ from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.threshold import Threshold
 from accordion_bench.compressors.traits import OptimizerPart
 from accordion_bench.compressors.wrapper import Wrapper
-from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks, one_allocation
 
 
+@with_options
 class DGC(Wrapper):
     """u_w <- mu u_w + g_w; v_w <- v_w + u_w; update = mean_w T(v_w); where an entry was sent, u_w = v_w = 0.
 
@@ -28,17 +29,32 @@ class DGC(Wrapper):
     A tensor that travels whole (fewer than two dimensions, density 1) sends v_w and keeps u_w: mean_w u_w is then the
     ordinary momentum of the averaged gradient. The optimizer decays the weights, beside the exchange.
 
-    Args:
-        density: share of entries kept, in (0, 1]; lower density = more compression.
-        momentum: mu, in [0, 1); from `optimizer.momentum`.
-        nesterov: from `optimizer.nesterov`.
-        sample_share: share of entries that the threshold is estimated from.
-        clip: before anything else, worker w's gradient over all tensors is scaled to a norm of at most clip / sqrt(A);
-            null = as it is.
-        warmup_epochs: E; in epoch e < E the density is density^((e + 1) / (E + 1)).
+    With `clip`, worker w's gradient over all tensors is first scaled to a norm of at most clip / sqrt(A). In epoch e <
+    E = `warmup_epochs` the density is density^((e + 1) / (E + 1)). mu and whether it is Nesterov's are the optimizer's.
 
     Source: Lin, Han, Mao, Wang, Dally 2018 (arXiv 1712.01887).
     """
+
+    inner: Threshold = field(init=False)
+    density: float = option("share kept, about; lower density = more compression", default=0.001, above=0, at_most=1)
+    momentum: float = option(default=0.9, at_least=0, below=1, shown=False)
+    nesterov: bool = option(default=False, shown=False)
+    sample_share: float = option(
+        "share of the entries that the threshold is estimated from", default=0.01, above=0, at_most=1
+    )
+    clip: float | None = option(
+        "largest norm of the summed gradient; each worker clips to clip / sqrt(workers)",
+        default=None,
+        above=0,
+        instead=1.0,
+    )
+    warmup_epochs: int = option(
+        "the density falls from density^(1/5) to density in so many epochs", default=4, at_least=0
+    )
+
+    chosen_as = {
+        "dgc": Choice("sparse sums of momenta; takes momentum and nesterov from the optimizer (Lin et al. 2018)")
+    }
 
     description = replace(
         Wrapper.description,
@@ -54,24 +70,12 @@ class DGC(Wrapper):
             frozenset({"momentum"}), weight_decay_mode="after_decode", takes=frozenset({"momentum"})
         ),
     )
-    inner: Threshold
 
-    def __init__(
-        self,
-        density: float = 0.001,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        sample_share: float = 0.01,
-        clip: float | None = None,
-        warmup_epochs: int = 4,
-    ) -> None:
-        super().__init__(Threshold(density, sample_share=sample_share))
-        self.momentum = checks.number("momentum", momentum, at_least=0, below=1, instead=0.9)
-        self.nesterov = checks.boolean("nesterov", nesterov)
-        if clip is not None:
+    def __post_init__(self) -> None:
+        self.inner = Threshold(self.density, sample_share=self.sample_share)
+        super().__post_init__()
+        if self.clip is not None:
             self.traits = replace(self.traits, grouping="all")  # for the norm
-        self.clip = None if clip is None else checks.number("clip", clip, above=0, instead=1.0)
-        self.warmup_epochs = checks.integer("warmup_epochs", warmup_epochs, at_least=0)
         self.plans_with = frozenset({"steps_per_epoch"}) if self.warmup_epochs else frozenset()
 
     def scheduled(self, level: float, epoch: float) -> float:

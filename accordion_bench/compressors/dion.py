@@ -20,7 +20,7 @@ from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.low_rank import batches, keep_queries, together, with_columns
 from accordion_bench.compressors.probe import Probed, probe_exchanged
 from accordion_bench.compressors.traits import OptimizerPart, Traits
-from accordion_bench.options import checks
+from accordion_bench.options.option import NEAREST, Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.same_shape import Blocks
@@ -79,6 +79,7 @@ def _probe_input(compressor: "Dion", ps_W: Sequence[Tensor], ctx: Context, state
     return probe_exchanged(compressor, ps_W, ctx, empty, workers)
 
 
+@with_options
 class Dion(Compressor):
     """M_w <- M_w + g_w;  P = orth(mean_w M_w Q);  R = mean_w M_w^T P;  M_w <- M_w - (1 - mu) P R^T;
     Q <- R / norms of its columns;  x <- x - eta sqrt(n/m) P Q^T, for each hidden matrix [n, m].
@@ -91,14 +92,24 @@ class Dion(Compressor):
     Embeddings, the output layer and vectors travel dense, and are `optimizer=adamw`'s. It decays the matrices, too, by
     x <- x (1 - lr lambda), and sees no gradient of them.
 
-    Args:
-        rank: r, columns of P and Q; lower rank = more compression.
-        momentum: mu, in [0, 1); what is left in M_w of the direction that has been taken.
-        lr_factor: eta as a multiple of the optimizer's learning rate: each of r directions of a square matrix moves by
-            eta, whatever the gradient's size.
+    mu is what is left in M_w of the direction that has been taken; each of r directions of a square matrix moves by
+    eta, whatever the gradient's size.
 
     Source: Ahn, Xu, Abreu, Langford 2025 (arXiv 2504.05295).
     """
+
+    rank: int = option("lower rank = more compression", default=16, at_least=1, instead=NEAREST)
+    momentum: float = option("0 = none", default=0.95, at_least=0, below=1)
+    lr_factor: float = option("learning rate of the matrices as a multiple of optimizer.lr", default=10.0, above=0)
+
+    chosen_as = {
+        "dion": Choice(
+            "orthonormal steps of low rank from a momentum that stays with each worker (Ahn et al. 2025); it is the "
+            "momentum. With optimizer=adamw, which has embeddings, the output layer and vectors",
+            beside=("start_step",),
+            comments={"start_step": "steps before it are AdamW's, exchanged dense"},
+        )
+    }
 
     description = replace(
         Compressor.description,
@@ -118,14 +129,6 @@ class Dion(Compressor):
         optimizer=OptimizerPart(frozenset({"momentum", "lr"}), "parameter", shares_steps=True, fits=("AdamW",)),
         replays=True,
     )
-
-    def __init__(self, rank: int = 16, momentum: float = 0.95, lr_factor: float = 10.0) -> None:
-        self.rank = self.check_level("rank", rank)
-        self.momentum = checks.number("momentum", momentum, at_least=0, below=1, instead=0.95)
-        self.lr_factor = checks.number("lr_factor", lr_factor, above=0, instead=10)
-
-    def check_level(self, key: str, value: Any) -> int:
-        return checks.integer(key, value, at_least=1)
 
     # ---- which matrices, and their bytes
 

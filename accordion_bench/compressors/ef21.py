@@ -11,13 +11,14 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import Wrapper
-from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 
-EF21_RATE = 0.1
+RATE = 0.1
 
 
 def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
@@ -25,6 +26,7 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "feedback_rate", "compressor.error_feedback is not ef21"
 
 
+@with_options
 class EF21(Wrapper):
     """v_w <- (1 - a) v_w + a g_w; c_w = C(v_w - h_w); h_w <- h_w + c_w; h <- h + mean_w c_w; the update is h.
 
@@ -35,9 +37,7 @@ class EF21(Wrapper):
     h_w itself is not kept, but the gap e_w = v_w - h_w, in place, so that no third buffer per worker is needed:
     e_w <- e_w + a (g_w - v_w), with the v_w of before, then e_w <- e_w - c_w.
 
-    Args:
-        inner: the compressor C, a contraction: E||C(x) - x||^2 <= ||x||^2.
-        feedback_rate: a, in (0, 1]; lower = a longer memory. null = 0.1.
+    C must be a contraction: E||C(x) - x||^2 <= ||x||^2. A lower `feedback_rate` a is a longer memory.
 
     Raises:
         ValueRefused: C is no contraction, or h would not be the mean of all h_w.
@@ -46,25 +46,30 @@ class EF21(Wrapper):
     step (here `start_step=1`).
     """
 
+    feedback_rate: float | None = option(
+        "of ef21, in (0, 1]: the momentum is 1 - feedback_rate; null = 0.1",
+        default=None,
+        above=0,
+        at_most=1,
+        instead=RATE,
+    )
+
     description = replace(Wrapper.description, idle=_idle)
 
-    def __init__(self, inner: Compressor, feedback_rate: float | None = None) -> None:
-        super().__init__(inner)
-        self.feedback_rate = check_rate("feedback_rate", feedback_rate)
-        if isinstance(inner, TwoWay):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rate = RATE if self.feedback_rate is None else self.feedback_rate
+        if isinstance(self.inner, TwoWay):
             rule = "all_gather with error_feedback=ef21, because owners compress the mean of what was sent again"
-            raise checks.ValueRefused("collective", rule, "two_way", "all_gather")
-        if why := unfit(inner):
-            raise checks.ValueRefused("error_feedback", f"true or false, because {why}", "ef21", False)
+            raise ValueRefused("collective", rule, "two_way", "all_gather")
+        if why := unfit(self.inner):
+            raise ValueRefused("error_feedback", f"{{true}} or {{false}}, because {why}", "ef21", False)
+        optimizer = self.inner.traits.optimizer
         self.traits = replace(
-            inner.traits,
+            self.inner.traits,
             reduces="estimate",
-            collectives=tuple(way for way in inner.traits.collectives if way != "two_way"),
-            optimizer=replace(
-                inner.traits.optimizer,
-                owns=inner.traits.optimizer.owns | {"momentum"},
-                weight_decay_mode="decoupled",
-            ),
+            collectives=tuple(way for way in self.inner.traits.collectives if way != "two_way"),
+            optimizer=replace(optimizer, owns=optimizer.owns | {"momentum"}, weight_decay_mode="decoupled"),
         )
         reason = "EF21 needs the mean of what was sent as it is"
         self.description = replace(self.description, collective_reason=reason)
@@ -88,7 +93,7 @@ class EF21(Wrapper):
             kept = state[spec.name]
             v_W: Tensor = kept["momentum_W"]
             behind_W: Tensor = kept.get("residual_W", v_W)
-            ps_W.append(behind_W.add(x_W - v_W, alpha=self.feedback_rate))
+            ps_W.append(behind_W.add(x_W - v_W, alpha=self.rate))
         return self.inner.compressor_input(ps_W, ctx, state, workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
@@ -97,10 +102,10 @@ class EF21(Wrapper):
         gaps_W = {i: entries["residual_W"] for i, entries in enumerate(kept) if "residual_W" in entries}
         if gaps_W:
             gaps = list(gaps_W.values())
-            torch._foreach_add_(gaps, [xs_W[i] for i in gaps_W], alpha=self.feedback_rate)
-            torch._foreach_sub_(gaps, [vs_W[i] for i in gaps_W], alpha=self.feedback_rate)
+            torch._foreach_add_(gaps, [xs_W[i] for i in gaps_W], alpha=self.rate)
+            torch._foreach_sub_(gaps, [vs_W[i] for i in gaps_W], alpha=self.rate)
         if vs_W:
-            torch._foreach_lerp_(vs_W, list(xs_W), self.feedback_rate)
+            torch._foreach_lerp_(vs_W, list(xs_W), self.rate)
         out = self.inner.exchange([gaps_W.get(i, v_W) for i, v_W in enumerate(vs_W)], ctx, state, comm)
         if gaps_W:
             estimates = [kept[i]["estimate"] for i in gaps_W]
@@ -122,12 +127,6 @@ class EF21(Wrapper):
                 torch._foreach_add_(list(behind_W.values()), [gaps_W[i] for i in behind_W])
 
         return Exchanged(out.update, subtract_estimates_)
-
-
-def check_rate(key: str, value: Any) -> float:
-    """a, in (0, 1]; null = 0.1."""
-    rate = EF21_RATE if value is None else value
-    return checks.number(key, rate, above=0, at_most=1, instead=EF21_RATE)
 
 
 def unfit(inner: Compressor) -> str:

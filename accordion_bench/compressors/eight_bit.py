@@ -11,7 +11,9 @@ from accordion_bench.codecs.bucket import Context
 from accordion_bench.codecs.coding import Coding
 from accordion_bench.codecs.reference import FORMATS, in_blocks
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
-from accordion_bench.options import checks
+from accordion_bench.compressors.description import FEEDBACK, TRAVEL
+from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
 RANDOM_BITS = 24
@@ -30,20 +32,37 @@ def _variance(compressor: "Blockwise", x_R: Tensor, spec: TensorSpec, level: flo
     return (scales_R.square() * (steps.ceil() - steps) * (steps - steps.floor())).sum(1)
 
 
+@with_options
 class Blockwise(DenseCodes):
     """C(v) = s_b round(v / s_b) on each bucket b, s_b = max |v_b| / the format's largest number.
 
     fp8: an entry is off by at most 2^-4 (e4m3) or 2^-3 (e5m2) of itself, unless it is far below the bucket's largest.
     int8: by at most s_b, or s_b / 2 rounded to nearest; rounded at random it is unbiased.
 
-    Args:
-        format: `e4m3`, largest number 448; `e5m2`, 57,344; `int8`, 127.
-        bucket_size: consecutive coordinates that share one scale; smaller = more bytes. null = a whole tensor.
-        rounding: `nearest`; `random`, for int8 only.
-
     The message is a float32 scale per bucket, then the bytes. Source: Micikevicius et al. 2022 (arXiv 2209.05433);
     Dettmers 2016 (arXiv 1511.04561).
     """
+
+    format: str = option(default="e4m3", choices=tuple(FORMATS))
+    bucket_size: int | None = option(
+        "coordinates that share one scale; null = a whole tensor", default=1024, at_least=1
+    )
+    rounding: str = option(
+        "random: unbiased; nearest: faster, half the error, biased", default="nearest", choices=("nearest", "random")
+    )
+
+    chosen_as = {
+        "fp8": Choice(
+            "8-bit floats with a scale per bucket",
+            beside=("collective", *FEEDBACK, *TRAVEL),
+            leaves_out=("rounding",),
+        ),
+        "int8": Choice(
+            "8-bit integers with a scale per bucket",
+            {"format": "int8", "rounding": "random"},
+            beside=("collective", *FEEDBACK, *TRAVEL),
+        ),
+    }
 
     description = replace(
         DenseCodes.description,
@@ -55,15 +74,13 @@ class Blockwise(DenseCodes):
     stream = "Blockwise"
     traits = replace(DenseCodes.traits, whole_model=True, replays=True)
 
-    def __init__(self, format: str = "e4m3", bucket_size: int | None = 1024, rounding: str = "nearest") -> None:
-        self.format = checks.choice("format", format, list(FORMATS))
-        self.bucket_size = None if bucket_size is None else checks.integer("bucket_size", bucket_size, at_least=1)
-        self.rounding = checks.choice("rounding", rounding, ["nearest", "random"])
-        if rounding == "random" and format != "int8":
-            raise checks.ValueRefused("rounding", "nearest where format is not int8", rounding, "nearest")
-        self.traits = replace(self.traits, unbiased=rounding == "random")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rounding == "random" and self.format != "int8":
+            raise ValueRefused("rounding", "nearest where format is not int8", self.rounding, "nearest")
+        self.traits = replace(self.traits, unbiased=self.rounding == "random")
 
-    def block_size(self, spec: TensorSpec) -> int | None:
+    def block_of(self, spec: TensorSpec) -> int | None:
         return self.bucket_size
 
     def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:

@@ -10,12 +10,13 @@ from torch import Tensor
 from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
+from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 
@@ -36,6 +37,7 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "zero_lr", "compressor.residual_units is gradient"
 
 
+@with_options
 class ErrorFeedback(Wrapper):
     """Wraps a compressor C: p_w = g_w + e_w; send C(p_w); e_w <- p_w - sent_w.
 
@@ -43,45 +45,48 @@ class ErrorFeedback(Wrapper):
     that reduces by mean. In parameter units g_w is replaced by lr g_w and the update is the step itself: then
     x - (mean e_w + e~) takes exactly the uncompressed step, under any schedule of the learning rate.
 
-    Args:
-        inner: the compressor C.
-        residual: `local`: sent_w is the worker's own contribution as decoded. `aggregate`: sent_w is the common update
-            (PowerSGD's paper code, torch's hook, Accordion); equal updates, but worker deviations add up in e_w.
-        residual_units: `gradient`: a change of the learning rate does not touch e_w. `parameter`: e_w is in units of
-            the parameters (the paper's e_w times the last learning rate); x <- x - update.
-        zero_lr: at a learning rate of 0 in parameter units, `skip` the exchange or `flush`: send from the residual.
-        residual_decay: in (0, 1]: e_w is first multiplied by it, as SparseLoCo does; below 1 the identity is given up.
+    With a `local` residual, sent_w is the worker's own contribution as decoded. With an `aggregate` one it is the
+    common update (PowerSGD's paper code, torch's hook, Accordion): equal updates, but worker deviations add up in e_w.
+    In gradient units a change of the learning rate does not touch e_w; in parameter units it is the paper's e_w times
+    the last learning rate, and at a learning rate of 0 the exchange is skipped, or sends from the residual (`flush`).
+    Below a `residual_decay` of 1 the identity is given up.
 
     Source: Karimireddy et al. 2019; Vogels et al. 2019, Algorithm 2 (aggregate); Zheng, Huang, Kwok 2019 (parameter).
     """
 
+    residual: str = option(
+        "what is fed back, each worker's own loss or that of the mean", default="local", choices=("local", "aggregate")
+    )
+    residual_units: str = option(
+        "parameter: the paper's learning-rate ratio; gradient: without",
+        default="gradient",
+        choices=("gradient", "parameter"),
+    )
+    zero_lr: str = option("what a learning rate of 0 does to stored error", default="skip", choices=("skip", "flush"))
+    residual_decay: float = option(
+        "of the residual before each exchange; 1 = nothing is forgotten, SparseLoCo 0.95",
+        default=1.0,
+        above=0,
+        at_most=1,
+    )
+
     description = replace(Wrapper.description, idle=_idle)
 
-    def __init__(
-        self,
-        inner: Compressor,
-        residual: str = "local",
-        residual_units: str = "gradient",
-        zero_lr: str = "skip",
-        residual_decay: float = 1.0,
-    ) -> None:
-        super().__init__(inner)
-        self.residual = checks.choice("residual", residual, ["local", "aggregate"])
-        self.residual_units = checks.choice("residual_units", residual_units, ["gradient", "parameter"])
-        self.zero_lr = checks.choice("zero_lr", zero_lr, ["skip", "flush"])
-        self.residual_decay = checks.number("residual_decay", residual_decay, above=0, at_most=1, instead=1)
-        reduces = inner.traits.reduces
-        if residual == "aggregate" and reduces != "mean":
-            raise checks.ValueRefused("residual", f"local, because the update is a {reduces}", residual, "local")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        reduces = self.inner.traits.reduces
+        if self.residual == "aggregate" and reduces != "mean":
+            raise checks.ValueRefused("residual", f"local, because the update is a {reduces}", self.residual, "local")
         if reduces in ("vote", "other"):
-            rule = f"false, because the update is a {reduces}, which says nothing of the size of what was lost"
+            rule = f"{{false}}, because the update is a {reduces}, which says nothing of the size of what was lost"
             raise checks.ValueRefused("error_feedback", rule, True, False)
-        if residual == "aggregate" and isinstance(inner, TwoWay):
+        if self.residual == "aggregate" and isinstance(self.inner, TwoWay):
             rule = "local with collective=two_way, because the update holds what the owners have kept, too"
-            raise checks.ValueRefused("residual", rule, residual, "local")
+            raise checks.ValueRefused("residual", rule, self.residual, "local")
         if self.residual_units == "parameter":
-            part = replace(inner.traits.optimizer, units="parameter", owns=inner.traits.optimizer.owns | {"lr"})
-            self.traits = replace(inner.traits, optimizer=part)
+            optimizer = self.inner.traits.optimizer
+            part = replace(optimizer, units="parameter", owns=optimizer.owns | {"lr"})
+            self.traits = replace(self.inner.traits, optimizer=part)
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)

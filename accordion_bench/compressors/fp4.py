@@ -5,7 +5,8 @@ from dataclasses import replace
 from accordion_bench.codecs.coding import Coding
 from accordion_bench.codecs.reference import E3M0_MAGNITUDES
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
-from accordion_bench.options import checks
+from accordion_bench.compressors.description import FEEDBACK, TRAVEL
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
 CODING = Coding("e3m0", (*E3M0_MAGNITUDES, *(-magnitude for magnitude in E3M0_MAGNITUDES)), "linf", "largest")
@@ -17,6 +18,7 @@ def _contraction(compressor: "FP4", spec: TensorSpec, level: float) -> float:
     return max(1 / size, 1 - 1 / 9 - (size - 1) * 2.0**-14)
 
 
+@with_options
 class FP4(DenseCodes):
     """C(v) = s_b round(v / s_b) on each bucket b, to the nearest of 0, +-2^-6, ..., +-2^0; s_b = max |v_b|.
 
@@ -25,12 +27,19 @@ class FP4(DenseCodes):
     of the smallest magnitude: then by at most half of that. Each message has scales of its own, so that decoded
     values are added up, in float32.
 
-    Args:
-        bucket_size: consecutive coordinates that share one scale; smaller = more bytes. null = a whole tensor.
-
     The message is a float32 scale per bucket, then two codes in each byte. Source: Douillard et al. 2025, Streaming
     DiLoCo (arXiv 2501.18512), whose outer gradients travel in E3M0.
     """
+
+    bucket_size: int | None = option(
+        "coordinates that share one scale; null = a whole tensor", default=1024, at_least=1
+    )
+
+    chosen_as = {
+        "fp4": Choice(
+            "4-bit floats (a sign and an exponent) with a scale per bucket", beside=("collective", *FEEDBACK, *TRAVEL)
+        )
+    }
 
     description = replace(
         DenseCodes.description,
@@ -43,10 +52,7 @@ class FP4(DenseCodes):
     stream = "FP4"
     traits = replace(DenseCodes.traits, whole_model=True, replays=True)
 
-    def __init__(self, bucket_size: int | None = 1024) -> None:
-        self.bucket_size = None if bucket_size is None else checks.integer("bucket_size", bucket_size, at_least=1)
-
-    def block_size(self, spec: TensorSpec) -> int | None:
+    def block_of(self, spec: TensorSpec) -> int | None:
         return self.bucket_size
 
     def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:

@@ -37,8 +37,8 @@ def _why_dense(compressor: "Gathered", spec: TensorSpec, level: float, workers: 
         return None
     at = f" at {compressor.traits.knob} {level:g}" if compressor.traits.knob else ""
     reason = f"messages{at} from {counted(workers, 'worker')}, gathered, would cost more than a dense all-reduce"
-    two_way = "compressor.collective=two_way" if "two_way" in compressor.traits.collectives else ""
-    return WhyDense(reason, " or ".join(filter(None, [two_way, shorter_messages(compressor)])) or "fewer workers")
+    two_way = ({"compressor.collective": "two_way"},) if "two_way" in compressor.traits.collectives else ()
+    return WhyDense(reason, (*two_way, *shorter_messages(compressor)) or ("fewer workers",))
 
 
 class Gathered(Compressor):

@@ -13,7 +13,7 @@ from torch import Tensor
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.compressors.base import Compressor, State
 from accordion_bench.compressors.description import WhyDense, shorter_messages
-from accordion_bench.options import checks
+from accordion_bench.options.option import NEAREST, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import as_matrices
 
@@ -30,23 +30,19 @@ def _why_dense(compressor: "LowRank", spec: TensorSpec, level: float, workers: i
     return WhyDense(f"factors of rank {level:g} would not be {rate}", shorter_messages(compressor))
 
 
+@with_options
 class LowRank(Compressor):
     """A compressor that sends an n x m matrix as a factor of `rank` columns for either side.
 
-    Args:
-        rank: columns of the factors; lower rank = more compression.
-        min_compression_rate: a matrix is compressed only if r (n + m) times this is below n m; else it travels dense.
-            0 compresses every tensor with two dimensions or more.
+    A matrix is compressed only if r (n + m) times `min_compression_rate` is below n m; else it travels dense.
     """
 
+    rank: int = option("lower rank = more compression", default=2, at_least=1, instead=NEAREST)
+    min_compression_rate: float = option(
+        "matrices that would not get this many times smaller travel dense; 0 = compress all", default=2, at_least=0
+    )
+
     description = replace(Compressor.description, why_dense=_why_dense)
-
-    def __init__(self, rank: int, min_compression_rate: float) -> None:
-        self.rank = self.check_level("rank", rank)
-        self.min_compression_rate = checks.number("min_compression_rate", min_compression_rate, at_least=0, instead=2)
-
-    def check_level(self, key: str, value: Any) -> int:
-        return checks.integer(key, value, at_least=1)
 
     def factor_rank(self, spec: TensorSpec, level: float | None) -> int | None:
         """min(n, m, level), or None where the tensor travels dense."""

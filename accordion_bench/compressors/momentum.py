@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
+from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.wrapper import Wrapper
-from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks, one_allocation
 
@@ -27,34 +27,29 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "weight_decay_mode", "optimizer.weight_decay is 0"
 
 
+@with_options
 class WorkerMomentum(Wrapper):
     """m_w <- mu m_w + g_w; exchange g_w + mu m_w (nesterov) or m_w, instead of g_w.
 
     The optimizer then applies no momentum: it decays the weights, as `weight_decay_mode` says, and nothing else.
 
-    Args:
-        inner: what exchanges the momenta.
-        momentum: mu, in [0, 1); from `optimizer.momentum`.
-        nesterov: from `optimizer.nesterov`.
-        weight_decay_mode: `after_decode`: w <- mu w + lambda x, x <- x - lr (lambda x + mu w), uncompressed,
-            beside the exchanged step. `decoupled`: x <- x - lr lambda x. `in_gradient`: compressed with the rest.
+    `after_decode`: w <- mu w + lambda x, x <- x - lr (lambda x + mu w), uncompressed, beside the exchanged step;
+    `decoupled`: x <- x - lr lambda x; `in_gradient`: compressed with the rest. mu is the optimizer's.
 
     Source: Zheng, Huang, Kwok 2019 (arXiv 1905.10936); Bernstein et al. 2018 (Signum).
     """
 
+    momentum: float = option(default=0.9, at_least=0, below=1, shown=False)
+    nesterov: bool = option(default=False, shown=False)
+    weight_decay_mode: str = option(default="after_decode", choices=("after_decode", "decoupled", "in_gradient"))
+
     description = replace(Wrapper.description, idle=_idle)
 
-    def __init__(
-        self, inner: Compressor, momentum: float, nesterov: bool = False, weight_decay_mode: str = "after_decode"
-    ) -> None:
-        super().__init__(inner)
-        self.momentum = checks.number("momentum", momentum, at_least=0, below=1, instead=0.9)
-        self.nesterov = checks.boolean("nesterov", nesterov)
-        modes = ["after_decode", "decoupled", "in_gradient"]
-        mode = checks.choice("weight_decay_mode", weight_decay_mode, modes)
-        owns = inner.traits.optimizer.owns | {"momentum"}
-        part = replace(inner.traits.optimizer, owns=owns, weight_decay_mode=mode)
-        self.traits = replace(inner.traits, optimizer=part)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        optimizer = self.inner.traits.optimizer
+        owns, mode = optimizer.owns | {"momentum"}, self.weight_decay_mode
+        self.traits = replace(self.inner.traits, optimizer=replace(optimizer, owns=owns, weight_decay_mode=mode))
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)

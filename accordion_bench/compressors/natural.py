@@ -9,7 +9,8 @@ from torch import Tensor
 from accordion_bench.codecs.bucket import Context
 from accordion_bench.codecs.coding import MANTISSA, Coding
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
-from accordion_bench.options import checks
+from accordion_bench.compressors.description import FEEDBACK, TRAVEL
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
 
@@ -20,19 +21,29 @@ def _variance(compressor: "Natural", x_R: Tensor, spec: TensorSpec, level: float
     return ((2 * low - size) * (size - low)).sum(1)
 
 
+@with_options
 class Natural(DenseCodes):
     """C(v)_i = sgn(v_i) 2^e or 2^(e+1), 2^e <= |v_i| < 2^(e+1), up with probability |v_i| / 2^e - 1.
 
     Unbiased; E||C(v) - v||^2 <= ||v||^2 / 8, attained at |v_i| / 2^e = 4/3. The rounding is one addition of 23 random
     bits to the float's mantissa: what carries, goes up.
 
-    Args:
-        exponent_bits: 8, every float32; 7, powers from 2^-63 to 2^63: smaller entries are rounded at random to 0 or
-            2^-63 (still unbiased), larger ones are cut. Lower = more compression.
+    With 7 exponent bits, powers reach from 2^-63 to 2^63: smaller entries are rounded at random to 0 or 2^-63 (still
+    unbiased), larger ones are cut.
 
     The message is the exponents, one after the other, then the sign bits: 9 (or 8) bits per coordinate. Source: Horvath
     et al. 2019 (arXiv 1905.10988).
     """
+
+    exponent_bits: int = option("8: 9 bits per coordinate; 7: 8 bits", default=8, choices=(7, 8))
+
+    chosen_as = {
+        "natural": Choice(
+            "random rounding to powers of two (Horvath et al. 2019)",
+            beside=("collective", *FEEDBACK, *TRAVEL),
+            comments={"error_feedback": "false: unbiased, needs none; true; ef21: a running estimate"},
+        )
+    }
 
     description = replace(
         DenseCodes.description,
@@ -44,11 +55,6 @@ class Natural(DenseCodes):
 
     stream = "Natural"
     traits = replace(DenseCodes.traits, whole_model=True, unbiased=True, contracts=True, replays=True)
-
-    def __init__(self, exponent_bits: int = 8) -> None:
-        self.exponent_bits = checks.integer("exponent_bits", exponent_bits, at_least=7)
-        if exponent_bits > 8:
-            raise checks.ValueRefused("exponent_bits", "7 or 8", exponent_bits, 8)
 
     def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:
         return coding_of(self.exponent_bits)

@@ -11,6 +11,7 @@ from accordion_bench.compressors.base import Compressor, Context, Exchanged, Sta
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, with_options
 from accordion_bench.plan import TensorSpec
 
 
@@ -23,8 +24,11 @@ def _paper_floats(compressor: "Dense", spec: TensorSpec, level: float | None, wo
     return spec.numel
 
 
+@with_options
 class Dense(Compressor):
     """All-reduce of the gradient as it is: update = mean_w g_w."""
+
+    chosen_as = {"none": Choice("the dense baseline: fp32 all-reduce")}
 
     description = replace(Compressor.description, idle=_idle, paper_floats=_paper_floats)
 

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from accordion_bench.codecs.coding import SIGNS, Coding
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
+from accordion_bench.compressors.description import FEEDBACK
+from accordion_bench.options.option import Choice, with_options
 from accordion_bench.plan import TensorSpec
 
 CODING = Coding("sign", SIGNS, "means")
@@ -13,6 +15,7 @@ def _contraction(compressor: "OneBit", spec: TensorSpec, level: float) -> float:
     return 1 / compressor.blocks(spec)
 
 
+@with_options
 class OneBit(DenseCodes):
     """C(v)_i = c+ if v_i >= 0 else c-, per column: c+ the mean of its non-negative entries, c- of its negative ones.
 
@@ -23,6 +26,15 @@ class OneBit(DenseCodes):
     Under `collective=two_way` a piece of a tensor is one column. The message is (c+ + c-)/2 and (c+ - c-)/2 as float32
     per column, then the bits (1 = negative). Source: Seide et al. 2014.
     """
+
+    chosen_as = {
+        "onebit": Choice(
+            "1-bit SGD: two centroids per column, with error feedback (Seide et al. 2014)",
+            {"error_feedback": True},
+            beside=(*FEEDBACK, "collective", "start_step"),
+            comments={"collective": "all_gather, two_way (then one pair of centroids per piece, not per column)"},
+        )
+    }
 
     description = replace(
         DenseCodes.description,
@@ -35,7 +47,7 @@ class OneBit(DenseCodes):
     stream = "OneBit"
     traits = replace(DenseCodes.traits, replays=True)
 
-    def block_size(self, spec: TensorSpec) -> int:
+    def block_of(self, spec: TensorSpec) -> int:
         return spec.matrix[1] if spec.ndim > 1 else spec.numel
 
     def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:

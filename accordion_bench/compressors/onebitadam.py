@@ -4,7 +4,7 @@ Tensor suffixes: W local workers.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 
@@ -28,6 +29,7 @@ def _smoke_options(options: Config, knob: str) -> Config:
     return {"freeze_step": 2}
 
 
+@with_options
 class OneBitAdam(Wrapper):
     """T_w steps of Adam on mean_w g_w; then v is frozen, and CA, two-way signs with residuals, carries the momentum.
 
@@ -38,12 +40,22 @@ class OneBitAdam(Wrapper):
     No bias is corrected. What remains of the optimizer, AdamW, decays the weights. Coordinates without any gradient in
     the first T_w steps (v = 0) stay where they are. Tensors that always travel dense stay with the first line.
 
-    Args:
-        freeze_step: T_w, steps before the first signs; null = 15 % of the run. Fewer = more compression.
-        betas, eps: the optimizer's.
-
     Source: Tang et al. 2021 (arXiv 2102.02888).
     """
+
+    inner: AdamSigns = field(init=False)
+    freeze_step: int | None = option(
+        "dense steps of Adam before the first signs; null = 15 % of the run", default=None, at_least=1, instead=100
+    )
+    betas: Sequence[float] = option(default=(0.9, 0.999), shown=False)
+    eps: float = option(default=1e-8, shown=False)
+
+    chosen_as = {
+        "onebitadam": Choice(
+            "Adam; after `freeze_step` its variance stays, and its momentum travels as two-way signs (Tang et al. "
+            "2021); optimizer=adamw"
+        )
+    }
 
     description = replace(
         Wrapper.description,
@@ -65,16 +77,12 @@ class OneBitAdam(Wrapper):
         replays=True,
     )
 
-    def __init__(
-        self, freeze_step: int | None = None, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8
-    ) -> None:
-        self.betas, self.eps = tuple(betas), eps
-        super().__init__(AdamSigns(weight=1 - self.betas[0]))
-        if freeze_step is not None:
-            checks.integer("freeze_step", freeze_step, at_least=1, instead=100)
-        self.freeze_step = freeze_step
-        self.start_step = freeze_step or 1
-        self.plans_with = frozenset() if freeze_step else frozenset({"epochs", "steps_per_epoch"})
+    def __post_init__(self) -> None:
+        self.betas = tuple(self.betas)
+        self.inner = AdamSigns(weight=1 - self.betas[0])
+        super().__post_init__()
+        self.start_step = self.freeze_step or 1
+        self.plans_with = frozenset() if self.freeze_step else frozenset({"epochs", "steps_per_epoch"})
 
     def fit_to(self, run: RunFacts) -> None:
         self.start_step = warm_up_steps("freeze_step", self.freeze_step, run)

@@ -12,6 +12,7 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State, subtract_
+from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.compressors.low_rank import (
     LowRank,
     batches,
@@ -20,9 +21,9 @@ from accordion_bench.compressors.low_rank import (
     with_columns,
 )
 from accordion_bench.compressors.traits import Traits
-from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.upload import upload
@@ -45,42 +46,42 @@ def _paper_floats(compressor: "PowerSGD", spec: TensorSpec, level: float | None,
     return min(*spec.matrix, int(level)) * sum(spec.matrix)
 
 
+@with_options
 class PowerSGD(LowRank):
     """P = orth(mean_w M_w Q);  Q <- mean_w M_w^T P;  update = P Q^T, for each tensor as a matrix M [n, m].
 
     Two all-reduces per step, r n and r m floats. Worker w's own contribution is P (M_w^T P)^T.
 
-    Args:
-        rank: columns of P and Q; lower rank = more compression.
-        min_compression_rate: a matrix is compressed only if r (n + m) times this is below n m; else it travels dense.
-            0 compresses every tensor with two dimensions or more, as Accordion's code does.
-        warm_start: keep Q for the next step (one power iteration converges over steps); false draws it anew.
-        on_switch: when a policy changes the rank: `keep` the leading columns of Q, or `redraw` all (Accordion's code).
-        orthonormalisation: `qr`, or `gramschmidt` (one pass, Accordion's code; fails on rank-deficient input).
-        eps: smallest norm that a column is divided by; 0 with `gramschmidt` gives NaN on a zero gradient.
+    Q is kept for the next step (one power iteration converges over steps), unless `warm_start` is false. When a policy
+    changes the rank, its leading columns are kept, or all are drawn anew (`on_switch`; `redraw` is Accordion's code).
+    `gramschmidt` is one pass (Accordion's code) and fails on rank-deficient input; its `eps` is the smallest norm that
+    a column is divided by: 0 gives NaN on a zero gradient.
 
     Source: Vogels, Karimireddy, Jaggi 2019 (arXiv 1905.13727), Algorithm 1.
     """
+
+    warm_start: bool = option("true: each power iteration starts from the last one's result", default=True)
+    on_switch: str = option(
+        "what becomes of Q when a policy changes the rank", default="keep", choices=("keep", "redraw")
+    )
+    orthonormalisation: str = option(default="qr", choices=("qr", "gramschmidt"))
+    eps: float = option("for gramschmidt", default=1e-8, at_least=0)
+
+    chosen_as = {
+        "powersgd": Choice(
+            "low rank by one power iteration per step (Vogels et al. 2019)",
+            {"error_feedback": True},
+            beside=(*FEEDBACK, *TRAVEL),
+        )
+    }
 
     description = replace(LowRank.description, advised_levels=(1, 4), idle=_idle, paper_floats=_paper_floats)
 
     traits = Traits(knob="rank", pair=(1, 2), min_ndim=2, replays=True)
 
-    def __init__(
-        self,
-        rank: int = 2,
-        min_compression_rate: float = 2,
-        warm_start: bool = True,
-        on_switch: str = "keep",
-        orthonormalisation: str = "qr",
-        eps: float = 1e-8,
-    ) -> None:
-        super().__init__(rank, min_compression_rate)
-        self.warm_start = checks.boolean("warm_start", warm_start)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.traits = replace(self.traits, replays=self.warm_start)
-        self.on_switch = checks.choice("on_switch", on_switch, ["keep", "redraw"])
-        self.orthonormalisation = checks.choice("orthonormalisation", orthonormalisation, ["qr", "gramschmidt"])
-        self.eps = checks.number("eps", eps, at_least=0, instead=1e-8)
 
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None

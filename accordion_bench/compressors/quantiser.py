@@ -15,10 +15,11 @@ from accordion_bench.codecs.reference import ORDERS, in_blocks
 from accordion_bench.compressors import codebooks
 from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
-from accordion_bench.compressors.entropy import check_entropy
-from accordion_bench.options import checks
+from accordion_bench.compressors.entropy import METHODS, check_entropy
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
 
@@ -60,6 +61,11 @@ def _buckets_of(compressor: "Quantiser", xs_W: Sequence[Tensor], ctx: Context) -
     return tables
 
 
+AROUND = ("collective", "error_feedback", "residual", "scope", "start_step")
+UNBIASED = {"error_feedback": "unbiased: needs none"}
+
+
+@with_options
 class Quantiser(DenseCodes):
     """Q(v)_i = n_b L_(j+1) with probability (r_i - L_j) / (L_(j+1) - L_j), else n_b L_j;  r_i = v_i / n_b.
 
@@ -67,23 +73,52 @@ class Quantiser(DenseCodes):
     norm 0 decodes to zeros. Unbiased, with
     E||Q(v) - v||^2 = sum_b n_b^2 sum_i (L_(j+1) - r_i)(r_i - L_j).
 
-    Args:
-        bits: 2 to 8; lower = more compression. 2^bits levels, one less with a zero level.
-        bucket_size: consecutive coordinates of a tensor that share one norm, the last bucket included; larger = fewer
-            bytes and more noise. null = a whole tensor.
-        norm: `l2` or `linf`.
-        levels: `uniform`, `exponential` (+-p^j), or a list in ascending order from -1 to 1, for which
-            `bits` may be null and no policy can choose others.
-        zero_level: whether 0 is a level (QSGD's and NUQSGD's papers; ALQ's code has none). Without, a zero
-            coordinate becomes +-L_1 n_b.
-        p: base of the exponential levels, in (0, 1).
-        balanced: buckets of equal size, ceil(n / number of buckets), so that no tiny last one exists.
-        entropy: how the column entropy_bytes counts the codes: `none`, `huffman`, `elias` (omega), `ans` (a real
-            bitstream); what is sent stays packed at fixed width.
+    There are 2^bits levels, one less with a zero level (QSGD's and NUQSGD's papers; ALQ's code has none): without, a
+    zero coordinate becomes +-L_1 n_b. Exponential levels are +-p^j. Where `levels` is a list, `bits` may be null, and
+    no policy can choose others. `balanced` buckets have ceil(n / number of buckets) coordinates, so that no tiny last
+    one exists. `entropy` says how the column entropy_bytes counts the codes (`elias`: omega, `ans`: a real bitstream);
+    what is sent stays packed at fixed width.
 
     The message is a float32 norm per bucket, then packed codes. Source: Alistarh et al. 2017 (arXiv 1610.02132);
     Ramezani-Kebrya et al. 2021 (NUQSGD, 1908.06077); Faghri et al. 2020 (ALQ, 2010.12460).
     """
+
+    bits: int | None = option("2 to 8; lower = more compression", default=4)
+    bucket_size: int | None = option("coordinates that share one norm; null = a whole tensor", default=512, at_least=1)
+    norm: str = option(default="l2", choices=("l2", "linf"))
+    levels: Any = option("uniform, exponential, or a list in ascending order from -1 to 1", default="uniform")
+    zero_level: bool = option("whether 0 is a level", default=True)
+    p: float = option("base of exponential levels", default=0.5, above=0, below=1)
+    balanced: bool = option("buckets of equal size", default=False)
+    entropy: str = option("fills the column entropy_bytes", default="none", choices=METHODS)
+
+    chosen_as = {
+        "qsgd": Choice(
+            "random rounding to evenly spaced levels of the L2 norm (Alistarh et al. 2017); adaptive=alq fits "
+            "the levels",
+            beside=AROUND,
+            comments=UNBIASED,
+        ),
+        "qsgdinf": Choice(
+            "random rounding to evenly spaced levels of the largest magnitude",
+            {"norm": "linf"},
+            AROUND,
+            comments=UNBIASED,
+        ),
+        "nuqsgd": Choice(
+            "random rounding to levels p^j of the L2 norm (Ramezani-Kebrya et al. 2021)",
+            {"levels": "exponential"},
+            AROUND,
+            comments=UNBIASED,
+        ),
+        "trn": Choice(
+            "ternary with a scale per bucket: what ALQ's code calls TRN",
+            {"bits": None, "bucket_size": 8192, "norm": "linf", "levels": [-1, 0, 1]},
+            AROUND,
+            leaves_out=("zero_level", "p"),
+            comments={**UNBIASED, "bits": "as the levels say", "levels": "five codes per byte"},
+        ),
+    }
 
     description = replace(
         DenseCodes.description,
@@ -98,46 +133,34 @@ class Quantiser(DenseCodes):
     stream = "Quantiser"
     traits = replace(DenseCodes.traits, knob="bits", pair=(3, 8), whole_model=True, unbiased=True, replays=True)
 
-    def __init__(
-        self,
-        bits: int | None = 4,
-        bucket_size: int | None = 512,
-        norm: str = "l2",
-        levels: Any = "uniform",
-        zero_level: bool = True,
-        p: float = 0.5,
-        balanced: bool = False,
-        entropy: str = "none",
-    ) -> None:
-        self.custom = None if levels in ("uniform", "exponential") else codebooks.check_codebook("levels", levels)
-        self.levels = levels
-        self.zero_level = checks.boolean("zero_level", zero_level)
-        self.p = checks.number("p", p, above=0, below=1, instead=0.5)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named = self.levels in ("uniform", "exponential")
+        self.custom = None if named else codebooks.check_codebook("levels", self.levels)
         if self.custom:
-            typed = " compressor.bits=4" if bits in (None, 2) else ""  # of 2 bits with a level 0 none is free
+            typed: dict[str, Any] = {"compressor.levels": "uniform"}
+            if self.bits in (None, 2):  # of 2 bits with a level 0 none is free
+                typed["compressor.bits"] = 4
             self.traits = replace(self.traits, knob=None)
-            knob_with = ("bits", f"compressor.levels=uniform{typed}")
-            self.description = replace(self.description, knob_with=knob_with)
-            bits = codebooks.bits_of(self.custom) if bits is None else bits
-        self.bits = self.check_level("bits", bits)
-        self.bucket_size = None if bucket_size is None else checks.integer("bucket_size", bucket_size, at_least=1)
-        self.norm = checks.choice("norm", norm, ["l2", "linf"])
-        self.balanced = checks.boolean("balanced", balanced)
-        self.entropy = check_entropy(entropy)
+            self.description = replace(self.description, knob_with=("bits", typed))
+            if self.bits is None:
+                self.bits = codebooks.bits_of(self.custom)
+        self.bits = self.check_level("bits", self.bits)
+        check_entropy(self.entropy)
 
     def check_level(self, key: str, value: Any) -> int:
         if self.custom:
             own = codebooks.bits_of(self.custom)
             if value != own:
-                rule = f"{own} or null, as compressor.levels has {len(self.custom)} levels"
-                raise checks.ValueRefused(key, rule, value, own)
+                rule = f"{own} or {{null}}, as compressor.levels has {len(self.custom)} levels"
+                raise ValueRefused(key, rule, value, own)
             return own
         if not isinstance(value, int | float) or isinstance(value, bool) or value not in range(2, 9):
             nearest = min(max(int(value), 2), 8) if isinstance(value, int | float) and abs(value) < 1e9 else 4
-            raise checks.ValueRefused(key, "an integer from 2 to 8", value, nearest)
+            raise ValueRefused(key, "an integer from 2 to 8", value, nearest)
         if self.levels == "exponential" and not codebooks.ascending(self.codebook(int(value))):
             rule = f"so large that {2 ** int(value)} levels differ in float32"
-            raise checks.ValueRefused("p", rule, self.p, 0.5)
+            raise ValueRefused("p", rule, self.p, 0.5)
         return int(value)
 
     def codebook(self, bits: int) -> tuple[float, ...]:
@@ -149,10 +172,9 @@ class Quantiser(DenseCodes):
 
     def _in_force(self, level: float, fitted: Codebooks) -> tuple[float, ...]:
         """The policy's codebook for this level, or the own one."""
-        bits = int(level) if self.traits.knob else self.bits
-        return fitted.get(bits) or self.codebook(bits)
+        return self.custom or fitted.get(int(level)) or self.codebook(int(level))
 
-    def block_size(self, spec: TensorSpec) -> int | None:
+    def block_of(self, spec: TensorSpec) -> int | None:
         return self.bucket_size
 
     def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:

@@ -14,9 +14,10 @@ from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Exchanged, State, subtract_
+from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.compressors.gathered import zeros_like
 from accordion_bench.compressors.traits import OptimizerPart, Traits
-from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
 
@@ -34,6 +35,7 @@ def _variance(compressor: "RandomK", x_R: Tensor, spec: TensorSpec, level: float
     return (compressor.factor(spec, level) - 1) * x_R.double().square().sum(1) if compressor.traits.unbiased else None
 
 
+@with_options
 class RandomK(Compressor):
     """update = c mean_w g_w on k = max(1, floor(density n)) coordinates of each tensor, drawn anew in every step.
 
@@ -42,12 +44,22 @@ class RandomK(Compressor):
     (n/k - 1) ||g_w||^2. A message n/k times too long would make residuals grow, one without it shrinks every step by
     k/n: so c is no option.
 
-    Args:
-        density: share of entries kept, in (0, 1]; lower density = more compression.
-        error_feedback: whether error feedback is wrapped around it.
-
     Source: Stich et al. 2018 (arXiv 1809.07599); unbiased: Wangni et al. 2018 (arXiv 1710.09854).
     """
+
+    density: float = option("share kept; lower density = more compression", default=0.1, above=0, at_most=1)
+    error_feedback: bool = option(default=True, shown=False)  # whether it is wrapped around this compressor
+
+    chosen_as = {
+        "randomk": Choice(
+            "entries drawn at random, the same on all workers (Stich et al. 2018)",
+            {"error_feedback": True},
+            beside=(*FEEDBACK, *TRAVEL),
+            comments={
+                "error_feedback": "true, ef21; false: entries times numel / kept, so that the update is unbiased"
+            },
+        )
+    }
 
     description = replace(
         Compressor.description,
@@ -64,12 +76,9 @@ class RandomK(Compressor):
         replays=True,
     )
 
-    def __init__(self, density: float = 0.1, error_feedback: bool = True) -> None:
-        self.density = self.check_level("density", density)
-        self.traits = replace(self.traits, unbiased=not checks.boolean("error_feedback", error_feedback))
-
-    def check_level(self, key: str, value: Any) -> float:
-        return checks.number(key, value, above=0, at_most=1, instead=0.1)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.traits = replace(self.traits, unbiased=not self.error_feedback)
 
     def kept(self, spec: TensorSpec, level: float) -> int:
         """k, the number of entries that are exchanged."""

@@ -5,17 +5,26 @@ from dataclasses import replace
 
 from accordion_bench.codecs.coding import SIGNS, Coding
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
+from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
 
 def _contraction(compressor: "Sign", spec: TensorSpec, level: float) -> float | None:
-    size = min(spec.numel, compressor.chunk or spec.numel)
+    size = min(spec.numel, compressor.block_of(spec) or spec.numel)
     if not compressor.traits.scaled or not size:
         return None
     return 1 / size if compressor.scale == "l1" else 2 / math.sqrt(size) - 1
 
 
+VOTES = {
+    "optimizer.lr": (1e-3, "every parameter moves by it in every step"),
+    "schedule.lr_scaling": ("sqrt", "the step of a vote does not grow with the workers"),
+}
+
+
+@with_options
 class Sign(DenseCodes):
     """C(v) = s_b sgn(v) on each block b of d_b coordinates, sgn(v) = +1 if v >= 0 else -1.
 
@@ -26,18 +35,67 @@ class Sign(DenseCodes):
     norm. Without a scale the update is the mean of signs; with `collective=two_way` the sign of their sum, a majority
     vote.
 
-    Args:
-        scale: `none` (signSGD), `l1` (scaled sign), `l2` (1-bit Adam).
-        block: what shares one scale: `tensor`, a whole tensor; `chunk`, `block_size` consecutive coordinates of a
-            tensor; `bucket`, consecutive tensors, flattened, of together at most `block_size` coordinates (a larger
-            tensor by itself).
-        block_size: coordinates; null with `block=tensor`.
-        min_numel: smaller tensors (or buckets) travel dense.
+    What shares a scale is a whole tensor, a `chunk` of `block_size` consecutive coordinates of a tensor, or a `bucket`:
+    consecutive tensors, flattened, of together at most `block_size` coordinates (a larger tensor by itself). `none` is
+    signSGD, `l1` scaled sign, `l2` 1-bit Adam.
 
     The message is a float32 scale per block, then the bits (1 = negative), least significant first. Source: Bernstein
     et al. 2018 (arXiv 1802.04434); Karimireddy et al. 2019 (1901.09847); Zheng, Huang, Kwok 2019 (1905.10936); l2: Tang
     et al. 2021 (2102.02888).
     """
+
+    scale: str = option(default="none", choices=("none", "l1", "l2"))
+    block: str = option("what shares one scale", default="tensor", choices=("tensor", "chunk", "bucket"))
+    block_size: int | None = option("coordinates, for chunk and bucket", default=None, at_least=1, instead=1_048_576)
+    min_numel: int = option("smaller tensors travel dense", default=0, at_least=0)
+
+    chosen_as = {
+        "signsgd": Choice(
+            "one bit per coordinate, mean of signs; collective=two_way is the majority vote (Bernstein et al. 2018)",
+            beside=("collective", "ties", *TRAVEL),
+            leaves_out=("block", "block_size", "min_numel"),
+            comments={
+                "collective": "all_gather: mean of signs; two_way: majority vote, one bit up and one down",
+                "scope": "tensor, model: one message for everything, fewer paddings",
+            },
+            brings=VOTES,
+        ),
+        "signum": Choice(
+            "majority vote of the signs of the workers' momenta (Bernstein et al. 2018)",
+            {"worker_momentum": True, "weight_decay_mode": "decoupled", "collective": "two_way"},
+            beside=("worker_momentum", "weight_decay_mode", "collective", "ties", *TRAVEL),
+            leaves_out=("block", "block_size", "min_numel"),
+            comments={
+                "worker_momentum": "optimizer.momentum acts on the workers, before compression",
+                "collective": "two_way: majority vote; all_gather: mean of signs",
+            },
+            brings=VOTES,
+        ),
+        "efsignsgd": Choice(
+            "scaled sign with error feedback (Karimireddy et al. 2019)",
+            {"scale": "l1", "error_feedback": True},
+            beside=(*FEEDBACK, "collective", "start_step"),
+            leaves_out=("min_numel",),
+            comments={"scale": "", "collective": "all_gather, two_way (then the owners keep residuals too)"},
+        ),
+        "distefblocksgd": Choice(
+            "two-way blockwise scaled sign, error feedback on both sides, momentum before compression (Zheng, Huang, "
+            "Kwok 2019)",
+            {
+                "scale": "l1",
+                "worker_momentum": True,
+                "error_feedback": True,
+                "residual_units": "parameter",
+                "collective": "two_way",
+            },
+            beside=(
+                *("worker_momentum", "weight_decay_mode", "error_feedback", "residual_units", "zero_lr"),
+                *("collective", "server", "align", "start_step"),
+            ),
+            comments={"error_feedback": "what was lost is added to the next gradient"},
+            brings={"optimizer.nesterov": (True, "as in the paper")},
+        ),
+    }
 
     description = replace(
         DenseCodes.description,
@@ -55,25 +113,20 @@ class Sign(DenseCodes):
     stream = "Sign"
     traits = replace(DenseCodes.traits, whole_model=True, replays=True)
 
-    def __init__(
-        self, scale: str = "none", block: str = "tensor", block_size: int | None = None, min_numel: int = 0
-    ) -> None:
-        self.scale = checks.choice("scale", scale, ["none", "l1", "l2"])
-        scaled = scale != "none"
-        self.block = checks.choice("block", block, ["tensor", "chunk", "bucket"])
-        if block == "tensor" and block_size is not None:
-            raise checks.ValueRefused("block_size", "null where block is tensor", block_size, None)
-        if block != "tensor":
-            checks.integer("block_size", block_size, at_least=1, instead=1_048_576)
-        self.chunk = block_size if block == "chunk" else None
-        self.min_numel = checks.integer("min_numel", min_numel, at_least=0)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.block == "tensor" and self.block_size is not None:
+            raise checks.ValueRefused("block_size", "{null} where block is tensor", self.block_size, None)
+        if self.block != "tensor":
+            checks.integer("block_size", self.block_size, at_least=1, instead=1_048_576)
+        scaled = self.scale != "none"
         self.traits = replace(self.traits, scaled=scaled, reduces="mean" if scaled else "other")
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return level is not None and spec.numel >= self.min_numel
 
-    def block_size(self, spec: TensorSpec) -> int | None:
-        return self.chunk
+    def block_of(self, spec: TensorSpec) -> int | None:
+        return self.block_size if self.block == "chunk" else None
 
     def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:
         if not self.traits.scaled:

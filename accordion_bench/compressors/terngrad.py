@@ -15,11 +15,11 @@ from accordion_bench.codecs.layout import Transfer, whole_layout
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, paying_levels
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
-from accordion_bench.compressors.description import WhyDense
-from accordion_bench.compressors.entropy import check_entropy
+from accordion_bench.compressors.description import TRAVEL, WhyDense
+from accordion_bench.compressors.entropy import METHODS, check_entropy
 from accordion_bench.compressors.sizes import cheaper_than_dense
 from accordion_bench.compressors.traits import Traits
-from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.upload import table
@@ -56,23 +56,32 @@ def _why_dense(compressor: "TernGrad", spec: TensorSpec, level: float, workers: 
     if compressor.pays(spec, level, workers):
         return None
     reason = f"codes from {counted(workers, 'worker')}, gathered, would cost more than a dense all-reduce"
-    return WhyDense(reason, "fewer workers")
+    return WhyDense(reason, ("fewer workers",))
 
 
+@with_options
 class TernGrad(Compressor):
     """C(v)_i = s sgn(v_i) with probability |v_i| / s, else 0;  s = max over workers of min(max |v_w|, clip sigma_w).
 
     Unbiased, but for what is cut at s. The scale is shared by an all-reduce of 4 bytes per tensor, so that a worker's
     message is codes alone. Tensors for which that would cost more wire than a dense all-reduce travel dense, unrounded.
 
-    Args:
-        clip: s is at most this many standard deviations sigma_w of a worker's tensor, which keeps the noise small, at
-            the price of a bias; null = no clipping.
-        entropy: see `Quantiser`.
+    `clip` keeps the noise small, at the price of a bias.
 
     The paper cuts each worker's tensor at its own clip sigma_w before the scale is shared; here all are cut at s, which
     is never less. Source: Wen et al. 2017 (arXiv 1705.07878).
     """
+
+    clip: float | None = option("standard deviations; null = no clipping, then unbiased", default=2.5, above=0)
+    entropy: str = option("fills the column entropy_bytes", default="none", choices=METHODS)
+
+    chosen_as = {
+        "terngrad": Choice(
+            "ternary, one scale per tensor shared by all workers (Wen et al. 2017)",
+            beside=("error_feedback", "residual", "collective", *TRAVEL),
+            comments={"error_feedback": "what was lost is added to the next gradient"},
+        )
+    }
 
     description = replace(
         Compressor.description,
@@ -84,10 +93,10 @@ class TernGrad(Compressor):
 
     traits = Traits(contracts=False, replays=True, whole_model=True, collectives=("all_gather",))
 
-    def __init__(self, clip: float | None = 2.5, entropy: str = "none") -> None:
-        self.clip = None if clip is None else checks.number("clip", clip, above=0, instead=2.5)
-        self.traits = replace(self.traits, unbiased=clip is None)
-        self.codes = TernaryCodes(check_entropy(entropy))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.traits = replace(self.traits, unbiased=self.clip is None)
+        self.codes = TernaryCodes(check_entropy(self.entropy))
 
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None

@@ -7,10 +7,11 @@ from typing import Any
 from accordion_bench.codecs.bucket import Bucket
 from accordion_bench.codecs.engine import Engine, Sampling, Selection
 from accordion_bench.codecs.selection import kept_entries
+from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.compressors.sparse import Uneven
-from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
 
@@ -27,6 +28,7 @@ def _contraction(compressor: "Threshold", spec: TensorSpec, level: float) -> flo
     return math.ceil(compressor.least * kept_entries(spec.numel, level)) / max(1, spec.numel)
 
 
+@with_options
 class Threshold(Uneven):
     """update = mean_w T(g_w), T(x)_i = x_i where |x_i| >= tau, else 0; tau for each worker and tensor.
 
@@ -34,16 +36,35 @@ class Threshold(Uneven):
     values and indices in the smaller code of `index_codes`; its length says how many they are. At most `most` x k
     entries are sent, whatever the data: then `payload_bytes` is a bound.
 
-    Args:
-        density: share of entries kept, in (0, 1]; lower density = more compression.
-        threshold: tau, absolute; density then only bounds the message, to the `most` x k largest. null = estimate it.
-        sample_share: share of entries in the sample, evenly spaced, one further in every step; at least so many that 32
-            of them are expected above tau. Where that is more than half of them, exactly the k largest are sent.
-        least: tau is lowered until this many times k entries are found; 0 = the first estimate does.
-        most: of more than this many times k entries exactly the k largest are sent, by magnitude.
+    With a `threshold`, `density` only bounds the message, to the `most` x k largest. The sample is evenly spaced, one
+    entry further in every step, and has at least so many entries that 32 of them are expected above tau; where that is
+    more than half of them, exactly the k largest are sent.
 
     Source: Strom 2015 (absolute); Lin et al. 2018 (arXiv 1712.01887; sampled).
     """
+
+    density: float = option("share kept, about; lower density = more compression", default=0.1, above=0, at_most=1)
+    threshold: float | None = option(
+        "absolute; density then only bounds the message", default=None, above=0, instead=0.001
+    )
+    sample_share: float = option(
+        "share of the entries that the threshold is estimated from", default=0.01, above=0, at_most=1
+    )
+    least: float = option(
+        "the threshold is lowered until this many times density are found; 0 = the first estimate does",
+        default=0.8,
+        at_least=0,
+        at_most=1,
+    )
+    most: float = option("of more than this many times density, the largest are sent", default=1.3, at_least=1)
+
+    chosen_as = {
+        "threshold": Choice(
+            "all entries above a threshold that a sample gives (Lin et al. 2018), or an absolute one (Strom 2015)",
+            {"error_feedback": True},
+            beside=(*FEEDBACK, "collective", *TRAVEL),
+        )
+    }
 
     description = replace(
         Uneven.description,
@@ -56,23 +77,6 @@ class Threshold(Uneven):
     )
 
     traits = replace(Uneven.traits, knob="density", pair=(0.10, 0.99), min_ndim=2, whole_model=True)
-
-    def __init__(
-        self,
-        density: float = 0.1,
-        threshold: float | None = None,
-        sample_share: float = 0.01,
-        least: float = 0.8,
-        most: float = 1.3,
-    ) -> None:
-        self.density = self.check_level("density", density)
-        self.threshold = None if threshold is None else checks.number("threshold", threshold, above=0, instead=0.001)
-        self.sample_share = checks.number("sample_share", sample_share, above=0, at_most=1, instead=0.01)
-        self.least = checks.number("least", least, at_least=0, at_most=1, instead=0.8)
-        self.most = checks.number("most", most, at_least=1, instead=1.3)
-
-    def check_level(self, key: str, value: Any) -> float:
-        return checks.number(key, value, above=0, at_most=1, instead=0.1)
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return super().compresses(spec, level) and (self.threshold is not None or level != 1)

@@ -21,10 +21,12 @@ from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.codecs.tiles import BINS, TileForm, Tiles, floats, in_order
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Exchanged, State
+from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.compressors.sparse import Sparse
-from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
 
@@ -147,23 +149,46 @@ def _paper_floats(compressor: "TopK", spec: TensorSpec, level: float | None, wor
     return 2 * workers * kept_entries(spec.numel, level, 0)
 
 
+@with_options
 class TopK(Sparse):
     """update = mean_w TopK(g_w): of each tensor the k = density x numel entries of largest magnitude.
 
     The message is k fp32 values and their indices in the smaller code of `index_codes`. With `chunk` it is made of each
     tile of a matrix by itself, see `TiledMessages`: k = ceil(density tile), indices of ceil(log2 tile) bits.
 
-    Args:
-        density: share of entries kept, in (0, 1]; lower density = more compression.
-        count: `at_least_one`: k = max(1, floor(density numel)); `floor`: k may be 0 (Accordion's code).
-        reduce: `mean` over workers, or `sum` (Accordion's code: compressed tensors then see A times the learning rate).
-        chunk: largest side of a tile; null = no tiles.
-        value_bits: 2 = each value as one of four, which the message brings; null = float32.
-        clip: `none`, or `median`: v_w <- v_w min(1, median_A ||v|| / ||v_w||), tensor by tensor; the residual keeps
-            what is cut off. Messages are then gathered at any number of workers: everybody must see all norms.
+    `floor` is Accordion's count: k may be 0; so is `sum` over the workers, under which compressed tensors see A times
+    the learning rate. Values of 2 bits are one of four, which the message brings. `median` clips tensor by tensor: v_w
+    <- v_w min(1, median_A ||v|| / ||v_w||); the residual keeps what is cut off. Messages are then gathered at any
+    number of workers: everybody must see all norms.
 
     Ties go to the lower index. Source: Aji and Heafield 2017; Stich et al. 2018; tiles: Sarfi et al. 2025 (SparseLoCo).
     """
+
+    density: float = option("share kept; lower density = more compression", default=0.1, above=0, at_most=1)
+    count: str = option(default="at_least_one", choices=("at_least_one", "floor"))
+    reduce: str = option(default="mean", choices=("mean", "sum"))
+    chunk: int | None = option(
+        "largest side of a tile of which the largest entries are sent; null = of whole tensors, SparseLoCo 64",
+        default=None,
+        at_least=1,
+        instead=64,
+    )
+    value_bits: int | None = option(
+        "null = float32; 2 = four values of each tensor, with chunk alone", default=None, choices=(2,)
+    )
+    clip: str = option(
+        "none; median: no worker's message is larger than their median, with chunk alone",
+        default="none",
+        choices=("none", "median"),
+    )
+
+    chosen_as = {
+        "topk": Choice(
+            "the largest entries of each tensor",
+            {"error_feedback": True},
+            beside=(*FEEDBACK, "residual_decay", "collective", *TRAVEL),
+        )
+    }
 
     description = replace(
         Sparse.description,
@@ -186,36 +211,19 @@ class TopK(Sparse):
 
     traits = replace(Sparse.traits, knob="density", pair=(0.10, 0.99), min_ndim=2, whole_model=True, replays=True)
 
-    def __init__(
-        self,
-        density: float = 0.1,
-        count: str = "at_least_one",
-        reduce: str = "mean",
-        chunk: int | None = None,
-        value_bits: int | None = None,
-        clip: str = "none",
-    ) -> None:
-        self.density = self.check_level("density", density)
-        self.count = checks.choice("count", count, ["at_least_one", "floor"])
-        self.reduce = checks.choice("reduce", reduce, ["mean", "sum"])
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.traits = replace(self.traits, reduces=self.reduce)
-        self.clip = checks.choice("clip", clip, ["none", "median"])
-        if value_bits not in (None, 2) or isinstance(value_bits, bool):
-            instead = None if chunk is None else 2
-            raise checks.ValueRefused("value_bits", "null, or 2 beside chunk", value_bits, instead)
         self.tiles: TiledMessages | None = None
-        if chunk is not None:
-            self.tiles = TiledMessages(checks.integer("chunk", chunk, at_least=1, instead=64), value_bits)
+        if self.chunk is not None:
+            self.tiles = TiledMessages(self.chunk, self.value_bits)
             reason = "a worker of two_way owns pieces of vectors, which have no tiles"
             self.traits = replace(self.traits, collectives=("all_gather",), whole_model=False)
             self.description = replace(self.description, collective_reason=reason)
-        elif value_bits is not None:
-            raise checks.ValueRefused("value_bits", "null where chunk is null", value_bits, None)
+        elif self.value_bits is not None:
+            raise ValueRefused("value_bits", "{null} where chunk is {null}", self.value_bits, None)
         elif self.clip != "none":
-            raise checks.ValueRefused("clip", "none where chunk is null", clip, "none")
-
-    def check_level(self, key: str, value: Any) -> float:
-        return checks.number(key, value, above=0, at_most=1, instead=0.1)
+            raise ValueRefused("clip", "none where chunk is {null}", self.clip, "none")
 
     def kept(self, spec: TensorSpec, level: float) -> int:
         """k, the number of entries that one worker sends."""

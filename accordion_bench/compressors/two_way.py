@@ -22,9 +22,9 @@ from accordion_bench.compressors.gathered import Gathered, for_means, non_finite
 from accordion_bench.compressors.probe import Probed, probe_exchanged
 from accordion_bench.compressors.sizes import cheaper_than_dense, payload_bytes, wire_bytes
 from accordion_bench.compressors.wrapper import Wrapper
-from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.counter_rng import BLOCK, blocks_of, integers_of
 from accordion_bench.tensors.same_shape import in_rows
@@ -118,7 +118,7 @@ def _why_dense(compressor: "TwoWay", spec: TensorSpec, level: float, workers: in
         return None
     at = f" at {compressor.traits.knob} {level:g}" if compressor.traits.knob else ""
     return WhyDense(
-        f"messages{at} would be no shorter than the tensors", shorter_messages(compressor) or "compressor=none"
+        f"messages{at} would be no shorter than the tensors", shorter_messages(compressor) or ({"compressor": "none"},)
     )
 
 
@@ -133,6 +133,7 @@ def _probe_input(compressor: "TwoWay", ps_W: Sequence[Tensor], ctx: Context, sta
     return probe._replace(payload_bytes=[payload for payload, _ in sizes], measured=measured)
 
 
+@with_options
 class TwoWay(Wrapper):
     """update = C( mean_w C(x_w) + e~ ),  e~ <- its argument - update: workers to owner to workers, both compressed.
 
@@ -140,36 +141,32 @@ class TwoWay(Wrapper):
     order of the workers, adds its residual, compresses again; all-gather. Wire per worker 2 (A-1)/A x message, as a
     ring, at any number of workers. With plain signs and no residual this is majority vote.
 
-    Args:
-        inner: a gathered compressor of fixed size.
-        residual: whether the owner keeps what its message lost (e~); otherwise that is lost.
-        server: `sharded` over the workers, or `literal`: one server, worker 0.
-        align: `piece` or `tensor`, see `cut_shards`.
-        ties: of a majority vote: `random`, a keyed coin for each, or `plus`, +1. An even number of workers ties often
-            (4 of them on noise: in 3 of 8 coordinates), and always +1 is then a drift of all parameters.
+    The owner keeps what its message lost (e~) where it has a `residual`; otherwise that is lost. One `literal` server
+    is worker 0. Pieces and tensors: see `cut_shards`. Ties of a vote are decided by a keyed coin each (`random`), or
+    are +1 (`plus`): an even number of workers ties often (4 of them on noise: in 3 of 8 coordinates), and always +1 is
+    then a drift of all parameters.
 
     Source: Zheng, Huang, Kwok 2019 (arXiv 1905.10936); Bernstein et al. 2018 (majority vote).
     """
 
+    inner: Gathered
+    residual: bool = False
+    server: str = option(
+        "sharded over the workers, literal: worker 0 alone", default="sharded", choices=("sharded", "literal")
+    )
+    align: str = option(
+        "piece: equal shards, tensors are cut; tensor: shards of whole tensors",
+        default="piece",
+        choices=("piece", "tensor"),
+    )
+    ties: str = option("what a tied vote decides", default="random", choices=("random", "plus"))
+
     description = replace(Wrapper.description, idle=_idle, why_dense=_why_dense, probe_input=_probe_input)
 
-    inner: Gathered
-
-    def __init__(
-        self,
-        inner: Gathered,
-        residual: bool = False,
-        server: str = "sharded",
-        align: str = "piece",
-        ties: str = "random",
-    ) -> None:
-        super().__init__(inner)
-        if not inner.traits.scaled:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.inner.traits.scaled:
             self.traits = replace(self.traits, reduces="vote")
-        self.residual = residual
-        self.server = checks.choice("server", server, ["sharded", "literal"])
-        self.align = checks.choice("align", align, ["piece", "tensor"])
-        self.ties = checks.choice("ties", ties, ["random", "plus"])
         self.pieces: dict[str, list[Piece]] = {}
         self.kept_in: dict[str, str] = {}  # per tensor, the key of its owners' residuals
 

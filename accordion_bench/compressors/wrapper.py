@@ -12,6 +12,7 @@ from accordion_bench.compressors.base import Compressor, Context, State
 from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.description import Claims, WhyDense, paper_floats, why_dense_of, with_claims
 from accordion_bench.compressors.probe import Probed, buckets_of, probe_input
+from accordion_bench.options.option import with_options
 from accordion_bench.plan import TensorSpec
 
 
@@ -40,12 +41,15 @@ def _probe_input(compressor: "Wrapper", ps_W: Sequence[Tensor], ctx: Context, st
     return probe_input(compressor.inner, ps_W, ctx, state, workers)
 
 
+@with_options
 class Wrapper(Compressor):
     """A compressor around another one; what it does not change is the inner one's.
 
-    Args:
-        inner: the wrapped compressor. A subclass that declares traits of its own keeps them, and its description.
+    A subclass that declares traits of its own keeps them, and its description; one that makes its inner compressor
+    itself does so before `super().__post_init__()`.
     """
+
+    inner: Compressor
 
     description = replace(
         Compressor.description,
@@ -56,14 +60,14 @@ class Wrapper(Compressor):
         claims=Claims(contraction=_contraction, variance=_variance),
     )
 
-    def __init__(self, inner: Compressor) -> None:
-        self.inner = inner
-        claims = inner.description.claims
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        claims = self.inner.description.claims
         own = with_claims(type(self).description, draws=claims.draws, sum_eps=claims.sum_eps)
         if type(self).traits is Compressor.traits:
-            self.traits = inner.traits
+            self.traits = self.inner.traits
             inherited = ("knob_with", "collective_reason", "no_error_feedback", "kernels")
-            own = replace(own, **{key: getattr(inner.description, key) for key in inherited})
+            own = replace(own, **{key: getattr(self.inner.description, key) for key in inherited})
         self.description = own
 
     @property

@@ -82,7 +82,7 @@ class DDPExchange(Exchange):
             )
         self.hook_state: Any = None
         if isinstance(compressor, Cast):
-            self.module.register_comm_hook(None, CASTS[compressor.dtype])
+            self.module.register_comm_hook(None, CASTS[compressor.narrow])
         if isinstance(compressor, PowerSGD):
             self.hook_state = powerSGD_hook.PowerSGDState(
                 process_group=None,
@@ -145,7 +145,7 @@ class DDPExchange(Exchange):
         """Bytes of each all-reduce of one bucket."""
         numel = sum(shape.numel() for shape in shapes)
         if isinstance(self.compressor, Cast):
-            return [numel * self.compressor.dtype.itemsize]
+            return [numel * self.compressor.narrow.itemsize]
         if not (compresses and isinstance(self.compressor, PowerSGD)):
             return [numel * self._element_size]
         dense = p = q = 0

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.compressors.description import WhyDense, why_dense_of
+from accordion_bench.options.checks import Wording, typed
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
 
@@ -30,8 +31,14 @@ def why_dense(
     return dict(sorted(found.items(), key=lambda item: -_numel(item[1])))
 
 
-def goes_dense(compressor: Compressor, sent: Sequence[TensorSpec], levels: Sequence[float | None], workers: int) -> str:
-    """The same in one sentence; "" where it is next to nothing."""
+def goes_dense(
+    compressor: Compressor,
+    sent: Sequence[TensorSpec],
+    levels: Sequence[float | None],
+    workers: int,
+    worded: Wording = typed,
+) -> str:
+    """The same in one sentence, with the ways out as they are worded; "" where it is next to nothing."""
     found, whole = why_dense(compressor, sent, levels, workers), _numel(sent)
     share = sum(map(_numel, found.values())) / max(whole, 1)
     if share < TOLD:
@@ -40,9 +47,10 @@ def goes_dense(compressor: Compressor, sent: Sequence[TensorSpec], levels: Seque
     reasons = "; ".join(
         f"{why.reason} ({len(specs)})" if len(found) > 1 else why.reason for why, specs in _first(found)
     )
-    instead = " or ".join(dict.fromkeys(why.instead for why, _ in _first(found)))
+    ways = [way for why, _ in _first(found) for way in why.instead]
     how_much = f"{count} of {counted(len(sent), 'tensor')}, {100 * share:.3g} % of the coordinates"
-    return f"{how_much}, travel dense: {reasons}; type {instead}"
+    told = f"{how_much}, travel dense: {reasons}"
+    return worded(told, [way for i, way in enumerate(ways) if way not in ways[:i]])
 
 
 def _first(found: dict[WhyDense, list[TensorSpec]]) -> list[tuple[WhyDense, list[TensorSpec]]]:

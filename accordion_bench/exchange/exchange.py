@@ -20,6 +20,7 @@ from accordion_bench.compressors.sizes import coming_bytes, payload_bytes
 from accordion_bench.exchange.dense_share import goes_dense
 from accordion_bench.exchange.finite import Finite, Look, all_finite, largest
 from accordion_bench.exchange.partition import bucketed_in_parts, levelled, sent_units, unit_spec
+from accordion_bench.options.checks import Wording, typed
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.tensors.same_shape import in_rows
@@ -224,11 +225,11 @@ class Exchange:
             self._taken = levels, taken
         return self._taken[1]
 
-    def goes_dense(self, info: StepInfo) -> str:
+    def goes_dense(self, info: StepInfo, worded: Wording = typed) -> str:
         """What of this step travels dense although it has a level, and why, in a sentence; "" = next to nothing."""
         levels = self.levels(info)
         if levels != self._dense[0]:
-            self._dense = levels, goes_dense(self.compressor, self.sent, levels, self.comm.workers)
+            self._dense = levels, goes_dense(self.compressor, self.sent, levels, self.comm.workers, worded)
         return self._dense[1]
 
     def weakest(self) -> Plan:

@@ -105,13 +105,13 @@ def refuse_hook(path: object, state_path: object, options: object) -> None:
     if path is not None:
         _parts("comm.hook", path, "function", EXAMPLE)
     if state_path is not None and path is None:
-        raise ValueRefused("comm.hook_state", "null without comm.hook", state_path, None)
+        raise ValueRefused("comm.hook_state", "{null} without comm.hook", state_path, None)
     if state_path is not None:
         _parts("comm.hook_state", state_path, "factory", EXAMPLE_OF_STATE)
     if not isinstance(options, Mapping | None):
-        raise ValueRefused("comm.hook_options", "null or a group of options", options, None)
+        raise ValueRefused("comm.hook_options", "{null} or a group of options", options, None)
     if options is not None and state_path is None:
-        raise ValueRefused("comm.hook_options", "null without comm.hook_state", options, None)
+        raise ValueRefused("comm.hook_options", "{null} without comm.hook_state", options, None)
 
 
 def can_be_saved(state: Any) -> bool:

@@ -77,17 +77,18 @@ def codebooks_of(
         knob, instead = compressor.description.knob_with
         if knob == "bits":
             raise ConfigError(
-                f"adaptive={driver} needs a compressor with a codebook to replace, got one whose levels are fixed; "
-                f"type {instead}"
+                f"adaptive={driver} needs a compressor with a codebook to replace, got one whose levels are fixed",
+                instead,
             )
         raise ConfigError(
-            f"adaptive={driver} needs a compressor with a codebook of its own, got compressor={name}; "
-            "type compressor=qsgd"
+            f"adaptive={driver} needs a compressor with a codebook of its own, got compressor={name}",
+            {"compressor": "qsgd"},
         )
     if max(map(len, books.values())) <= len(NO_FREE_LEVEL):
         raise ConfigError(
             f"compressor.zero_level must be false where adaptive={driver} fits 2 bits, got true, which leaves it the "
-            "levels -1, 0 and 1, of which none can move; type compressor.zero_level=false"
+            "levels -1, 0 and 1, of which none can move",
+            {"compressor.zero_level": False},
         )
     return books
 
@@ -110,17 +111,19 @@ def refuse_pairs(chosen: Chosen, compressor: Compressor, policies: dict[str, Pol
     leaves_nothing = "which has messages of its own" if own_messages else sync.without_averages
     if leaves_nothing and name != "none":
         raise ConfigError(
-            f"compressor must be none with sync={chosen.sync_name}, {leaves_nothing}, got {name}; type compressor=none"
+            f"compressor must be none with sync={chosen.sync_name}, {leaves_nothing}, got {name}",
+            {"compressor": "none"},
         )
     if sync.local and not own_messages:
         differences = pseudo_gradient_compressor(chosen.compressor, name)
         if sync.quorum is not None:
             among_some(differences, name)
         if sync.gradient_exchange and compressor.traits.optimizer.owns:
-            instead = "sync.phase1=model" if "phase1" in chosen.sync else "sync.switch_step=0"
+            instead = {"sync.phase1": "model"} if "phase1" in chosen.sync else {"sync.switch_step": 0}
             raise ConfigError(
                 f"compressor must leave the momentum to the optimizer in synchronous steps before local ones, got "
-                f"{name}, which would leave the inner optimizers without a momentum at the switch; type {instead}"
+                f"{name}, which would leave the inner optimizers without a momentum at the switch",
+                instead,
             )
 
 
@@ -145,7 +148,9 @@ def among_some(wrapped: Wrapped, name: str) -> None:
     if why:
         raise ConfigError(
             f"compressor must send messages of a fixed size to all where sync.quorum leaves late workers out, got "
-            f"{name}, {why}; type compressor=topk, or sync.quorum=null"
+            f"{name}, {why}",
+            {"compressor": "topk"},
+            {"sync.quorum": None},
         )
 
 
@@ -156,18 +161,20 @@ def two_drivers(policies: dict[str, Policy]) -> None:
         earlier = drivers.get(policy.drives)
         if policy.drives and earlier and not policy.refines:
             turned = policies[earlier].refines
-            instead = f"adaptive=[{name},{earlier}]" if turned else f"adaptive={name}"
+            instead = [name, earlier] if turned else name
             raise ConfigError(
                 f"adaptive must not drive the same thing twice, got {earlier} and {name}, which both drive the "
-                f"{policy.drives}; type {instead}"
+                f"{policy.drives}",
+                {"adaptive": instead},
             )
         drivers[policy.drives] = name
     schemes = {policy.syncs[0]: name for name, policy in policies.items() if len(policy.syncs) == 1}
     if len(schemes) > 1:
         (first, one), (_, other) = list(schemes.items())[:2]
         raise ConfigError(
-            f"adaptive must choose one synchronisation, got {one} and {other}, which need two; type adaptive={one}, or "
-            f"sync={first} with other policies"
+            f"adaptive must choose one synchronisation, got {one} and {other}, which need two",
+            {"adaptive": one},
+            f"sync={first} with other policies",
         )
 
 
@@ -177,36 +184,39 @@ def needs_sync(name: str, policies: dict[str, Policy], sync: Sync, scheme: str) 
     if policy.syncs and scheme not in policy.syncs:
         others = [other for other in policies if other != name]
         if period := next((other for other in others if policies[other].drives == "period"), None):
-            rest = others[0] if len(others) == 1 else f"[{','.join(others)}]"
+            rest = others[0] if len(others) == 1 else others
             raise ConfigError(
                 f"adaptive={name} needs sync={policy.syncs[0]}, got sync={scheme}, which adaptive={period} chooses "
-                f"unless sync= is typed; type sync={policy.syncs[0]} adaptive={rest}"
+                "unless sync= is typed",
+                {"sync": policy.syncs[0], "adaptive": rest},
             )
         raise ConfigError(
-            f"adaptive={name} needs sync={policy.syncs[0]}, got sync={scheme}; type adaptive={name} without sync=, or "
-            f"sync={scheme} without adaptive={name}"
+            f"adaptive={name} needs sync={policy.syncs[0]}, got sync={scheme}",
+            f"adaptive={name} without sync=",
+            f"sync={scheme} without adaptive={name}",
         )
     if policy.drives != "period":
         return
     if not sync.local:
         raise ConfigError(
-            f"adaptive={name} drives the period between averagings, got sync={scheme}, which exchanges in every step; "
-            f"type sync=local_sgd adaptive={name}"
+            f"adaptive={name} drives the period between averagings, got sync={scheme}, which exchanges in every step",
+            {"sync": "local_sgd", "adaptive": name},
         )
     if sync.grows:
         raise ConfigError(
-            f"adaptive={name} drives the period between averagings, got sync={scheme}, whose period grows by itself; "
-            f"type sync=local_sgd adaptive={name}"
+            f"adaptive={name} drives the period between averagings, got sync={scheme}, whose period grows by itself",
+            {"sync": "local_sgd", "adaptive": name},
         )
     if sync.without_averages:
         raise ConfigError(
             f"adaptive={name} drives the period between averagings of all workers, got sync={scheme}, "
-            f"{sync.without_averages}; type sync=local_sgd adaptive={name}"
+            f"{sync.without_averages}",
+            {"sync": "local_sgd", "adaptive": name},
         )
     if sync.groups:
         raise ConfigError(
-            f"adaptive={name} drives one period, got sync={scheme}, whose groups have one each; type "
-            f"sync=local_sgd adaptive={name}"
+            f"adaptive={name} drives one period, got sync={scheme}, whose groups have one each",
+            {"sync": "local_sgd", "adaptive": name},
         )
 
 
@@ -215,7 +225,8 @@ def needs_gradients(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
     if policy.needs_gradients and sync.local:
         raise ConfigError(
             f"adaptive={name} needs sync=every_step, got sync={scheme}, whose workers exchange differences of "
-            f"parameters, not gradients; type sync=every_step adaptive={name}"
+            f"parameters, not gradients",
+            {"sync": "every_step", "adaptive": name},
         )
 
 
@@ -224,7 +235,8 @@ def needs_all_tensors(name: str, policy: Policy, sync: Sync, scheme: str) -> Non
     if sync.partial and policy.when == "exchange" and policy.drives != "period":
         raise ConfigError(
             f"adaptive={name} looks at all tensors in each exchange, got sync={scheme}, which averages some of them at "
-            f"a time; type sync=diloco adaptive={name}"
+            "a time",
+            {"sync": "diloco", "adaptive": name},
         )
 
 
@@ -235,7 +247,8 @@ def refuse_scope(wrapped: Wrapped, sync: Sync) -> None:
         raise ValueRefused("compressor.scope", rule, "model", "tensor")
     if sync.partial and wrapped.scope != "tensor":
         raise ConfigError(
-            f"compressor.block must be {rule}, got bucket; type compressor.block=tensor compressor.block_size=null"
+            f"compressor.block must be {rule}, got bucket",
+            {"compressor.block": "tensor", "compressor.block_size": None},
         )
 
 
@@ -243,13 +256,13 @@ def needs_averages(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
     """What steers a compressor, or looks at averages, needs a scheme that has one, or makes some."""
     if sync.without_averages and policy.drives in ("level", "codebook"):
         raise ConfigError(
-            f"adaptive={name} steers a compressor, got sync={scheme}, {sync.without_averages}, so that it takes none; "
-            "type sync=diloco"
+            f"adaptive={name} steers a compressor, got sync={scheme}, {sync.without_averages}, so that it takes none",
+            {"sync": "diloco"},
         )
     if sync.without_averages and getattr(policy, "signal", "") == "norm_of_sum_update":
         raise ConfigError(
-            f"adaptive.{name}.statistic must be local or mean with sync={scheme}, {sync.without_averages}, got update; "
-            f"type adaptive.{name}.statistic=local"
+            f"adaptive.{name}.statistic must be local or mean with sync={scheme}, {sync.without_averages}, got update",
+            {f"adaptive.{name}.statistic": "local"},
         )
 
 
@@ -264,15 +277,15 @@ def needs_levels(name: str, policy: Policy, compressor: Compressor, chosen: str)
         if knob and (not policy.knobs or knob in policy.knobs):
             raise ConfigError(
                 f"adaptive={name} needs a compressor with {kind} to choose from, got one whose fixed levels leave "
-                f"nothing to choose; type {instead}"
+                "nothing to choose",
+                instead,
             )
         by_name = {c: knob for c, knob in knobs().items() if knob and (not policy.knobs or knob in policy.knobs)}
         one_of_each = {knob: c for c, knob in by_name.items()}  # where there are many, one for each knob
         names = list(by_name) if len(by_name) <= 5 else one_of_each.values()
-        fitting = [f"compressor={c}" for c in names]
         raise ConfigError(
-            f"adaptive={name} needs a compressor with {kind} to choose from, got compressor={chosen}; "
-            f"type one of {', '.join(fitting)}"
+            f"adaptive={name} needs a compressor with {kind} to choose from, got compressor={chosen}",
+            *({"compressor": c} for c in names),
         )
 
 

@@ -31,9 +31,9 @@ class Interface:
             else []
         )
         if not there:
-            raise checks.ValueRefused("comm.interface", "null where no interface counts its bytes", name, None)
+            raise checks.ValueRefused("comm.interface", "{null} where no interface counts its bytes", name, None)
         if name not in there:
-            rule = f"null or an interface of this machine ({', '.join(there)})"
+            rule = f"{{null}} or an interface of this machine ({', '.join(there)})"
             raise checks.ValueRefused("comm.interface", rule, name, checks.closest(str(name), there))
         self.name = name
         self._counters = system / name / "statistics"

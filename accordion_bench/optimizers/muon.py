@@ -99,7 +99,7 @@ class Muon(torch.optim.Optimizer):
             checks.choice("decay_on", decay_on, ["matrices"])
         checks.integer("ns_steps", ns_steps, at_least=1, at_most=99, instead=5)
         if ns_precision not in PRECISIONS:
-            raise checks.ValueRefused("ns_precision", "bfloat16 or null", ns_precision, "bfloat16")
+            raise checks.ValueRefused("ns_precision", "bfloat16 or {null}", ns_precision, "bfloat16")
         checks.number("adamw_factor", adamw_factor, above=0, instead=0.05)
         if len(betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
             raise checks.ValueRefused("betas", "two numbers at least 0 and below 1", list(betas), [0.9, 0.95])

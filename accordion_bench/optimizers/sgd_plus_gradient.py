@@ -21,7 +21,7 @@ class SGDPlusGradient(torch.optim.SGD):
 
     def __init__(self, params: Any, nesterov: bool = False, **options: Any) -> None:
         if nesterov:
-            rule = "false, because g + v takes its place"
+            rule = "{false}, because g + v takes its place"
             raise checks.ValueRefused("nesterov", rule, nesterov, False)
         super().__init__(params, **options)
 

@@ -4,8 +4,8 @@ import difflib
 import math
 import re
 import shlex
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from accordion_bench.options.units import with_unit
 
@@ -13,20 +13,127 @@ ALIKE = 0.6  # of two words, from 0 to 1, so that one may be meant by the other
 SHORTEST = 4  # letters of a word that may be the beginning of what was meant
 
 
+class Less(NamedTuple):
+    """A way out that no value says: `a lower compressor.rank`."""
+
+    how: str
+    key: str
+
+
+Way = Mapping[str, Any] | Less | str
+"""What to do instead: options to choose together, by key; less of one; or in words."""
+
+
+Wording = Callable[[str, Sequence[Way]], str]
+"""A sentence, and what to do instead, as whoever reads it would: `typed` or `passed`."""
+
+
 class ConfigError(ValueError):
-    """A configured value that breaks a rule; `str()` is the one sentence the user reads."""
+    """A configured value that breaks a rule; `str()` is the one sentence the user reads.
+
+    Args:
+        what: the sentence up to the ways out; the whole of it where there is none.
+        ways: any of them will do.
+    """
+
+    def __init__(self, what: str, *ways: Way) -> None:
+        self.what, self.ways = what, ways
+        super().__init__(typed(what, ways))
+
+    def in_python(self) -> "ConfigError":
+        """The same for somebody who has passed arguments."""
+        return ConfigError(passed(self.what, self.ways))
 
 
 class ValueRefused(ConfigError):
-    """As `ConfigError`, for one key; `under` puts the config group in front of the key."""
+    """As `ConfigError`, for one key; `under` puts the config group in front of the key.
+
+    Args:
+        key: of the option.
+        rule: what its value must be. `{null}`, `{true}` and `{false}` in it are said as whoever reads it writes them.
+        value: that breaks the rule.
+        instead: one that does not.
+    """
 
     def __init__(self, key: str, rule: str, value: Any, instead: Any) -> None:
         self.key, self.rule, self.value, self.instead = key, rule, value, instead
-        typed = with_unit(key, instead) or show(instead)
-        super().__init__(f"{key} must be {rule}, got {show(value)}; type {key}={typed}")
+        super().__init__(f"{key} must be {_said(rule, show)}, got {show(value)}", {key: instead})
 
     def under(self, prefix: str) -> "ValueRefused":
         return ValueRefused(f"{prefix}.{self.key}", self.rule, self.value, self.instead)
+
+    def in_python(self) -> ConfigError:
+        what = f"{_in_call(self.key)} must be {_said(self.rule, repr)}, got {self.value!r}"
+        return ConfigError(passed(what, self.ways))
+
+
+# ---- the two wordings of what to do instead
+
+
+def typed(what: str, ways: Sequence[Way]) -> str:
+    """`...; type compressor=topk, or sync=every_step`."""
+
+    def one(way: Way) -> str:
+        if isinstance(way, str | Less):
+            return way if isinstance(way, str) else f"{way.how} {way.key}"
+        return " ".join(f"{key}={with_unit(key, value) or show(value)}" for key, value in way.items())
+
+    return f"{what}; type {_either([one(way) for way in ways])}" if ways else what
+
+
+def passed(what: str, ways: Sequence[Way]) -> str:
+    """`...; pass compressor='topk', or call ab.attach(model, optimizer)`."""
+
+    def one(way: Way) -> str:
+        if isinstance(way, str | Less):
+            return way if isinstance(way, str) else f"{way.how} {_in_call(way.key)}"
+        return ", ".join(_argument(key, value) for key, value in way.items())
+
+    calls = [_call(dict(way)) for way in ways if isinstance(way, Mapping) and "sync" in way]
+    arguments = [one(way) for way in ways if not (isinstance(way, Mapping) and "sync" in way)]
+    instead = [f"pass {_either(arguments)}"] if arguments else []
+    return f"{what}; {', or '.join([*instead, *calls])}" if ways else what
+
+
+def _either(ways: Sequence[str]) -> str:
+    return ", or ".join(ways) if len(ways) <= 2 else f"one of {', '.join(ways)}"
+
+
+def _call(chosen: dict[str, Any]) -> str:
+    """Another synchronisation is another function's argument."""
+    scheme = chosen.pop("sync")
+    door, own = ("attach", []) if scheme == "every_step" else ("local", [f"sync={scheme!r}"])
+    return f"call ab.{door}({', '.join(['model', 'optimizer', *own, *map(_argument, chosen, chosen.values())])})"
+
+
+OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}  # that methods ask for
+
+
+def _argument(key: str, value: Any) -> str:
+    """How an option is passed: by its own name, within that of its policy, or to the optimizer."""
+    group, _, option = key.partition(".")
+    if group == "adaptive" and option:
+        policy, _, option = option.partition(".")
+        return f"adaptive={{{policy!r}: {{{option!r}: {value!r}}}}}"
+    if group == "optimizer" and option:
+        return f"{option}={value!r} to the optimizer"
+    if group == "optimizer":
+        return f"a torch.optim.{OPTIMIZERS[value]}" if value in OPTIMIZERS else f"an optimizer {value}"
+    return "another schedule" if group == "schedule" else f"{_in_call(key)}={value!r}"
+
+
+def _in_call(key: str) -> str:
+    """The options of the compressor and of the scheme are arguments of their own."""
+    return key.removeprefix("compressor.").removeprefix("sync.")
+
+
+def _said(rule: str, spell: Callable[[Any], str]) -> str:
+    for value in (None, True, False):
+        rule = rule.replace(f"{{{show(value)}}}", spell(value))
+    return rule
+
+
+# ---- values, and checks of them
 
 
 def show(value: Any) -> str:
@@ -103,7 +210,7 @@ def number(
 def boolean(key: str, value: Any, instead: bool = True) -> bool:
     """true or false."""
     if not isinstance(value, bool):
-        raise ValueRefused(key, "true or false", value, instead)
+        raise ValueRefused(key, "{true} or {false}", value, instead)
     return value
 
 

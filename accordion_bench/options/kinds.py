@@ -23,7 +23,7 @@ def same_kinds(declared: Config, given: Config, prefix: str) -> None:
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
             if name in _said_of_several_kinds(declared.get("_target_")):
                 continue  # the code that uses it checks it
-            rule = checks.kind_of(default)
+            rule = "{true} or {false}" if isinstance(default, bool) else checks.kind_of(default)
             if isinstance(default, dict):
                 option = f"{key}.{next(iter(default), 'OPTION')}=VALUE"
                 raise ConfigError(f"{key} must be {rule}, got {checks.show(value)}; type {option}")

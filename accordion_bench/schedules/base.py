@@ -4,9 +4,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from accordion_bench.options import checks
 from accordion_bench.options.component import Component, Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import option, with_options
 
 
 def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
@@ -17,30 +17,36 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "lr_scaling", "one worker's learning rate is not scaled"
 
 
+@with_options
 class Schedule(Component):
     """factor(e) = warm-up from 1 to the scale s over the first epochs, times a decay.
 
-    Args:
-        epochs: length of the run.
-        workers: A.
-        warmup_epochs: epochs of linear warm-up, 1 + (s - 1) min(e / warmup_epochs, 1); 0 = none.
-        lr_scaling: s for A workers: `linear` A, `sqrt` sqrt(A), `none` 1.
+    `epochs` is the length of the run. The warm-up is 1 + (s - 1) min(e / warmup_epochs, 1); s is A (`linear`), sqrt(A)
+    or 1 for A = `workers`.
     """
+
+    epochs: int
+    workers: int
+    warmup_epochs: int = option("of linear warm-up to the scaled learning rate; 0 = none", default=5, at_least=0)
+    lr_scaling: str = option(
+        "with the number of workers: linear, sqrt, none",
+        default="linear",
+        choices=("linear", "sqrt", "none"),
+        brought=True,
+    )
 
     description = replace(Component.description, idle=_idle)
 
-    def __init__(self, epochs: int, workers: int, warmup_epochs: int = 5, lr_scaling: str = "linear") -> None:
-        self.epochs = epochs
-        self.warmup_epochs = checks.integer("warmup_epochs", warmup_epochs, at_least=0)
-        checks.choice("lr_scaling", lr_scaling, ["linear", "sqrt", "none"])
-        self.scale = {"linear": float(workers), "sqrt": math.sqrt(workers), "none": 1.0}[lr_scaling]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.scale = {"linear": float(self.workers), "sqrt": math.sqrt(self.workers), "none": 1.0}[self.lr_scaling]
 
     @property
     def rises_until(self) -> float:
         """The epoch from which on the learning rate does not rise; 0 where it never does."""
         return self.warmup_epochs if self.scale != 1 else 0
 
-    def warmup(self, epoch: float) -> float:
+    def warmed(self, epoch: float) -> float:
         """1 + (s - 1) min(epoch / warmup_epochs, 1)."""
         done = 1.0 if self.warmup_epochs == 0 else min(epoch / self.warmup_epochs, 1.0)
         return 1 + (self.scale - 1) * done

@@ -1,12 +1,14 @@
 """Step decay at milestones, with linear warm-up."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.units import counted
 from accordion_bench.schedules.base import Schedule
 
@@ -22,30 +24,27 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "milestones", f"the run has {counted(context.epochs, 'epoch')}"
 
 
+@with_options
 class MultiStep(Schedule):
     """factor(e) = warm-up(e) x gamma^(milestones reached by e), constant within an epoch.
 
-    Args:
-        milestones: each a share of the run below 1 (0.5 of 300 epochs = epoch 150; at the least epoch 1), or an epoch
-            from 1 up. Shares are rounded to epochs; of a short run several may fall on one, which then decays once for
-            each of them (0.5 and 0.8333 of 3 epochs: to 0.01 from epoch 2 on).
-        gamma: decay at each milestone.
-        lag: the timing of Accordion's code: warm-up one epoch late, decays two epochs late (152 and 252 of 300).
-        epochs, workers, warmup_epochs, lr_scaling: see `Schedule`.
+    A milestone is a share of the run below 1 (0.5 of 300 epochs = epoch 150; at the least epoch 1), or an epoch from 1
+    up. Shares are rounded to epochs; of a short run several may fall on one, which then decays once for each of them
+    (0.5 and 0.8333 of 3 epochs: to 0.01 from epoch 2 on). With `lag` warm-up is one epoch late, and decays are two
+    epochs late.
     """
+
+    milestones: Sequence[float] = option("shares of the run, or epochs: 150 and 250 of 300", default=(0.5, 0.8333))
+    gamma: float = option("decay at each milestone", default=0.1, above=0, at_most=1)
+    lag: bool = option("the timing of Accordion's code: 152 and 252", default=False)
+
+    chosen_as = {"multistep": Choice("step decay with linear warm-up from optimizer.lr to the scaled one")}
 
     description = replace(Schedule.description, idle=_idle)
 
-    def __init__(
-        self,
-        epochs: int,
-        workers: int,
-        milestones=(0.5, 0.8333),
-        gamma: float = 0.1,
-        lag: bool = False,
-        **warmup,
-    ) -> None:
-        super().__init__(epochs, workers, **warmup)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        milestones, epochs = self.milestones, self.epochs
         if not isinstance(milestones, list | tuple):
             raise checks.ValueRefused("milestones", "a list", milestones, [0.5, 0.8333])
         for milestone in milestones:
@@ -59,8 +58,6 @@ class MultiStep(Schedule):
             rule = f"rising, in a run of {counted(epochs, 'epoch')}"
             raise checks.ValueRefused("milestones", rule, list(milestones), rising)
         self.milestones = [max(round(m * epochs), 1) if m < 1 else m for m in milestones]
-        self.gamma = checks.number("gamma", gamma, above=0, at_most=1, instead=0.1)
-        self.lag = checks.boolean("lag", lag, instead=False)
 
     @property
     def rises_until(self) -> float:
@@ -69,4 +66,4 @@ class MultiStep(Schedule):
     def __call__(self, epoch: float) -> float:
         epoch = int(epoch)
         warm, cut = (max(epoch - 1, 0), epoch - 2) if self.lag else (epoch, epoch)
-        return self.warmup(warm) * self.gamma ** sum(cut >= milestone for milestone in self.milestones)
+        return self.warmed(warm) * self.gamma ** sum(cut >= milestone for milestone in self.milestones)

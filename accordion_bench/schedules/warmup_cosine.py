@@ -1,12 +1,13 @@
 """Linear warm-up from almost nothing, then cosine decay: the schedule of transformers."""
 
 import math
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any
 
-from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.schedules.base import Schedule
 
 
@@ -17,36 +18,29 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "start", "schedule.warmup is 0"
 
 
+@with_options
 class WarmupCosine(Schedule):
     """factor(e) = s (start + (1 - start) e / w) until epoch w, then from s down to s x final along half a cosine.
 
     Step by step; unlike the other schedules it also warms up where s is 1.
-
-    Args:
-        epochs, workers, lr_scaling: see `Schedule`.
-        warmup: w, a share of the run below 1 or epochs from 1 up; 0 = none.
-        start: share of the peak learning rate in the first step.
-        final: share of the peak learning rate at the end of the run.
     """
+
+    warmup_epochs: int = field(init=False, default=0)
+    warmup: int | float = option("share of the run, or epochs from 1 up; 0 = none", default=0.05, at_least=0)
+    start: float = option("share of the peak learning rate in the first step", default=0.01, above=0, at_most=1)
+    final: float = option("share of the peak learning rate at the end", default=0.1, at_least=0, at_most=1)
+
+    chosen_as = {
+        "warmup_cosine": Choice("warm-up from almost nothing and cosine decay, step by step: for transformers")
+    }
 
     description = replace(Schedule.description, idle=_idle)
 
-    def __init__(
-        self,
-        epochs: int,
-        workers: int,
-        warmup: float = 0.05,
-        start: float = 0.01,
-        final: float = 0.1,
-        lr_scaling: str = "linear",
-    ) -> None:
-        super().__init__(epochs, workers, 0, lr_scaling)
-        checks.number("warmup", warmup, at_least=0, instead=0.05)
-        if warmup >= epochs:
-            raise checks.ValueRefused("warmup", f"shorter than the run of epochs={epochs}", warmup, 0.05)
-        self.until = warmup * epochs if warmup < 1 else warmup
-        self.start = checks.number("start", start, above=0, at_most=1, instead=0.01)
-        self.final = checks.number("final", final, at_least=0, at_most=1, instead=0.1)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup >= self.epochs:
+            raise ValueRefused("warmup", f"shorter than the run of epochs={self.epochs}", self.warmup, 0.05)
+        self.until = self.warmup * self.epochs if self.warmup < 1 else self.warmup
 
     @property
     def rises_until(self) -> float:

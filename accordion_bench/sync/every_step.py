@@ -5,6 +5,7 @@ from torch import Tensor
 
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
+from accordion_bench.options.option import Choice
 from accordion_bench.position import Rate
 from accordion_bench.sync.base import Placed, Sync, SyncContext
 from accordion_bench.tensors.clip import clip_factor
@@ -18,6 +19,8 @@ class EveryStep(Sync):
     is then left with a zero gradient of these, from which it still decays the weights (with its momentum, unless
     `weight_decay_mode` says otherwise).
     """
+
+    chosen_as = {"every_step": Choice("synchronous data-parallel training")}
 
     def begin(self, context: SyncContext) -> None:
         super().begin(context)

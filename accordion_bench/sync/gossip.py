@@ -1,7 +1,7 @@
 """Gossip: workers mix their parameters with those of neighbours in a graph; no collective of all of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
-from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import Rate
 from accordion_bench.sync.round import Round, When
@@ -88,7 +88,7 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "graph", "a lone worker has no neighbours" if context.workers == 1 else "two workers are neighbours"
 
 
-@dataclass(eq=False)
+@with_options
 class Gossip(Round):
     """After every H steps x_w <- p (x_w + sum_j x_j), over the n neighbours j that send to w; p = 1 / (n + 1).
 
@@ -101,30 +101,32 @@ class Gossip(Round):
     of all x_w, with what is under way, is moved by the mean step alone. Evaluated is the mean of z_w; after the last
     step all workers average exactly.
 
-    Args:
-        graph: `exponential`: one neighbour in a round, 2^k further, k = 0, 1, ... by turns (SGP); `ring`: the one
-            before and the one after (D-PSGD); `complete`: all others. More neighbours = more bytes, and workers that
-            are closer.
-        period: H, steps between two rounds; longer = fewer bytes.
-        delay: 0, or 1: messages travel beside the next step.
-        switch_step, final: see `LocalSGD`.
+    `exponential` has one neighbour in a round, 2^k further, k = 0, 1, ... by turns (SGP); `ring` the one before and the
+    one after (D-PSGD); `complete` all others. More neighbours = more bytes, and workers that are closer.
 
     Source: Assran et al. 2019 (arXiv 1811.10792); Lian et al. 2017 (arXiv 1705.09056).
     """
+
+    graph: str = option(
+        "exponential (one neighbour, by turns), ring (two), complete (all)", default="exponential", choices=GRAPHS
+    )
+    period: int = option("steps between two rounds; longer = fewer bytes", default=1, at_least=1)
+    delay: int = option("1 = messages travel beside the next step", default=0, at_least=0, at_most=1)
+
+    chosen_as = {
+        "gossip": Choice(
+            "workers mix with neighbours in a graph after every step (SGP, Assran et al. 2019; D-PSGD, Lian et al. "
+            "2017)"
+        )
+    }
 
     description = replace(Round.description, display_names={"gossip": "gossip SGD"}, idle=_idle)
 
     keeps = ("forked", "since", "count", "round_lr", "period", "u", "under_way")
     without_averages = "whose workers mix with neighbours and never have one mean of all"
-    graph: str = "exponential"
-    period: int = 1
-    delay: int = 0
-    switch_step: int | None = 0
-    final: bool = True
 
     def __post_init__(self) -> None:
-        checks.choice("graph", self.graph, list(GRAPHS))
-        checks.integer("delay", self.delay, at_least=0, at_most=1, instead=0)
+        super().__post_init__()
         self.late = self.delay > 0
         super().__init__(When(self.period, delay=self.delay), Peers(self.graph, self.late))
         self.u, self.under_way = 1.0, 0.0  # sum to 1

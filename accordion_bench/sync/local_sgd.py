@@ -1,8 +1,7 @@
 """Local SGD and its relatives: presets of a round (see `Round`), each with its options as fields."""
 
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -14,8 +13,9 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, options_of, with_options
 from accordion_bench.plan import RunFacts
-from accordion_bench.sync.outer import OUTER, HeavyBall, OuterSGD
+from accordion_bench.sync.outer import BUFFERS, OUTER, HeavyBall, OuterSGD
 from accordion_bench.sync.round import Round, When
 from accordion_bench.sync.who import Nobody, Pairs, checked_groups
 from accordion_bench.tensors.same_shape import Blocks
@@ -37,7 +37,12 @@ def _idle_of_local_sgd(cls: Any, options: Config, context: Surroundings) -> Idle
         yield "grace", "sync.lateness draws who is late"
 
 
-@dataclass(eq=False)
+SPARTA = "share of the parameters averaged after every local step, too; 0.005 is usual, null = none"
+LATE = ("quorum", "grace", "lateness")
+NESTEROV: Mapping[str, tuple[Any, str]] = {"optimizer.nesterov": (True, "as in the paper")}
+
+
+@with_options
 class LocalSGD(Round):
     """Each worker takes H steps of the inner optimizer; then z <- outer(z, mean(z - x_w)) and x_w <- z.
 
@@ -45,29 +50,89 @@ class LocalSGD(Round):
     after the last step of the run. At the switch every worker inherits the inner optimizer's buffers; what a compressor
     has held back of the gradients until then is dropped.
 
-    Args:
-        period: H, steps between two averagings; longer = fewer bytes. A policy may change it; a change is in force from
-            the next averaging on.
-        switch_step: S, synchronous steps before; null = until the first decay of the learning rate (post-local SGD).
-        phase1: what the synchronous steps average: `gradient`s (one inner optimizer) or `model`s (each worker's own).
-        outer_optimizer: `none` (the mean), `slowmo` (`alpha`, `beta`) or `sgd` (`outer_lr`, `outer_momentum`,
-            `outer_nesterov`), with the options of `SlowMo` and of `OuterSGD`.
-        buffers: the inner optimizers' at an averaging: `keep`, `reset`, or `average` (sent as they are, like one more
-            model for each buffer); null = reset where SlowMo's inner optimizer is SGD (its paper), else keep.
-        groups: hierarchical averaging: [[H_1, n_1], [H_2, n_2], ...], every H_1 steps within groups of n_1 consecutive
-            workers, and so on; each H and n divides the next, the last n is the number of workers. null = [[H, A]];
-            else `period` is null.
-        final: leave the mean behind after the last step.
-        sparta: p, the share of all coordinates that become their mean over the workers after each local step, before an
-            averaging; null = none. See `SparseAverage`; payload 4 p N bytes a step.
-        quorum: workers, 1 to A, that must have come for an averaging to go on; fewer = less waiting. Whoever is late
-            keeps its difference for the next one, see `quorum.py`. null = all.
-        grace: seconds that others are waited for when the quorum is full; null = 0.
-        lateness: probability in [0, 1) that a worker is late at an averaging, drawn; null = processes are late by the
-            clock.
+    H is the `period`; a change by a policy is in force from the next averaging on. S is the `switch_step`. With
+    `groups` each H and n divides the next, the last n is the number of workers; without it is [[H, A]]. Averaged
+    buffers are sent as they are, like one more model for each. A quorum of fewer workers waits less; whoever is late
+    keeps its difference for the next averaging, see `quorum.py`. SPARTA's payload is 4 p N bytes a step, see
+    `SparseAverage`.
 
     Source: Stich 2019 (arXiv 1805.09767); Lin et al. 2020 (arXiv 1808.07217); Zhou and Cong 2019 (hierarchical).
     """
+
+    phase1: str = option("what those steps average", default="gradient", choices=("gradient", "model"))
+    outer_optimizer: str = option(
+        "none, slowmo or sgd; sync=slowmo and sync=diloco have their options",
+        default="none",
+        choices=("none", "slowmo", "sgd"),
+    )
+    buffers: str | None = option("the inner optimizers' buffers at an averaging", default=None, choices=BUFFERS)
+    groups: Sequence[tuple[int, int]] | None = option(
+        "[[H_1, n_1], ...]: every H_1 steps within n_1 consecutive workers, and so on", default=None
+    )
+    sparta: float | None = option(SPARTA, default=None, above=0, at_most=1, instead=0.005)
+    quorum: int | None = option(
+        "workers that must have come for an averaging to go on, 1 to all; null = all",
+        default=None,
+        at_least=1,
+        instead=2,
+    )
+    grace: float | None = option(
+        "seconds that others are waited for then; null = 0", default=None, at_least=0, instead=1.0
+    )
+    lateness: float | None = option(
+        "probability that a worker is late at an averaging, drawn; null = late by the clock",
+        default=None,
+        at_least=0,
+        below=1,
+        instead=0.1,
+    )
+
+    chosen_as = {
+        "local_sgd": Choice(
+            "every worker takes `period` steps of its own, then all average (Stich 2019)",
+            {"buffers": "keep"},
+            leaves_out=("groups",),
+            brings=NESTEROV,
+        ),
+        "post_local_sgd": Choice(
+            "synchronous until the first decay of the learning rate, local SGD from there on (Lin et al. 2020)",
+            {"period": 16, "switch_step": None, "buffers": "keep"},
+            leaves_out=("groups", *LATE),
+            brings=NESTEROV,
+        ),
+        "slowmo": Choice(
+            "local SGD with slow momentum on the averages (Wang et al. 2020)",
+            {"period": 12, "outer_optimizer": "slowmo"},
+            beside=("alpha", "beta"),
+            leaves_out=("groups",),
+            comments={
+                "buffers": "keep, reset, average: inner buffers at an averaging; null = reset SGD's, keep others (the "
+                "paper)",
+            },
+            brings=NESTEROV,
+        ),
+        "diloco": Choice(
+            "long local rounds with any inner optimizer, Nesterov steps on the averages (Douillard et al. 2023); "
+            "control: workers=1",
+            {"period": 30, "outer_optimizer": "sgd", "buffers": "keep"},
+            beside=("outer_lr", "outer_momentum", "outer_nesterov"),
+            leaves_out=("groups",),
+            comments={
+                "period": "steps between averagings; 500 in the paper, 30 to 500 usual",
+            },
+        ),
+        "hierarchical": Choice(
+            "pairs average often, all workers seldom (as torch's HierarchicalModelAverager; Lin et al. 2020)",
+            {"period": None, "buffers": "keep", "groups": [[4, 2], [16, 4]]},
+            leaves_out=("sparta", *LATE),
+            comments={
+                "period": "groups say it",
+                "buffers": "keep, reset, average: the inner optimizers' buffers at an averaging of all",
+                "groups": "every 4 steps within 2 consecutive workers, every 16 within 4",
+            },
+            brings=NESTEROV,
+        ),
+    }
 
     description = replace(
         Round.description,
@@ -82,17 +147,6 @@ class LocalSGD(Round):
         idle=_idle_of_local_sgd,
     )
 
-    period: int | None = 8
-    switch_step: int | None = 0
-    phase1: str = "gradient"
-    outer_optimizer: str = "none"
-    buffers: str | None = None
-    groups: Sequence[tuple[int, int]] | None = None
-    final: bool = True
-    sparta: float | None = None
-    quorum: int | None = None
-    grace: float | None = None
-    lateness: float | None = None
     alpha: float = NOT_GIVEN
     beta: float = NOT_GIVEN
     outer_lr: float = NOT_GIVEN
@@ -100,26 +154,25 @@ class LocalSGD(Round):
     outer_nesterov: bool = NOT_GIVEN
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         groups = [] if self.groups is None else checked_groups(self.groups)
         if groups and self.period is not None:
-            raise ValueRefused("period", "null where groups say it", self.period, None)
+            raise ValueRefused("period", "{null} where groups say it", self.period, None)
         period = groups[-1][0] if groups else checks.integer("period", self.period, at_least=1, instead=8)
-        outer = OUTER[checks.choice("outer_optimizer", self.outer_optimizer, list(OUTER))]
+        outer = OUTER[self.outer_optimizer]
         options = {name: value for name in OUTER_OPTIONS if (value := getattr(self, name)) is not NOT_GIVEN}
-        for option in options.keys() - inspect.signature(outer).parameters.keys():
-            raise ConfigError(
-                f"sync.{option} is no option of outer_optimizer={self.outer_optimizer}; type sync=slowmo or "
-                "sync=diloco to choose an outer optimizer with its options"
-            )
+        for name in options.keys() - options_of(outer).keys():
+            others = {"sync": "slowmo"}, {"sync": "diloco"}
+            raise ConfigError(f"sync.{name} is no option of outer_optimizer={self.outer_optimizer}", *others)
         super().__init__(When(period, groups=groups), outer=outer(**options))
         if groups and self.sparta is not None:
-            raise ValueRefused("sparta", "null where groups say who averages", self.sparta, None)
+            raise ValueRefused("sparta", "{null} where groups say who averages", self.sparta, None)
         if self.quorum is None:
             return
         if groups:
-            raise ValueRefused("quorum", "null where groups say who averages", self.quorum, None)
+            raise ValueRefused("quorum", "{null} where groups say who averages", self.quorum, None)
         if self.sparta is not None:
-            rule = "null with a quorum, because all workers average a share of their parameters in every step"
+            rule = "{null} with a quorum, because all workers average a share of their parameters in every step"
             raise ValueRefused("sparta", rule, self.sparta, None)
         if self.buffers == "average":
             rule = "keep or reset with a quorum, because buffers are averaged by all workers"
@@ -130,7 +183,7 @@ def _smoke_options_of_streaming(options: Config, knob: str) -> Config:
     return {"period": 4, "fragments": 2, "delay": 1}
 
 
-@dataclass(eq=False)
+@with_options
 class StreamingDiLoCo(Round):
     """DiLoCo in P fragments: in each slot of H/P steps one of them is averaged, by turns, tau steps late.
 
@@ -142,19 +195,30 @@ class StreamingDiLoCo(Round):
     tau = 0, a = 0 is DiLoCo. What is in flight at the end of the run is dropped. With `sparta`, which exchanges in
     every step, D travels beside one step only.
 
-    Args:
-        period: H, steps between two averagings of a coordinate; a multiple of P; longer = fewer bytes.
-        fragments: P, see `what.fragments`; at most as many as the model has layers; more = a lower peak of bytes.
-        delay: tau, steps that an average travels; below H/P, so that one is in flight at a time.
-        mixing: a, what a worker keeps of its own parameters, in [0, 1]: 0 = it restarts from z, 1 = it never learns of
-            the others.
-        switch_step: S, synchronous steps before; null = until the first decay of the learning rate.
-        outer_lr, outer_momentum, outer_nesterov: see `OuterSGD`; each fragment has a momentum of its own.
-        final: leave the mean behind after the last step.
-        sparta: see `LocalSGD`.
+    P = `fragments`, see `what.fragments`; more = a lower peak of bytes. tau = `delay`, below H/P, so that one average
+    is in flight at a time. a = `mixing`: 0 = a worker restarts from z, 1 = it never learns of the others. Each fragment
+    has an outer momentum of its own, see `OuterSGD`.
 
     Source: Douillard et al. 2025 (arXiv 2501.18512).
     """
+
+    period: int = option("steps between averagings of a coordinate; a multiple of `fragments`", default=30, at_least=1)
+    fragments: int = option(
+        "each of every `fragments`-th layer; at most as many as the model has layers", default=2, at_least=1
+    )
+    delay: int = option("steps that an average travels; below period / fragments", default=5, at_least=0)
+    mixing: float = option("what a worker keeps of its own parameters, 0 to 1", default=0.5, at_least=0, at_most=1)
+    outer_lr: float = option("not scheduled", default=0.7, above=0)
+    outer_momentum: float = option(default=0.9, at_least=0, below=1)
+    outer_nesterov: bool = option(default=True)
+    sparta: float | None = option(SPARTA, default=None, above=0, at_most=1, instead=0.005)
+
+    chosen_as = {
+        "streaming_diloco": Choice(
+            "DiLoCo a fragment at a time: a lower peak of bytes, which travel behind the next steps (Douillard et al. "
+            "2025)"
+        )
+    }
 
     description = replace(
         Round.description,
@@ -165,22 +229,9 @@ class StreamingDiLoCo(Round):
 
     late = True
     outer_optimizer = "sgd"
-    period: int = 30
-    fragments: int = 2
-    delay: int = 5
-    mixing: float = 0.5
-    switch_step: int | None = 0
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
-    outer_nesterov: bool = True
-    final: bool = True
-    sparta: float | None = None
 
     def __post_init__(self) -> None:
-        checks.integer("period", self.period, at_least=1, instead=8)
-        checks.integer("fragments", self.fragments, at_least=1, instead=2)
-        checks.integer("delay", self.delay, at_least=0, instead=5)
-        checks.number("mixing", self.mixing, at_least=0, at_most=1, instead=0.5)
+        super().__post_init__()
         refuse_slots(self.period, self.fragments, self.delay)
         outer = OuterSGD(self.outer_lr, self.outer_momentum, self.outer_nesterov)
         when = When(self.period, slots=self.fragments, delay=self.delay, ahead=True)
@@ -194,7 +245,8 @@ class StreamingDiLoCo(Round):
         if "period" in drivers:
             raise ConfigError(
                 f"adaptive={drivers['period']} drives the period between averagings, got a scheme whose fragments "
-                f"divide a fixed one into slots; type sync=diloco adaptive={drivers['period']}"
+                f"divide a fixed one into slots",
+                {"sync": "diloco", "adaptive": drivers["period"]},
             )
         super().refuse_driven(drivers, run)
 
@@ -223,7 +275,7 @@ def _idle_of_overlap(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "merge_alpha", "sync.merge is cocod"
 
 
-@dataclass(eq=False)
+@with_options
 class OverlapLocalSGD(Round):
     """Every H steps the workers launch z' <- mean(z - gamma v_w) and go on; `delay` steps later they are pulled to it.
 
@@ -234,36 +286,32 @@ class OverlapLocalSGD(Round):
     gamma is the inner learning rate at the start of the round; while it is 0, D = exchange(z - x_w) and v stays. D
     travels while the workers go on (`comm.overlap`); with policies, which look at what has arrived, it is waited for.
 
-    Args:
-        delay: steps from launch to use; null = H, one whole round (the paper).
-        merge: `pull_back` or `cocod` (which keeps the mean of the workers, and needs beta = 0).
-        merge_alpha: how far workers are pulled, in (0, 1]; below 1 where the delay is H.
-        beta: momentum of the differences, [0, 1).
-        period, switch_step, buffers, final: see `LocalSGD`.
+    `cocod` keeps the mean of the workers, and needs beta = 0. Where the delay is H workers are pulled less than wholly.
 
     Source: Wang, Liang, Joshi 2020 (arXiv 2002.09539) and its official code; Shen et al. 2019 (CoCoD).
     """
+
+    period: int = option("steps between averagings; longer = fewer bytes", default=2, at_least=1)
+    delay: int | None = option("steps until an average is used; null = period", default=None, at_least=1, instead=1)
+    merge: str = option("how workers learn of it", default="pull_back", choices=("pull_back", "cocod"))
+    merge_alpha: float = option("how far they are pulled", default=0.6, above=0, at_most=1)
+    beta: float = option("momentum of the differences; 0 with cocod", default=0.7, at_least=0, below=1)
+    buffers: str | None = option("the inner optimizers' buffers when an average is used", default=None, choices=BUFFERS)
+
+    chosen_as = {
+        "overlap_local_sgd": Choice(
+            "averages are used a round late and pull the workers back (Wang, Liang, Joshi 2020)", {"buffers": "keep"}
+        )
+    }
 
     description = replace(
         Round.description, display_names={"overlap_local_sgd": "overlap local SGD"}, idle=_idle_of_overlap
     )
 
     late = True
-    period: int = 2
-    delay: int | None = None
-    merge: str = "pull_back"
-    merge_alpha: float = 0.6
-    beta: float = 0.7
-    switch_step: int | None = 0
-    buffers: str | None = None
-    final: bool = True
 
     def __post_init__(self) -> None:
-        checks.choice("merge", self.merge, ["pull_back", "cocod"])
-        checks.number("beta", self.beta, at_least=0, below=1, instead=0.7)
-        checks.number("merge_alpha", self.merge_alpha, above=0, at_most=1, instead=0.6)
-        if self.delay is not None:
-            checks.integer("delay", self.delay, at_least=1, instead=1)
+        super().__post_init__()
         super().__init__(When(self.period, delay=self.delay), pull=self.merge_alpha)
         if self.delay is not None and self.delay > self.period:
             rule = f"at most period={self.period}, because one average is in flight at a time"
@@ -327,21 +375,30 @@ def _smoke_options_of_sparta(options: Config, knob: str) -> Config:
     return {}
 
 
-@dataclass(eq=False)
+@with_options
 class Sparta(Round):
     """Each worker takes steps of its own; after each one x_w[mask] <- mean_w x_w[mask], one keyed mask for all.
 
     Nothing else is exchanged, but for one exact average after the last step. The same beside averagings of everything
     is `sync.sparta` of `LocalSGD`.
 
-    Args:
-        sparta: p, the share of all coordinates that a mask has, in (0, 1]; lower share = fewer bytes. See
-            `SparseAverage`.
-        switch_step, final: see `LocalSGD`.
+    p is the share of all coordinates that a mask has, see `SparseAverage`.
 
     Source: "Improving the Efficiency of Distributed Training using Sparse Parameter Averaging" (openreview stFPf3gzq1),
     and EXO Gym.
     """
+
+    period: int = field(init=False, default=1)
+    sparta: float = option(
+        "share of the parameters in a step; lower = fewer bytes, 1 = average all", default=0.005, above=0, at_most=1
+    )
+
+    chosen_as = {
+        "sparta": Choice(
+            "workers average a few of their parameters in every step, drawn by one key for all (SPARTA; openreview "
+            "stFPf3gzq1)"
+        )
+    }
 
     description = replace(
         Round.description,
@@ -352,12 +409,9 @@ class Sparta(Round):
 
     every_local_step = True
     without_averages = "which averages a share of the parameters in every step, as they are"
-    sparta: float = 0.005
-    switch_step: int | None = 0
-    final: bool = True
 
     def __post_init__(self) -> None:
-        checks.number("sparta", self.sparta, above=0, at_most=1, instead=0.005)  # null, too, is refused here
+        super().__post_init__()
         super().__init__(When(1), Nobody())
 
     def new_exchange(self, comm: Comm | None = None) -> Exchange:
@@ -371,7 +425,7 @@ class Sparta(Round):
         return self.sparse if self.forked and self.sparse else self.every_step.exchange
 
 
-@dataclass(eq=False)
+@with_options
 class NoLoCo(Round):
     """Every H steps workers meet in keyed random pairs, and each takes a step of momentum SGD from its own z_w:
 
@@ -383,36 +437,38 @@ class NoLoCo(Round):
     a step of momentum SGD on mean_w Delta_w. Evaluated is mean_w z_w; after the last step all workers average exactly.
     `workers=1` is the control: the same outer step, and nobody to meet.
 
-    Args:
-        period: H, steps between two meetings; longer = fewer bytes.
-        outer_lr: its learning rate, not scheduled; as the paper, also the weight of mean_pair z - z_w.
-        outer_momentum: mu, in [0, 1).
-        buffers: the inner optimizers' at a meeting: `keep` or `reset`; null = keep.
-        switch_step, final: see `LocalSGD`.
+    The outer learning rate is, as in the paper, also the weight of mean_pair z - z_w.
 
     Source: Kolehmainen et al. 2025 (arXiv 2506.10911) and its official code.
     """
+
+    period: int = option("steps between two meetings; longer = fewer bytes", default=50, at_least=1)
+    outer_lr: float = option("not scheduled", default=0.7, above=0)
+    outer_momentum: float = option("0.5 in most runs of the official code", default=0.3, at_least=0, below=1)
+    buffers: str | None = option("the inner optimizers' buffers at a meeting", default=None, choices=("keep", "reset"))
+
+    chosen_as = {
+        "noloco": Choice(
+            "long local rounds, then outer steps towards the mean of two workers that meet by chance (Kolehmainen et "
+            "al. 2025)",
+            {"buffers": "keep"},
+        )
+    }
 
     description = replace(Round.description, display_names={"noloco": "NoLoCo"})
 
     without_averages = "whose workers meet in pairs and never have one mean of all"
     outer_optimizer = "sgd"  # each worker's own
-    period: int = 50
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.3
-    switch_step: int | None = 0
-    buffers: str | None = None
-    final: bool = True
 
     def __post_init__(self) -> None:
-        if self.buffers is not None:
-            checks.choice("buffers", self.buffers, ["keep", "reset"])
+        super().__post_init__()
         super().__init__(When(self.period), Pairs(), HeavyBall(self.outer_lr, self.outer_momentum))
 
     def check(self, run: RunFacts, workers_per_process: int) -> None:
         if run.workers % 2 and run.workers > 1:
             raise ConfigError(
-                f"workers must be an even number with sync=noloco, whose workers meet in pairs, got {run.workers}; "
-                f"type workers={run.workers + 1}, or sync=diloco"
+                f"workers must be an even number with sync=noloco, whose workers meet in pairs, got {run.workers}",
+                {"workers": run.workers + 1},
+                {"sync": "diloco"},
             )
         super().check(run, workers_per_process)

@@ -15,7 +15,8 @@ from accordion_bench.compressors.none import Dense
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.optimizers.inner import Optimizers, is_sgd
 from accordion_bench.optimizers.torch_optim import without_dynamo
-from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.option import check_options, option, with_options
 from accordion_bench.plan import Ladder, TensorSpec
 from accordion_bench.tensors.real_view import as_real
 
@@ -44,21 +45,20 @@ class Average:
         return False
 
 
+@with_options
 class SlowMo(Average):
     """u <- beta u + D / gamma;  z <- z - alpha gamma u, with gamma the inner learning rate at the start of the round.
 
     While gamma is 0 nothing is divided: z <- z - D, and u stays.
 
-    Args:
-        alpha: slow learning rate; 1 = the paper's.
-        beta: slow momentum in [0, 1); higher = longer memory, the paper's runs have 0.4 to 0.8.
-
     Source: Wang et al., ICLR 2020 (arXiv 1910.00643).
     """
 
-    def __init__(self, alpha: float = 1.0, beta: float = 0.5) -> None:
-        self.alpha = checks.number("alpha", alpha, above=0, instead=1)
-        self.beta = checks.number("beta", beta, at_least=0, below=1, instead=0.5)
+    alpha: float = option("slow learning rate", default=1.0, above=0)
+    beta: float = option("slow momentum; 0.4 to 0.8 in the paper", default=0.5, at_least=0, below=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
         self.u: list[Tensor] = []
 
     def step(self, z: Sequence[Tensor], differences: Sequence[Tensor], lr: float) -> None:
@@ -78,24 +78,23 @@ class SlowMo(Average):
         return is_sgd(inner.common)
 
 
+@with_options
 class OuterSGD(Average):
     """z <- SGD(z, gradient D), torch's own: DiLoCo's outer step with Nesterov momentum.
-
-    Args:
-        outer_lr: its learning rate, not scheduled; DiLoCo 0.7.
-        outer_momentum: in [0, 1); DiLoCo 0.9.
-        outer_nesterov: look ahead.
 
     Source: Douillard et al. 2023 (arXiv 2311.08105).
     """
 
-    def __init__(self, outer_lr: float = 0.7, outer_momentum: float = 0.9, outer_nesterov: bool = True) -> None:
-        checks.number("outer_lr", outer_lr, above=0, instead=0.7)
-        checks.number("outer_momentum", outer_momentum, at_least=0, below=1, instead=0.9)
-        checks.boolean("outer_nesterov", outer_nesterov)
-        if outer_nesterov and not outer_momentum:
-            raise checks.ValueRefused("outer_nesterov", "false where outer_momentum is 0", True, False)
-        self.options: dict[str, Any] = {"lr": outer_lr, "momentum": outer_momentum, "nesterov": outer_nesterov}
+    outer_lr: float = option("not scheduled", default=0.7, above=0)
+    outer_momentum: float = option(default=0.9, at_least=0, below=1)
+    outer_nesterov: bool = option(default=True)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.outer_nesterov and not self.outer_momentum:
+            raise ValueRefused("outer_nesterov", "{false} where outer_momentum is 0", True, False)
+        own = {"lr": self.outer_lr, "momentum": self.outer_momentum, "nesterov": self.outer_nesterov}
+        self.options: dict[str, Any] = own
         self.sgd: torch.optim.Optimizer | None = None
 
     def _begin(self, z: Sequence[Tensor]) -> torch.optim.Optimizer:
@@ -129,8 +128,7 @@ class HeavyBall(Average):
     """
 
     def __init__(self, outer_lr: float, outer_momentum: float) -> None:
-        self.lr = checks.number("outer_lr", outer_lr, above=0, instead=0.7)
-        self.momentum = checks.number("outer_momentum", outer_momentum, at_least=0, below=1, instead=0.3)
+        self.lr, self.momentum = outer_lr, outer_momentum
         self.v: list[Tensor] = []
 
     def step(self, z: Sequence[Tensor], differences: Sequence[Tensor], lr: float) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.members import Present
 from accordion_bench.exchange.exchange import Exchange
-from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.position import StepInfo
 from accordion_bench.sync.base import PER_WORKER, Stateful, SyncContext
@@ -40,19 +39,6 @@ class Lateness(NamedTuple):
     def leaves_out(self, workers: int) -> bool:
         """Whether it may go on without some of so many workers."""
         return self.quorum is not None and self.quorum < workers
-
-    def check(self) -> None:
-        """Refuse values that are out of bounds.
-
-        Raises:
-            ValueRefused: for the first one.
-        """
-        if self.quorum is not None:
-            checks.integer("quorum", self.quorum, at_least=1, instead=2)
-        if self.grace is not None:
-            checks.number("grace", self.grace, at_least=0, instead=1.0)
-        if self.lateness is not None:
-            checks.number("lateness", self.lateness, at_least=0, below=1, instead=0.1)
 
     def refuse_in_run(self, workers: int, workers_per_process: int) -> None:
         """Refuse a quorum that a run cannot have.
@@ -82,7 +68,9 @@ class Lateness(NamedTuple):
         if context.store is None or comm.device.type != "cpu":
             raise ConfigError(
                 f"sync.quorum needs a run over comm=gloo on CPUs, where processes can be late, got {self.quorum} "
-                "elsewhere; type sync.lateness=0.1 to draw who is late, or sync.quorum=null"
+                "elsewhere",
+                {"sync.lateness": 0.1},  # who is late is drawn
+                {"sync.quorum": None},
             )
 
 

@@ -8,7 +8,7 @@ units of the parameters.
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,13 +21,14 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import option, with_options
 from accordion_bench.options.units import counted
 from accordion_bench.plan import Plan, RunFacts, TensorSpec
 from accordion_bench.position import Rate
 from accordion_bench.sync.base import Placed, Sync, SyncContext
 from accordion_bench.sync.every_step import EveryStep
 from accordion_bench.sync.late_processes import LateProcesses
-from accordion_bench.sync.outer import BUFFERS, Average, exact_average, treat_buffers
+from accordion_bench.sync.outer import Average, exact_average, treat_buffers
 from accordion_bench.sync.quorum import DrawnLateness, Lateness, Quorum
 from accordion_bench.sync.what import InFlight, SparseAverage, fragments, layers_of
 from accordion_bench.sync.who import All, Tier, refuse_groups
@@ -95,6 +96,7 @@ def _smoke_options(options: Config, knob: str) -> Config:
     return {"period": 2}
 
 
+@with_options
 class Round(Sync):
     """Each worker takes steps of the inner optimizer; averagings follow as `when` says, of those whom `who` says:
 
@@ -112,11 +114,11 @@ class Round(Sync):
         outer: the outer optimizer; None = the mean stays as it is.
         pull: how far workers go to z, in [0, 1]; 1 = they restart there.
 
-    Class attributes, of presets options:
-        switch_step: S, synchronous steps before; None = until the first decay of the learning rate.
+    Options of all presets, and of those that say so (they call `super().__post_init__()`, then
+    `super().__init__(...)`):
+        period, switch_step (S), final: see there.
         phase1: what these average: `gradient`s (one inner optimizer) or `model`s (each worker's own).
         buffers: the inner optimizers' at an averaging of all: `keep`, `reset` or `average`; None = as its paper says.
-        final: leave the mean behind after the last step.
         sparta: share of all coordinates that become their mean after each local step, before an averaging; None = none.
         quorum, grace, lateness: see `Lateness`.
 
@@ -134,26 +136,21 @@ class Round(Sync):
         *("forked", "since", "count", "round_lr", "period"),
         *("outer_buffers", "in_flight", "attendance"),
     )
-    switch_step: int | None = 0
-    phase1: str = "gradient"
-    buffers: str | None = None
-    final: bool = True
-    sparta: float | None = None
-    grace: float | None = None
-    lateness: float | None = None
+    period: int | None = option("steps between averagings; longer = fewer bytes", default=8, at_least=1)
+    switch_step: int | None = option(
+        "synchronous steps before; null = until the first decay of the learning rate", default=0, at_least=0
+    )
+    final: bool = option("average all after the last step", default=True)
+    phase1: str = field(init=False, default="gradient")
+    buffers: str | None = field(init=False, default=None)
+    sparta: float | None = field(init=False, default=None)
+    quorum: int | None = field(init=False, default=None)
+    grace: float | None = field(init=False, default=None)
+    lateness: float | None = field(init=False, default=None)
 
     def __init__(self, when: When, who: All | None = None, outer: Average | None = None, pull: float = 1.0) -> None:
         self.when, self.who, self.outer, self.pull = when, who or All(when.groups), outer or Average(), pull
         self.period, self.groups = checks.integer("period", when.period, at_least=1, instead=8), when.groups or None
-        if self.switch_step is not None:
-            checks.integer("switch_step", self.switch_step, at_least=0)
-        checks.choice("phase1", self.phase1, ["gradient", "model"])
-        if self.buffers is not None:
-            checks.choice("buffers", self.buffers, BUFFERS)
-        checks.boolean("final", self.final)
-        if self.sparta is not None:
-            checks.number("sparta", self.sparta, above=0, at_most=1, instead=0.005)
-        self.waiting.check()
         self.plans_with = frozenset() if self.switch_step is not None else frozenset({"epochs", "schedule"})
         self.gradient_exchange = self.phase1 == "gradient" and self.switch_step != 0
         self.fragments, self.partial = when.slots, when.slots > 1
@@ -194,13 +191,13 @@ class Round(Sync):
     def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
         for what, name in drivers.items():
             if what and self.quorum is not None:
-                rule = f"null where adaptive={name} drives the {what}, because policies look at exchanges of all"
+                rule = f"{{null}} where adaptive={name} drives the {what}, because policies look at exchanges of all"
                 raise ValueRefused("sync.quorum", rule, self.quorum, None)
         if "batch" not in drivers:
             return
         step, drop = self.switch_step, run.first_drop()
         if step or (step is None and drop is None):
-            until = "null (until the first drop of the learning rate) or " if drop is not None else ""
+            until = "{null} (until the first drop of the learning rate) or " if drop is not None else ""
             rule = f"{until}0 where adaptive={drivers['batch']} drives the batch and with it the steps per epoch"
             raise ValueRefused("sync.switch_step", rule, step, 0 if drop is None else None)
 

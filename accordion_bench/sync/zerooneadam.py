@@ -19,8 +19,9 @@ from accordion_bench.compressors.onebitadam import OneBitAdam, warm_up_steps
 from accordion_bench.compressors.traits import OptimizerPart
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
-from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import RunFacts
 from accordion_bench.position import Rate
 from accordion_bench.sync.base import Placed, Sync, SyncContext
@@ -32,6 +33,7 @@ def _smoke_options(options: Config, knob: str) -> Config:
     return {"freeze_step": 3, "refreshes": 1, "doubling_steps": 1, "longest_period": 2}
 
 
+@with_options
 class ZeroOneAdam(Sync):
     """CA are two-way signs with error feedback; r = sqrt(v) + eps; no bias is corrected.
 
@@ -44,15 +46,29 @@ class ZeroOneAdam(Sync):
     local steps. Coordinates without any gradient at the refreshes (v = 0) stay where they are. The optimizer, AdamW,
     says b1, b2 and eps; what remains of it decays the weights.
 
-    Args:
-        freeze_step: T_w, steps before v is frozen; null = 15 % of the run. Fewer = more compression.
-        refreshes: of v, before kappa doubles; fewer = more compression.
-        doubling_steps: local steps before H doubles; fewer = more compression.
-        longest_period: H doubles up to it; longer = more compression.
-        final: leave an exact mean behind after the last step.
+    Fewer steps until v is frozen, fewer refreshes, fewer steps until H doubles and a longer longest period are more
+    compression.
 
     Source: Lu et al. 2022 (arXiv 2202.06009) and its official code.
     """
+
+    freeze_step: int | None = option(
+        "steps before the variance is frozen and local steps begin; null = 15 % of the run",
+        default=None,
+        at_least=1,
+        instead=100,
+    )
+    refreshes: int = option("of the variance, before the steps between two of them double", default=16, at_least=1)
+    doubling_steps: int = option("local steps before the period doubles", default=32678, at_least=1)
+    longest_period: int = option("steps between averagings, at most", default=16, at_least=1)
+    final: bool = option("average all after the last step", default=True)
+
+    chosen_as = {
+        "zerooneadam": Choice(
+            "Adam by signs and ever seldomer variances, then local steps averaged by signs (Lu et al. 2022); "
+            "optimizer=adamw"
+        )
+    }
 
     description = replace(
         Sync.description,
@@ -65,23 +81,10 @@ class ZeroOneAdam(Sync):
     grows = True
     keeps = ("forked", "interval", "refreshed", "current_period", "counted", "since", "sums", "variance")
 
-    def __init__(
-        self,
-        freeze_step: int | None = None,
-        refreshes: int = 16,
-        doubling_steps: int = 32678,
-        longest_period: int = 16,
-        final: bool = True,
-    ) -> None:
-        if freeze_step is not None:
-            checks.integer("freeze_step", freeze_step, at_least=1, instead=100)
-        self.freeze_step = freeze_step
-        self.refreshes = checks.integer("refreshes", refreshes, at_least=1, instead=16)
-        self.doubling_steps = checks.integer("doubling_steps", doubling_steps, at_least=1, instead=32678)
-        self.longest_period = checks.integer("longest_period", longest_period, at_least=1, instead=16)
-        self.final = checks.boolean("final", final)
-        self.plans_with = frozenset() if freeze_step else frozenset({"epochs", "steps_per_epoch"})
-        self.switch_step = freeze_step or 1
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.plans_with = frozenset() if self.freeze_step else frozenset({"epochs", "steps_per_epoch"})
+        self.switch_step = self.freeze_step or 1
         self.interval, self.refreshed = 1, 0  # kappa; refreshes since it doubled last
         self.current_period, self.counted = 1, 0  # H; local steps since it doubled last
         self.since = 0  # local steps since the last averaging
@@ -99,7 +102,7 @@ class ZeroOneAdam(Sync):
     def check(self, run: RunFacts, workers_per_process: int) -> None:
         try:
             self.switch_step = warm_up_steps("freeze_step", self.freeze_step, run)
-        except checks.ValueRefused as refused:
+        except ValueRefused as refused:
             raise refused.under("sync") from None
 
     def local_steps(self, run: RunFacts) -> int:

@@ -13,26 +13,21 @@ from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.datasets.images import ImageData, ImageDataset
 from accordion_bench.options import checks
+from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, TensorSpec
 from accordion_bench.tensors import keyed_rng
 
 
+@with_options
 class InTurn(OneShot):
     """update = mean_w C(g_w); of n coordinates C keeps step mod s, step mod s + s, ..., with s = round(1 / density).
 
     Every coordinate is sent once in s steps; error feedback keeps the others until then.
-
-    Args:
-        density: share of entries sent, in (0, 1]; lower density = more compression.
     """
 
+    density: float = option("share sent in a step; lower density = more compression", default=0.1, above=0, at_most=1)
+
     traits = replace(OneShot.traits, knob="density", pair=(0.1, 0.25), min_ndim=2)
-
-    def __init__(self, density: float = 0.1) -> None:
-        self.density = self.check_level("density", density)
-
-    def check_level(self, key: str, value: Any) -> float:
-        return checks.number(key, value, above=0, at_most=1, instead=0.1)
 
     def sent(self, spec: TensorSpec, level: float, ctx: Context) -> slice:
         """The coordinates of this step, the same on all workers."""
@@ -105,17 +100,13 @@ class Stripes(ImageDataset):
         return ImageData(train, test, [0.5], [0.5], padding=0, flip=False, seed=seed, device=device)
 
 
+@with_options
 class WeakAtFirst(Policy):
-    """Weak compression in the first epochs, strong afterwards.
+    """Weak compression in the first epochs, strong afterwards."""
 
-    Args:
-        first: epochs with weak compression.
-    """
+    first: int = option("epochs with weak compression", default=1, at_least=1)
 
     drives = "level"
-
-    def __init__(self, first: int = 1) -> None:
-        self.first = checks.integer("first", first, at_least=1)
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         return pair  # values of the knob, strong first

@@ -169,7 +169,7 @@ def test_a_decision_equal_to_the_refined_levels_is_a_decision():
     [
         (["adaptive.lgreco.alpha=0"], "lgreco.alpha must be a number above 0, got 0; type adaptive.lgreco.alpha=1"),
         (["adaptive.lgreco.reference=0.5"], "lgreco.reference must be an integer .* as a rank, got 0.5; type .*=2"),
-        (["adaptive.lgreco.reference=x"], "lgreco.reference must be null or a number above 0"),
+        (["adaptive.lgreco.reference=x"], "lgreco.reference must be a number above 0"),
         (["adaptive.lgreco.levels=[1,2.5]"], r"lgreco.levels must be an integer from 1 .*, got 2.5; .*levels=\[1,2\]"),
         (["adaptive.lgreco.levels=[]"], "lgreco.levels must be null or a list of numbers"),
         (["adaptive.lgreco.samples=0"], "lgreco.samples must be an integer of at least 1"),

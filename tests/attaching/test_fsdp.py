@@ -392,7 +392,7 @@ def _refuses_models(mesh: DeviceMesh) -> None:
     assert "torch averages the replicas of an HSDP mesh itself" in _refused(
         lambda: attached(sharded(mesh), mesh, "none")
     )
-    assert 'type fully_shard(model, mesh=mesh["shard"])' in _refused(lambda: attached(Net(), mesh, "none"))
+    assert 'call fully_shard(model, mesh=mesh["shard"])' in _refused(lambda: attached(Net(), mesh, "none"))
     part = Net()
     fully_shard(part.inner, mesh=mesh["shard"])
     assert "got norm.weight, which is in none" in _refused(lambda: attached(part, mesh, "none"))
@@ -409,7 +409,7 @@ def _refuses_models(mesh: DeviceMesh) -> None:
     with torch.device("meta"):
         empty = Net()
     fully_shard(empty, mesh=mesh["shard"])
-    assert "type model.to_empty(...) first" in _refused(lambda: attached(empty, mesh, "none"))
+    assert "call model.to_empty(...) first" in _refused(lambda: attached(empty, mesh, "none"))
 
 
 def _refuses_compressors(mesh: DeviceMesh) -> None:
@@ -479,7 +479,7 @@ def _continues_from_saved_state(mesh: DeviceMesh) -> None:
     assert again.ledger.columns()["payload_bytes"] == axis.ledger.columns()["payload_bytes"]
     whole = fully_shard(Net(), mesh=mesh["shard"])
     other = attached(whole, mesh, "powersgd")
-    assert "type fully_shard on the modules of the saved run" in _refused(lambda: other.load_state_dict(saved))
+    assert "call fully_shard on the modules of the saved run" in _refused(lambda: other.load_state_dict(saved))
 
 
 def _detaches(mesh: DeviceMesh) -> None:
@@ -487,7 +487,7 @@ def _detaches(mesh: DeviceMesh) -> None:
     axis = attached(net, mesh, "randomk")
     trained(net, range(1))
     sent = axis.ledger.columns()["payload_bytes"]
-    assert "type detach() on what was attached before" in _refused(lambda: attached(net, mesh, "none"))
+    assert "call detach() on what was attached before" in _refused(lambda: attached(net, mesh, "none"))
     axis.detach()
     trained(net, range(1, 2))
     assert axis.ledger.columns()["payload_bytes"] == sent > 0

@@ -291,7 +291,7 @@ def test_an_index_beyond_its_tile_does_no_harm(installed, monkeypatch):
         ({"chunk": 0}, "compressor.chunk must be"),
         ({"chunk": 1.5}, "compressor.chunk must be"),
         ({"chunk": True}, "compressor.chunk must be"),
-        ({"chunk": 64, "value_bits": 3}, "compressor.value_bits must be null, or 2 beside chunk"),
+        ({"chunk": 64, "value_bits": 3}, "compressor.value_bits must be null or 2, got 3"),
         ({"value_bits": 2}, "compressor.value_bits must be null where chunk is null"),
         ({"clip": "median"}, "compressor.clip must be none where chunk is null"),
         ({"chunk": 64, "clip": "mean"}, "compressor.clip must be"),

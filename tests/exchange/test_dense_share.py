@@ -51,11 +51,11 @@ def test_gathered_codes_of_many_workers():
     told = sentence(of("qsgd", bits=8), 8, workers=8)
     assert told == (
         "3 of 3 tensors, 100 % of the coordinates, travel dense: messages at bits 8 from 8 workers, gathered, would "
-        "cost more than a dense all-reduce; type compressor.collective=two_way or fewer compressor.bits"
+        "cost more than a dense all-reduce; type compressor.collective=two_way, or fewer compressor.bits"
     )
     assert sentence(of("qsgd", bits=8), 8, workers=4) == ""
     assert sentence(of("qsgd", bits=8, collective="two_way"), 8, workers=8) == ""
-    assert "type compressor.collective=two_way or a lower compressor.density" in sentence(of("topk"), 0.9)
+    assert "type compressor.collective=two_way, or a lower compressor.density" in sentence(of("topk"), 0.9)
 
 
 def test_a_rank_beyond_the_matrix():

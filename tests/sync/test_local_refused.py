@@ -121,7 +121,7 @@ def test_refused_in_one_sentence(tmp_path, overrides, told):
 
 def test_a_sparse_average_beside_groups_is_refused():
     with pytest.raises(ConfigError, match="sparta must be null where groups say who averages, got 0"):
-        LocalSGD(None, groups=[[2, 2], [4, 4]], sparta=0.1)
+        LocalSGD(period=None, groups=[[2, 2], [4, 4]], sparta=0.1)
 
 
 def advised(typed: list[str], sentence: str) -> list[list[str]]:

@@ -1,0 +1,182 @@
+"""Options, declared once, as fields of the class that has them: check, refusal and YAML file come from here."""
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, dataclass_transform
+
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused, show
+
+Made = TypeVar("Made")
+
+NEAREST = "the nearest integer"  # to suggest in the place of a wrong number
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is declared of one option; see `option` for the other arguments.
+
+    Args:
+        name: of the field.
+        kinds: the types that it takes, (int, NoneType) for `int | None`.
+        default: of the class; a choice may have its own.
+    """
+
+    name: str = ""
+    kinds: tuple[Any, ...] = ()
+    default: Any = None
+    help: str = ""
+    choices: Sequence[Any] = ()
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    instead: Any = None
+    shown: bool = True
+    brought: bool = False
+
+    @property
+    def comment(self) -> str:
+        """What stands behind the value in the YAML file: the choices, unless the help says them all, then the help."""
+        words = [choice for choice in self.choices if isinstance(choice, str)]
+        listed = len(words) == len(self.choices) and not all(word in self.help for word in words)
+        return ": ".join(filter(None, [", ".join(words) if listed else "", self.help]))
+
+    def checked(self, value: Any, key: str = "") -> Any:
+        """The value, an integer as a float where `float` is declared and not `int | float`.
+
+        Args:
+            value: that was given.
+            key: what messages call it; "" = its name.
+
+        Raises:
+            ValueRefused: it is of another type, out of bounds, or none of the choices.
+        """
+        key, instead = key or self.name, self.default if self.instead is None else self.instead
+        if value is None and types.NoneType in self.kinds:
+            return value
+        if self.choices and all(isinstance(choice, str) for choice in self.choices):
+            return checks.choice(key, value, self.choices)
+        if self.choices:
+            return self._chosen(key, value, instead)
+        if bool in self.kinds:
+            return checks.boolean(key, value, instead)
+        if float in self.kinds:
+            limits = {name: getattr(self, name) for name in ("above", "at_least", "at_most", "below")}
+            number = checks.number(key, value, instead=instead, **limits)
+            return value if int in self.kinds else number
+        if int in self.kinds and self.at_least is not None:
+            most = None if self.at_most is None else int(self.at_most)
+            return checks.integer(key, value, int(self.at_least), None if instead == NEAREST else instead, most)
+        return value
+
+    def _chosen(self, key: str, value: Any, instead: Any) -> Any:
+        """One of several choices, not all of which are words."""
+        if any(type(value) is type(choice) and value == choice for choice in self.choices):
+            return value
+        names = [None] if types.NoneType in self.kinds else []
+        *most, last = (show(one) for one in [*names, *self.choices])
+        raise ValueRefused(key, f"{', '.join(most)} or {last}", value, instead)
+
+
+def option(
+    help: str = "",
+    *,
+    default: Any,
+    choices: Sequence[Any] = (),
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    instead: Any = None,
+    shown: bool = True,
+    brought: bool = False,
+) -> Any:
+    """A field of a class `with_options`: `rank: int = option("lower rank = more compression", default=2, at_least=1)`.
+
+    A text without `choices`, an integer without `at_least`, a list and `Any` are checked by the class itself.
+
+    Args:
+        help: one line, for --help and the YAML file; choices that are words are listed before it, unless it has all.
+        default: where nothing is given.
+        choices: the values that it may have.
+        at_least, at_most, above, below: bounds of a number.
+        instead: the value to suggest; `NEAREST` = the nearest integer; None = the nearest word, or the default.
+        shown: whether YAML files have it; those that another part of the configuration gives are not shown.
+        brought: whether other choices may bring a default of theirs, see `Choice.brings`.
+    """
+    bounds: Any = {"at_least": at_least, "at_most": at_most, "above": above, "below": below}
+    told: Any = {"help": help, "choices": tuple(choices), "instead": instead, "shown": shown, "brought": brought}
+    own = Option(default=default, **told, **bounds)
+    return dataclasses.field(default=default, metadata={"option": own})
+
+
+@dataclass_transform(eq_default=False, field_specifiers=(option, dataclasses.field))
+def with_options(cls: type[Made]) -> type[Made]:
+    """Give a class the constructor that its options make, in their order, those of base classes first.
+
+    `__post_init__` is called next. Where the class has one of its own, it begins with `super().__post_init__()`, which
+    checks the options (`options.component.Component` has the first), goes on with rules about several options, and
+    derives what hangs on them.
+
+    Example:
+        >>> @with_options
+        ... class LowRank(Component):
+        ...     rank: int = option("lower rank = more compression", default=2, at_least=1)
+        >>> LowRank(rank=4).rank
+        4
+    """
+    return dataclass(eq=False, repr=False)(cls)
+
+
+def check_options(made: Any) -> None:
+    """Check the values of all options of an object.
+
+    Raises:
+        ValueRefused: for the first that breaks its rule.
+    """
+    for name, own in options_of(type(made)).items():
+        setattr(made, name, own.checked(getattr(made, name)))
+
+
+def options_of(cls: Any) -> Mapping[str, Option]:
+    """The options of a class by name, in order; none where it declares none."""
+    return _declared(cls)
+
+
+@functools.cache
+def _declared(cls: Any) -> Mapping[str, Option]:
+    found = {}
+    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
+        if own := field.metadata.get("option"):
+            union = isinstance(field.type, types.UnionType)
+            kinds = typing.get_args(field.type) if union else (field.type,)
+            found[field.name] = dataclasses.replace(own, name=field.name, kinds=kinds)
+    return found
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A name under which a class can be chosen: what is to be said in its YAML file.
+
+    Args:
+        told: what --help says of it.
+        values: defaults of this choice that are not those of the class.
+        beside: options that others around the class have, in order; behind its own.
+        leaves_out: options of the class that are not shown.
+        comments: of options that say something else here.
+        selects: choices of other groups that this one brings, unless they are typed.
+        brings: defaults of other groups by dotted key, as the method's paper has them, each with a comment.
+    """
+
+    told: str
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    beside: Sequence[str] = ()
+    leaves_out: Sequence[str] = ()
+    comments: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    selects: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    brings: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)

@@ -19,7 +19,13 @@ from accordion_bench.options.conf_dir import conf_dir, package_dir
 from accordion_bench.options.option import Choice, Option, options_of
 from accordion_bench.sync.outer import OuterSGD, SlowMo
 
-PACKAGES = {"compressor": "compressors", "adaptive": "adaptive", "schedule": "schedules", "sync": "sync"}
+PACKAGES = {
+    "compressor": "compressors",
+    "adaptive": "adaptive",
+    "network": "network",
+    "schedule": "schedules",
+    "sync": "sync",
+}
 INSIDE = ("adaptive",)  # groups of which several may be chosen, each in a place of its own
 BESIDE: dict[str, Callable[[Any], Mapping[str, Option]]] = {
     "compressor": options_beside,

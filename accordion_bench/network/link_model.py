@@ -31,6 +31,7 @@ from accordion_bench.network.collective_costs import (
 )
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.option import NEAREST, Choice, check_options, option, with_options
 
 if TYPE_CHECKING:
     from accordion_bench.comm.collectives import Comm  # imports torch, which reports do without
@@ -58,59 +59,106 @@ class Exchanges(NamedTuple):
     spread: float = 0.0
 
 
+OF_BUS = {"bandwidth": "bit/s of each worker, one direction, about 80 % of the bus; an assumption, not a measurement"}
+OF_CUSTOM = {
+    "bandwidth": "bit/s of each machine's link, one direction; 10gbit, 20mbit work too; must be given",
+    "latency": "seconds per round of a collective",
+}
+
+
+@with_options
 class Network:
     """Links between machines, and inside them, with the cost of a collective as alpha rounds + beta bytes.
 
     All wire bytes cross these links, those inside groups and those of decisions, too. What is on no clock takes no
     modelled time: set-up, evaluation, checksums. Workers stand machine after machine. Source: Thakur et al. 2005.
 
-    Args:
-        bandwidth: bit/s that a machine sends, full duplex; one of several workers shares it.
-        latency: seconds that each round of a collective adds.
-        jitter: seconds, the mean of an exponentially distributed delay of each message; null = none. A round ends with
-            the last of its A messages, so that it takes jitter (1 + 1/2 + ... + 1/A) longer (Rényi 1953: the expected
-            largest of A independent exponential delays).
-        slow_bandwidth: bit/s of the slowest machine's link; every collective waits for it, and kinds with a bandwidth
-            of their own are slower by the same factor. null = all links are alike.
-        burst: bytes that pass at once over a link that has been idle, as a token bucket lets them: a shaped link, or
-            one that a cloud limits; null = none.
-        workers_per_machine: G; null = 1.
-        inside: the link between the workers of one machine: the name of its file in conf/network, or {bandwidth,
-            latency}; null = a machine has one worker.
-        algorithm: `ring`, null: all collectives are flat, as gloo's; `cheapest`: of ring, tree and hierarchical
-            whichever takes least, as NCCL chooses.
-        kinds: what differs for one kind of collective, {all_to_all: {bandwidth, latency, cpu}}: `cpu` is seconds of
-            processor time for each byte that a worker sends; null = nothing differs.
+    A delay of a message is exponentially distributed; a round ends with the last of its A messages, so that it takes
+    jitter (1 + 1/2 + ... + 1/A) longer (Rényi 1953: the expected largest of A independent exponential delays). Every
+    collective waits for the slowest machine's link, and kinds with a bandwidth of their own are slower by the same
+    factor. The link `inside` is the name of its file in conf/network, or {bandwidth, latency}. Of one kind of
+    collective {bandwidth, latency, cpu} may differ: `cpu` is seconds of processor time for each byte that a worker
+    sends. `cheapest` takes of ring, tree and hierarchical whichever takes least.
     """
 
-    def __init__(
-        self,
-        bandwidth: float,
-        latency: float,
-        jitter: float | None = None,
-        slow_bandwidth: float | None = None,
-        burst: float | None = None,
-        workers_per_machine: int | None = None,
-        inside: str | Mapping[str, float] | None = None,
-        algorithm: str | None = None,
-        kinds: Mapping[str, Mapping[str, float]] | None = None,
-    ) -> None:
-        self.bandwidth = checks.number("bandwidth", bandwidth, above=0, instead=1e9)
-        self.latency = checks.number("latency", latency, at_least=0, instead=5e-5)
-        self.jitter = 0.0 if jitter is None else checks.number("jitter", jitter, at_least=0, instead=1e-4)
-        self.kinds = checked_kinds(kinds or {}, Hop(self.latency, self.bandwidth))
-        if slow_bandwidth is not None:
+    bandwidth: float = option(
+        "bit/s of each machine's link, one direction; 10gbit, 20mbit work too", default=1e9, above=0
+    )
+    latency: float = option(
+        "seconds per round of a collective; an assumption, not a measurement", default=5e-5, at_least=0
+    )
+    jitter: float = option(
+        "seconds, mean of the random delay of a message; null = none", default=None, at_least=0, instead=1e-4
+    )
+    slow_bandwidth: float | None = option(
+        "bit/s of the slowest worker's link, for which all wait; null = all links are alike", default=None
+    )
+    burst: float = option(
+        "bytes that pass at once over an idle link, as a token bucket lets them; null = none",
+        default=None,
+        at_least=0,
+        instead=125000,
+    )
+    workers_per_machine: int = option(
+        "that share a machine's link; null = 1", default=None, at_least=1, instead=NEAREST
+    )
+    inside: str | Mapping[str, float] | None = option(
+        "the link inside a machine: pcie3, pcie4, pcie5, nvlink; null = a machine has one worker", default=None
+    )
+    algorithm: str = option(
+        "of collectives; null, ring = all flat, as gloo's; cheapest = also trees and hierarchical, as NCCL's",
+        default=None,
+        choices=("ring", "cheapest"),
+    )
+    kinds: Mapping[str, Any] = option(
+        "what differs for one kind of collective: {all_to_all: {bandwidth: 7.5e7, latency: 1e-4}}", default=None
+    )
+
+    chosen_as = {
+        name: Choice(told, {"bandwidth": bandwidth, "latency": latency}, comments=comments)
+        for name, told, bandwidth, latency, comments in (
+            ("100mbit", "100 Mbit/s Ethernet over TCP", 1e8, 1e-4, {}),
+            ("1gbit", "1 Gbit/s Ethernet over TCP", 1e9, 5e-5, {}),
+            ("10gbit", "10 Gbit/s Ethernet over TCP", 1e10, 2e-5, {}),
+            ("25gbit", "25 Gbit/s Ethernet with RDMA", 2.5e10, 1e-5, {}),
+            ("100gbit", "100 Gbit/s Ethernet with RDMA", 1e11, 5e-6, {}),
+            ("200gbit", "200 Gbit/s Ethernet with RDMA", 2e11, 5e-6, {}),
+            ("400gbit", "400 Gbit/s Ethernet with RDMA", 4e11, 5e-6, {}),
+            ("internet", "sites joined by 100 Mbit/s and 30 ms", 1e8, 3e-2, {}),
+            ("pcie3", "PCIe 3.0 x16, inside a machine: network.inside=pcie3", 1e11, 1e-5, OF_BUS),
+            ("pcie4", "PCIe 4.0 x16, inside a machine: network.inside=pcie4", 2e11, 1e-5, OF_BUS),
+            ("pcie5", "PCIe 5.0 x16, inside a machine: network.inside=pcie5", 4e11, 1e-5, OF_BUS),
+            (
+                "nvlink",
+                "NVLink of the A100 (600 GB/s of both directions), inside a machine: network.inside=nvlink",
+                2e12,
+                5e-6,
+                OF_BUS,
+            ),
+            (
+                "custom",
+                "a link by hand: network=custom network.bandwidth=20mbit network.latency=1ms",
+                None,
+                5e-5,
+                OF_CUSTOM,
+            ),
+        )
+    }
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        self.jitter, self.burst = self.jitter or 0.0, self.burst or 0.0
+        self.kinds = checked_kinds(self.kinds or {}, Hop(self.latency, self.bandwidth))
+        if self.slow_bandwidth is not None:
             limits = {"above": 0, "at_most": self.bandwidth}
-            slow = checks.number("slow_bandwidth", slow_bandwidth, **limits, instead=self.bandwidth / 5)
+            slow = checks.number("slow_bandwidth", self.slow_bandwidth, **limits, instead=self.bandwidth / 5)
             self.kinds = _scaled(self.kinds, slow / self.bandwidth)
             self.bandwidth = slow
-        self.burst = 0.0 if burst is None else checks.number("burst", burst, at_least=0, instead=125000)
-        each = 1 if workers_per_machine is None else workers_per_machine
-        self.workers_per_machine = checks.integer("workers_per_machine", each, at_least=1)
-        if inside is None and self.workers_per_machine > 1:
+        self.workers_per_machine = self.workers_per_machine or 1
+        if self.inside is None and self.workers_per_machine > 1:
             raise ValueRefused("inside", "a link where workers_per_machine is above 1", None, "pcie4")
-        self.inner = Hop(self.latency, self.bandwidth) if inside is None else inner_hop(inside)
-        self.algorithm = checks.choice("algorithm", algorithm or "ring", ["ring", "cheapest"])
+        self.inner = Hop(self.latency, self.bandwidth) if self.inside is None else inner_hop(self.inside)
+        self.algorithm = self.algorithm or "ring"
 
     def at(self, bandwidth: float) -> "Network":
         """The same with another bandwidth between machines; what differs by kind is scaled alike."""

@@ -57,7 +57,7 @@ class Option:
             ValueRefused: it is of another type, out of bounds, or none of the choices.
         """
         key, instead = key or self.name, self.default if self.instead is None else self.instead
-        if value is None and types.NoneType in self.kinds:
+        if value is None and (types.NoneType in self.kinds or self.default is None):
             return value
         if self.choices and all(isinstance(choice, str) for choice in self.choices):
             return checks.choice(key, value, self.choices)
@@ -102,7 +102,7 @@ def option(
 
     Args:
         help: one line, for --help and the YAML file; choices that are words are listed before it, unless it has all.
-        default: where nothing is given.
+        default: where nothing is given; where it is None, null is taken, too.
         choices: the values that it may have.
         at_least, at_most, above, below: bounds of a number.
         instead: the value to suggest; `NEAREST` = the nearest integer; None = the nearest word, or the default.

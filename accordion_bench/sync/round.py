@@ -114,10 +114,9 @@ class Round(Sync):
         outer: the outer optimizer; None = the mean stays as it is.
         pull: how far workers go to z, in [0, 1]; 1 = they restart there.
 
-    Options of all presets, and of those that say so (they call `super().__post_init__()`, then
-    `super().__init__(...)`):
-        period, switch_step (S), final: see there.
-        phase1: what these average: `gradient`s (one inner optimizer) or `model`s (each worker's own).
+    The options `period`, `switch_step` (S) and `final` are those of every preset, which calls `super().__post_init__()`
+    for their checks, then `super().__init__(...)`. Others are declared by the presets that have them:
+        phase1: what synchronous steps average: `gradient`s (one inner optimizer) or `model`s (each worker's own).
         buffers: the inner optimizers' at an averaging of all: `keep`, `reset` or `average`; None = as its paper says.
         sparta: share of all coordinates that become their mean after each local step, before an averaging; None = none.
         quorum, grace, lateness: see `Lateness`.

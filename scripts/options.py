@@ -83,8 +83,8 @@ def tables() -> str:
     """docs/options.md: the options of each choice in a table."""
     parts = [
         "# Options",
-        "Written by `python -m scripts.options` from what the classes declare. The other groups, and options of every\n"
-        "run: `python -m accordion_bench --help all`.",
+        "Written by `python -m scripts.options` from what the classes declare. `--help all` has the other groups, and\n"
+        "options of every run, too.",
     ]
     for group in PACKAGES:
         parts.append(f"## {group}")

@@ -40,7 +40,7 @@ KEY = re.compile(r"( *)([\w./]+):(?: +|$)(.*)")
 
 
 @dataclass
-class Choice:
+class ChoiceHelp:
     """One YAML file: what it says of itself, and its options as they are typed.
 
     Args:
@@ -76,7 +76,7 @@ def text(arguments: Sequence[str]) -> str:
     return "\n\n".join("\n".join(_of(word)) for word in words)
 
 
-def read(file: Path, name: str, prefix: str) -> Choice:
+def read(file: Path, name: str, prefix: str) -> ChoiceHelp:
     """One YAML file, line by line; comments at the ends of lines belong to their options.
 
     Args:
@@ -84,7 +84,7 @@ def read(file: Path, name: str, prefix: str) -> Choice:
         name: how it is chosen.
         prefix: of its options, `compressor.`
     """
-    found, above, inside = Choice(name), [""], [0]
+    found, above, inside = ChoiceHelp(name), [""], [0]
     for line in file.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
             package = re.match(r"# @package (\S+)", line)
@@ -119,7 +119,7 @@ def _split(rest: str) -> tuple[str, str]:
     return default[1] if default else value.strip(), comment.strip()
 
 
-def choice(group: str, name: str) -> Choice:
+def choice(group: str, name: str) -> ChoiceHelp:
     """A choice of a config group.
 
     Raises:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accordion_bench.options.instantiate import Config
-from accordion_bench.options.option import Choice, check_options
+from accordion_bench.options.option import check_options
 
 Idle = Iterator[tuple[str, str]]
 """Options that change nothing, each with why; a key with a dot, such as `sync.period`, is another component's."""
@@ -77,12 +77,9 @@ class Component:
 
     Class attributes:
         description: see `Description`.
-        chosen_as: the names under which it can be chosen, each with what its YAML file says; none = it has no file, or
-            one that is written by hand.
     """
 
     description: Description = Description()
-    chosen_as: Mapping[str, Choice] = {}
 
     def __post_init__(self) -> None:
         """Check the options of a class `with_options`."""

@@ -163,6 +163,8 @@ def _declared(cls: Any) -> Mapping[str, Option]:
 class Choice:
     """A name under which a class can be chosen: what is to be said in its YAML file.
 
+    A class has them by name in its `chosen_as`.
+
     Args:
         told: what --help says of it.
         values: defaults of this choice that are not those of the class.

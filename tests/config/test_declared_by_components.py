@@ -210,6 +210,7 @@ ALLOWED = {
     ),
     **dict.fromkeys(["codecs/coding.py", "codecs/reference.py"], "int8 is a format of numbers, too"),
     "schedules/multistep.py": "a schedule has the timing of its code",
+    "network/link_model.py": "hierarchical collectives are a kind of their own",
     "advise/subject.py": "the data of a model whose user names none; and `advised` is a word",
     "models/torchvision.py": "the same: networks of torchvision are made for it",
 }

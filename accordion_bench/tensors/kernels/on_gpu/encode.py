@@ -7,6 +7,7 @@ from torch import Tensor
 
 from accordion_bench.tensors.kernels import rounding as kinds
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding
+from accordion_bench.tensors.kernels.on_gpu.block_numbers import above, constants_of, factor_of, scale_of
 from accordion_bench.tensors.kernels.on_gpu.counter_hash import draw, lanes_on
 from accordion_bench.tensors.kernels.on_gpu.eight_bit import (
     round_at_random,
@@ -15,7 +16,6 @@ from accordion_bench.tensors.kernels.on_gpu.eight_bit import (
     round_to_e5m2,
     round_to_nearest,
 )
-from accordion_bench.tensors.kernels.on_gpu.factors import above, factors_of
 from accordion_bench.tensors.kernels.on_gpu.fed import NOT, fed_by, rate_of, row_at, told
 from accordion_bench.tensors.kernels.on_gpu.headers import write_float, write_headers
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
@@ -39,26 +39,18 @@ from accordion_bench.tensors.kernels.on_gpu.table import (
     MORE,
     SIZE,
     N,
-    bucket_size,
     buckets_at,
     on_device,
     rows_on,
     slice_of,
     slices_on,
 )
-from accordion_bench.tensors.kernels.table import Table
+from accordion_bench.tensors.kernels.table import Table, bucket_size
 
 EVEN, SYMMETRIC, ANY = tl.constexpr(kinds.EVEN), tl.constexpr(kinds.SYMMETRIC), tl.constexpr(kinds.ANY)
 INTEGER, RANDOM_INTEGER = tl.constexpr(kinds.INTEGER), tl.constexpr(kinds.RANDOM_INTEGER)
 E4M3, E5M2, E3M0 = tl.constexpr(kinds.E4M3), tl.constexpr(kinds.E5M2), tl.constexpr(kinds.E3M0)
-SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 POWERS, SIGNS = tl.constexpr(kinds.POWERS), tl.constexpr(kinds.SIGNS)
-
-
-def measurable(table: Table, K: int) -> bool:
-    """Whether buckets lie within the slices of a program, so that one read makes scales and codes."""
-    size = bucket_size(table)
-    return K != 3 and 8 <= size <= slice_size(K) and size & (size - 1) == 0
 
 
 def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) -> None:
@@ -72,7 +64,7 @@ def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) ->
     if scales is not None and size == DIFFERENT.value:
         write_headers(scales, table, message)
         headed = False
-    slices, (given, constants) = slices_on(table, slice_size(rounding.K), there), told(x, there)
+    slices, (given, constants) = slices_on(table, slice_size(rounding.K), there), told(x)
     addresses, weight, decay = given
     central = rounding.central if rounding.central.size else np.zeros(2, np.float32)
     books = books_on(values, there) if values else (lanes_on(there),) * 2
@@ -94,8 +86,8 @@ def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) ->
         KNOWN=scales is not None,
         SIGNED=len(values) > 1,
         CENTRED=middles is not None,
-        NORM=measured.norm if measured else "",
-        LARGEST=measured.largest if measured else 0.0,
+        NORM=measured.norms[0] if measured else "",
+        **{name: value for name, value in constants_of(measured).items() if name in ("OVER", "MOST", "FACTOR")},
         KIND=rounding.kind,
         K=rounding.K,
         BITS=rounding.bits,
@@ -118,16 +110,6 @@ def norms_of(x, NORM: tl.constexpr, BUCKET: tl.constexpr):  # type: ignore[no-un
 
 
 @triton.jit
-def scales_of(norms, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Scales by the largest value of a code, and their inverses; see `Coding.scales` and `Coding.factors`."""
-    scales = (norms / LARGEST).to(tl.float32)
-    # NaN stays; what is no normal number counts as zero
-    scales = tl.where(scales < SMALLEST_NORMAL, 0.0, scales)
-    inverse = tl.div_rn(tl.full(scales.shape, 1.0, tl.float32), scales)
-    return scales, tl.where(inverse < float("inf"), inverse, 0.0)
-
-
-@triton.jit
 def to_groups(of_bucket, BUCKET: tl.constexpr):  # type: ignore[no-untyped-def]
     """A number of each bucket of a slice for its groups, [groups, 1]."""
     wide = tl.broadcast_to(of_bucket[:, None], [GROUPS * 8 // BUCKET, BUCKET // 8])
@@ -140,8 +122,8 @@ def _encode(  # type: ignore[no-untyped-def]
     starts, widths, scale, next_above, central_start, central_width, values, signs, middles,
     COLUMNS: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr, FED: tl.constexpr, DECAYED: tl.constexpr,
     MASKED: tl.constexpr, BUCKET_SIZE: tl.constexpr, HEADED: tl.constexpr, SCALED: tl.constexpr, KNOWN: tl.constexpr,
-    SIGNED: tl.constexpr, CENTRED: tl.constexpr, NORM: tl.constexpr, LARGEST: tl.constexpr, KIND: tl.constexpr,
-    K: tl.constexpr, BITS: tl.constexpr, COUNT: tl.constexpr,
+    SIGNED: tl.constexpr, CENTRED: tl.constexpr, NORM: tl.constexpr, OVER: tl.constexpr, MOST: tl.constexpr,
+    FACTOR: tl.constexpr, KIND: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     w, W = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     slice, t, begin = slice_of(slices, 8 if K != 3 else 1)
@@ -163,11 +145,8 @@ def _encode(  # type: ignore[no-untyped-def]
         own = tl.load(scales + w * M + before + bucket, mask=first & there, other=0)
         write_float(out + tl.load(row + HEADER) + 4 * bucket, own, first & there)
     if NORM != "":
-        norms = norms_of(r, NORM, BUCKET_SIZE)
-        if LARGEST == 0:
-            own, of_bucket = norms.to(tl.float32), factors_of(norms.to(tl.float32), scale, next_above)
-        else:
-            own, of_bucket = scales_of(norms, LARGEST)
+        own = scale_of(norms_of(r, NORM, BUCKET_SIZE), 1, OVER, MOST)
+        of_bucket = factor_of(own, scale, next_above, FACTOR)
         here = begin // BUCKET_SIZE + tl.arange(0, GROUPS * 8 // BUCKET_SIZE)
         write_float(out + tl.load(row + HEADER) + 4 * here, own, here * BUCKET_SIZE < n)
         r = r * to_groups(of_bucket, BUCKET_SIZE)
@@ -209,7 +188,7 @@ def _encode(  # type: ignore[no-untyped-def]
         else:
             value = -value
         if CENTRED:
-            value = tl.load(middles + w * M + before + bucket, mask=there, other=0) + value
+            value = value - tl.load(middles + w * M + before + bucket, mask=there, other=0)
         whole = whole + value.to(TYPE)
         if MASKED:
             mask = tl.load(addresses + (2 * W + 1) * T + t)

@@ -21,15 +21,13 @@ from accordion_bench.tensors.kernels.on_gpu.table import (
     SIZE,
     N,
     aligned,
-    bucket_size,
     buckets_at,
     on_device,
     rows_on,
     slice_of,
     slices_on,
 )
-from accordion_bench.tensors.kernels.table import Table
-from accordion_bench.tensors.upload import upload
+from accordion_bench.tensors.kernels.table import Table, bucket_size
 
 
 def add_values(targets: Coordinates, table: Table, message: Tensor, decoding: Decoding) -> None:
@@ -43,7 +41,7 @@ def add_values(targets: Coordinates, table: Table, message: Tensor, decoding: De
         _add_values,
         (len(slices), R),
         there,
-        *(upload(torch.from_numpy(targets.addresses), there), T, rows_on(table, there), slices, given, stride(given)),
+        *(targets.on_device, T, rows_on(table, there), slices, given, stride(given)),
         *(float(decoding.alpha), given if decoding.middles is None else decoding.middles, table.buckets),
         *(message, message.stride(0), len(message), R, *books_on(decoding.values, there), float(decoding.divisor)),
         COLUMNS=table.rows.shape[1],

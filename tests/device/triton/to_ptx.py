@@ -21,7 +21,6 @@ from accordion_bench.tensors.kernels.on_gpu import (
     casts,
     drawn,
     encode,
-    headers,
     launch,
     norms,
     orthonormal,
@@ -124,8 +123,8 @@ def main() -> None:
     for rule in RULES:
         for of in (table, small):
             norms.block_numbers(plain, of, rule)
-    headers.write_headers(scales, table, message)
-    headers.read_headers(message, table, 0.5)
+    sums.write_headers(scales, table, message)
+    sums.read_headers(message, table, 0.5)
     block_numbers.factors(scales, BlockRule("scale", (), factor="levels", top=1.5))
     rounding = for_kernel(levels(15))
     for measured in RULES[:2]:

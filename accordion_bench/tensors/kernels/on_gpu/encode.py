@@ -9,17 +9,8 @@ from accordion_bench.tensors.kernels import rounding as kinds
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding
 from accordion_bench.tensors.kernels.on_gpu.block_numbers import above, constants_of, factor_of, scale_of
 from accordion_bench.tensors.kernels.on_gpu.counter_hash import draw, lanes_on
-from accordion_bench.tensors.kernels.on_gpu.eight_bit import (
-    round_at_random,
-    round_to_e3m0,
-    round_to_e4m3,
-    round_to_e5m2,
-    round_to_nearest,
-)
 from accordion_bench.tensors.kernels.on_gpu.fed import NOT, fed_by, rate_of, row_at, told
-from accordion_bench.tensors.kernels.on_gpu.headers import write_float, write_headers
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
-from accordion_bench.tensors.kernels.on_gpu.levels import count_below, round_evenly, round_symmetrically
 from accordion_bench.tensors.kernels.on_gpu.packing import (
     GROUPS,
     group_of,
@@ -29,8 +20,7 @@ from accordion_bench.tensors.kernels.on_gpu.packing import (
     slice_size,
     write_slice,
 )
-from accordion_bench.tensors.kernels.on_gpu.powers import round_to_powers
-from accordion_bench.tensors.kernels.on_gpu.sums import books_on, value_of
+from accordion_bench.tensors.kernels.on_gpu.sums import books_on, value_of, write_float, write_headers
 from accordion_bench.tensors.kernels.on_gpu.table import (
     BUCKET,
     CODES,
@@ -46,6 +36,120 @@ from accordion_bench.tensors.kernels.on_gpu.table import (
     slices_on,
 )
 from accordion_bench.tensors.kernels.table import Table, bucket_size
+
+COUNTED = tl.constexpr(16)  # up to so many thresholds each is compared with; beyond, a binary search is faster
+
+
+@triton.jit
+def round_evenly(r, v, scale, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """floor(r + s + u), r cut to [-s, s]."""
+    unit: tl.constexpr = 1.0 / (1 << BITS)
+    return (tl.minimum(tl.maximum(r + scale, 0.0), scale + scale) + v * unit).to(tl.int32)
+
+
+@triton.jit
+def round_symmetrically(  # type: ignore[no-untyped-def]
+    r, v, starts, widths, central_start, central_width, K: tl.constexpr, COUNT: tl.constexpr
+):
+    """The magnitude's code, and the sign's half of the codebook."""
+    positive = r > central_start + v * central_width
+    code = count_below(tl.abs(r), v, starts, widths, COUNT) + K // 2
+    return tl.where(positive, code, K - 1 - code)
+
+
+@triton.jit
+def count_below(r, v, starts, widths, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """How many thresholds lie below each r; they ascend."""
+    if COUNT > COUNTED:
+        return search(r, v, starts, widths, COUNT)
+    else:
+        codes = (r > tl.load(starts) + v * tl.load(widths)).to(tl.int32)
+        for j in range(1, COUNT):
+            codes += (r > tl.load(starts + j) + v * tl.load(widths + j)).to(tl.int32)
+        return codes
+
+
+@triton.jit
+def search(r, v, starts, widths, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The same: thresholds of the intervals below that of r lie below it, those of intervals above do not."""
+    low = tl.zeros(r.shape, tl.int32)
+    for k in tl.static_range(8):
+        step = low + (128 >> k)
+        below = tl.load(starts + step, mask=step < COUNT, other=float("inf")) < r
+        low = tl.where(below, step, low)
+    return low + (r > tl.load(starts + low) + v * tl.load(widths + low)).to(tl.int32)
+
+
+MANTISSA = tl.constexpr(23)
+
+
+@triton.jit
+def round_to_powers(x, v, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The code of the exponent: of float32 (K = 256), or 1 to 127 for 2^-63 to 2^63 and 0 for zero (K = 128).
+
+    v are random integers below 2^23.
+    """
+    smallest: tl.constexpr = 2.0**-63
+    steps: tl.constexpr = 2.0**86
+    magnitude = tl.abs(x)
+    exponent = (magnitude.to(tl.int32, bitcast=True) + v.to(tl.int32)) >> MANTISSA
+    if K == 256:
+        return tl.minimum(exponent, 254)
+    else:  # below 2^-63: that or nothing
+        up = (v < magnitude * steps).to(tl.int32)
+        return tl.where(magnitude < smallest, up, tl.minimum(exponent - 63, 127))
+
+
+ROUNDER = tl.constexpr(1.5 * 2.0**23)  # a sum with it leaves whole numbers, halves as the even one
+
+
+@triton.jit
+def round_to_nearest(steps):  # type: ignore[no-untyped-def]
+    """int8; halves to the even one."""
+    return ((steps + ROUNDER) - ROUNDER).to(tl.int32) & 255
+
+
+@triton.jit
+def round_at_random(steps, v, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """int8, floor(step + u); u = v 2^-BITS."""
+    unit: tl.constexpr = 1.0 / (1 << BITS)
+    up = tl.minimum(tl.maximum(steps + v * unit, -127.0), 127.0)
+    whole = up.to(tl.int32)
+    # not tl.floor, which takes the tiniest numbers below zero for zero
+    return (whole - (up < whole.to(tl.float32)).to(tl.int32)) & 255
+
+
+@triton.jit
+def round_to_e4m3(steps):  # type: ignore[no-untyped-def]
+    """4 bits of exponent, 3 of mantissa; halves to the even one, for magnitudes up to 448."""
+    return narrowed(steps.to(tl.int32, bitcast=True), 20, 7, 7)
+
+
+@triton.jit
+def round_to_e5m2(steps):  # type: ignore[no-untyped-def]
+    """5 bits of exponent, 2 of mantissa; halves to the even one, for magnitudes up to 57,344."""
+    return narrowed(steps.to(tl.int32, bitcast=True), 21, 15, 7)
+
+
+@triton.jit
+def round_to_e3m0(steps):  # type: ignore[no-untyped-def]
+    """3 bits of exponent, none of mantissa; halves to the even code, for magnitudes up to 1."""
+    return narrowed(steps.to(tl.int32, bitcast=True), 23, 7, 3)
+
+
+@triton.jit
+def narrowed(bits, DROPPED: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The bits of a float32 without DROPPED of its mantissa, its exponent counted from -BIAS, below a sign."""
+    magnitude = bits & 0x7FFFFFFF
+    # below the smallest normal number: a sum with a power of two leaves whole steps in its last bits
+    power = tl.full(bits.shape, (128 - BIAS + DROPPED) << 23, tl.int32)
+    added = magnitude.to(tl.float32, bitcast=True) + power.to(tl.float32, bitcast=True)
+    small = added.to(tl.int32, bitcast=True) - power
+    odd = (magnitude >> DROPPED) & 1
+    large = (magnitude + odd + ((1 << (DROPPED - 1)) - 1 - ((127 - BIAS) << 23))) >> DROPPED
+    code = tl.where(magnitude < (128 - BIAS) << 23, small, large)
+    return (code & ((1 << WIDTH) - 1)) | ((bits >> (31 - WIDTH)) & (1 << WIDTH))
+
 
 EVEN, SYMMETRIC, ANY = tl.constexpr(kinds.EVEN), tl.constexpr(kinds.SYMMETRIC), tl.constexpr(kinds.ANY)
 INTEGER, RANDOM_INTEGER = tl.constexpr(kinds.INTEGER), tl.constexpr(kinds.RANDOM_INTEGER)

@@ -14,6 +14,7 @@ from torch import Tensor
 from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Fed
 from accordion_bench.tensors.same_shape import in_rows
 
 
@@ -73,6 +74,15 @@ class Bucket(Context):
     def rows_W(self) -> list[Tensor]:
         """The tensors as rows [W, N]."""
         return [in_rows(x_W) for x_W in self.xs_W]
+
+    @functools.cached_property
+    def coordinates(self) -> Coordinates:
+        """The same as kernels are told of it, with residuals where there are any."""
+        own = self.feedback
+        if own is None:
+            return Coordinates.of(self.rows_W)
+        fed = Fed(own.rows_W, 1.0 if own.rates else own.scales[0], own.rates, own.decay, own.masks)
+        return Coordinates.of(self.rows_W, fed)
 
     @property
     def numels(self) -> tuple[int, ...]:

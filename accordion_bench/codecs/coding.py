@@ -1,22 +1,18 @@
 """Coding: how coordinates become a scale for each block and a code for each coordinate, as data.
 
 Data, because a kernel then knows all of it beforehand and can do it in one pass.
-
-Tensor suffixes: S senders or local workers, M blocks of all tensors.
 """
 
 import functools
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from accordion_bench.codecs.rounding import factors, for_kernel, random_bits, rounding_to
+from accordion_bench.codecs.block_numbers import MEANS
+from accordion_bench.codecs.rounding import for_kernel, random_bits, rounding_to
 from accordion_bench.tensors.kernels import rounding as kinds
+from accordion_bench.tensors.kernels.dense_kernels import BlockRule
 from accordion_bench.tensors.kernels.rounding import KernelRounding
 
-LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149
 MANTISSA = 23  # bits of a float32
 LEVELS = "levels"
 SIGNS = (1.0, -1.0)  # of codes 0 and 1
@@ -43,7 +39,8 @@ class Coding:
         norm: of a block, from which its scale comes: `l1`, `l2`, `linf`; "" = messages have no scales. `means`: codes
             are signs, which stand for the mean of the coordinates of that sign.
         scale: how the scale comes from the norm. `norm`: as it is; `mean`: over the number n of coordinates; `root
-            mean`: over sqrt(n); `largest`: over the largest value of a code.
+            mean`: over sqrt(n); `largest`: over the largest value of a code, and a block whose scale would be no
+            normal float32 counts as zero.
         bits: random bits for each coordinate; 0 = nothing is drawn.
         signs: whether the signs of coordinates are a second stream of codes.
         stream: name of the random stream, see `Bucket.keys`.
@@ -73,28 +70,16 @@ class Coding:
         """The largest number that a code stands for; some formats have codes for infinity and NaN."""
         return max(value for value in self.values if math.isfinite(value))
 
-    def scales(self, norms: Tensor, entries: Tensor) -> Tensor:
-        """Scales of blocks, float32 [S, M], from norms and numbers of coordinates, float64 [S, M] and [M].
-
-        A block whose scale by `largest` would be no normal float32 counts as zero.
-        """
-        if self.scale == "mean":
-            return (norms / entries).float()
-        if self.scale == "root mean":
-            return (norms / entries.sqrt()).float()
-        if self.scale == "largest":
-            # divided in float64: a GPU multiplies by the inverse of a number of the host, which rounds twice
-            scales = norms.float() if self.largest == 1 else (norms / self.largest).float()
-            return torch.threshold(scales, LARGEST_SUBNORMAL, 0.0)
-        return norms.float()
-
-    def factors(self, scales: Tensor | None) -> Tensor | None:
-        """What coordinates are multiplied by before rounding, of the shape of the scales; None = 1."""
-        if scales is None or self.rounding == "sign":
-            return None
+    @functools.cached_property
+    def rule(self) -> BlockRule:
+        """How norms become scales and factors; without norms where messages have no scales."""
+        if self.norm == "means":
+            return MEANS
+        norms, over = (self.norm,) if self.norm else (), {"norm": "", "mean": "n", "root mean": "root n"}
+        own = BlockRule("scale", norms, over.get(self.scale, self.scale), self.largest)
         if self.rounding == LEVELS:
-            return factors(scales, rounding_to(self.values).scale)
-        return scales.reciprocal().nan_to_num_(nan=0.0, posinf=0.0)
+            return own._replace(factor="levels", top=rounding_to(self.values).scale)
+        return own._replace(factor="inverse") if self.norm and self.rounding != "sign" else own
 
 
 def to_levels(levels: tuple[float, ...], norm: str = "", stream: str = "") -> Coding:
@@ -108,18 +93,3 @@ def kernel_rounding(coding: Coding) -> KernelRounding:
     if coding.rounding == LEVELS:
         return for_kernel(coding.values)
     return KernelRounding(KINDS[coding.rounding], coding.kinds, coding.bits)
-
-
-def middle_and_half(total: Tensor, below: Tensor, count: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
-    """The means of the non-negative and of the negative coordinates of blocks, as middle + half and middle - half.
-
-    Args:
-        total, below: sums of all coordinates, and of the negative ones, float64 [S, M].
-        count: how many are negative.
-        entries: coordinates of each block, float64 [M].
-
-    Returns:
-        float32 [S, M] each; the mean of no coordinates is 0.
-    """
-    high, low = (total - below).clamp_min(0) / (entries - count).clamp_min(1), below / count.clamp_min(1)
-    return ((high + low) / 2).float(), ((high - low) / 2).float()

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.block_numbers import BlockNumbers
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import SIGNS, Coding, kernel_rounding
 from accordion_bench.codecs.engine import header_of
@@ -21,9 +22,12 @@ from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.reference import Reference
 from accordion_bench.tensors.counter_rng import BLOCK, streams_of
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Decoding, DenseKernels, Encoding
-from accordion_bench.tensors.kernels.table import Table
+from accordion_bench.tensors.kernels.table import Table, bucket_size
 from accordion_bench.tensors.permutations import Draws, draws_of, words_of
 from accordion_bench.tensors.upload import fresh
+
+SLICE = 2048  # coordinates that a program of a GPU encodes, but ternary ones
+MEASURED = (("l2",), ("linf",))  # norms of which such a program makes scales
 
 
 class Drawn(NamedTuple):
@@ -44,11 +48,7 @@ class Compiled(Reference):
         self.kernels = kernels
 
     def norms(self, bucket: Bucket, layout: Layout, *kinds: str) -> list[Tensor]:
-        return self.kernels.bucket_norms(self.coordinates(bucket), table_of(layout), kinds)
-
-    def coordinates(self, bucket: Bucket) -> Coordinates:
-        """Of a bucket, as kernels are told."""
-        return Coordinates.of(bucket.rows_W)
+        return self.kernels.bucket_norms(bucket.coordinates, table_of(layout), kinds)
 
     def write(self, message: Message, name: str, numbers_S: Tensor) -> None:
         self.kernels.write_headers(numbers_S, table_of(message.layout, name), message.rows)
@@ -56,32 +56,25 @@ class Compiled(Reference):
     def read(self, message: Message, name: str, alpha: float = 1.0) -> Tensor:
         return self.kernels.read_headers(message.rows, table_of(message.layout, name), alpha)
 
-    def encode(
-        self, bucket: Bucket, message: Message, coding: Coding, factors_W: Tensor | None, scales_W: Tensor | None
-    ) -> None:
-        self.encode_by(self.encoding(bucket, message, coding, factors_W, scales_W), bucket, message, coding)
+    def encode(self, bucket: Bucket, message: Message, coding: Coding, numbers: BlockNumbers) -> None:
+        if numbers.middles is not None:
+            self.write(message, "middles", numbers.middles)
+        self.encode_by(self.encoding(bucket, message, coding, numbers), bucket, message, coding)
 
-    def encoding(
-        self,
-        bucket: Bucket,
-        message: Message,
-        coding: Coding,
-        factors_W: Tensor | None = None,
-        scales_W: Tensor | None = None,
-    ) -> Encoding:
+    def encoding(self, bucket: Bucket, message: Message, coding: Coding, numbers: BlockNumbers) -> Encoding:
         """How kernels encode; arguments as for `encode`."""
-        factors = message.rows.new_empty(0, 0, dtype=torch.float32)
+        factors, factors_W = message.rows.new_empty(0, 0, dtype=torch.float32), numbers.factors
         if factors_W is not None and factors_W.numel():
             factors = factors_W.expand(len(message.rows), -1)
         streams = torch.empty(0, dtype=torch.int64)
         if coding.bits:
             streams = fresh(lambda moment: _streams(bucket.at(moment), coding.stream), bucket, message.rows.device)
-        return Encoding(kernel_rounding(coding), scales_W, factors, streams)
+        return Encoding(kernel_rounding(coding), numbers.scales, factors, streams, middles=numbers.middles)
 
     def encode_by(self, encoding: Encoding, bucket: Bucket, message: Message, coding: Coding) -> None:
         """Encode as kernels are told."""
         table = table_of(message.layout, header_of(coding), tile_of(coding))
-        finite = self.kernels.encode(self.coordinates(bucket), table, message.rows, encoding)
+        finite = self.kernels.encode(bucket.coordinates, table, message.rows, encoding)
         if finite is not None and not finite.all():
             raise NonFiniteRow(int((~finite).flatten().nonzero()[0][0]))
 
@@ -126,6 +119,13 @@ def _streams(bucket: Bucket, stream: str) -> Tensor:
 def tile_of(coding: Coding) -> int:
     """Coordinates of a tile: whole blocks of random numbers, whole bytes of codes."""
     return BLOCK * (5 if coding.kinds == 3 else 1)
+
+
+def measurable(layout: Layout, coding: Coding) -> bool:
+    """Whether blocks lie within what a program of a GPU encodes, so that one read makes scales and codes."""
+    rule, size = coding.rule, bucket_size(table_of(layout))
+    within = coding.kinds != 3 and 8 <= size <= SLICE and size & (size - 1) == 0
+    return within and bool(rule.factor) and rule.norms in MEASURED and rule.over in ("", "largest")
 
 
 @functools.lru_cache(maxsize=4 * KEPT)

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.block_numbers import LARGEST, BlockNumbers, factors_of, finished
 from accordion_bench.codecs.bucket import Bucket, Target
-from accordion_bench.codecs.coding import Coding, middle_and_half
-from accordion_bench.codecs.layout import KEPT, Layout, Message
+from accordion_bench.codecs.coding import Coding
+from accordion_bench.codecs.layout import KEPT, Layout, Message, whole_layout
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.tiles import TileForm
+from accordion_bench.tensors.kernels.dense_kernels import BlockRule
 from accordion_bench.tensors.upload import table
 
 
@@ -85,17 +87,14 @@ class Engine(ABC):
         """Read a field that has a float32 for every block, times alpha: [S, M]."""
 
     @abstractmethod
-    def encode(
-        self, bucket: Bucket, message: Message, coding: Coding, factors_W: Tensor | None, scales_W: Tensor | None
-    ) -> None:
-        """Write the fields `codes` and `signs`.
+    def encode(self, bucket: Bucket, message: Message, coding: Coding, numbers: BlockNumbers) -> None:
+        """Write numbers of blocks, and the fields `codes` and `signs`.
 
         Args:
             bucket: coordinates.
             message: of the local workers.
             coding: how.
-            factors_W: what the coordinates of each block are multiplied by, float32 [W or 1, M]; None = 1.
-            scales_W: written into the field `header_of(coding)`, float32 [W, M]; None = there is none.
+            numbers: of the blocks.
 
         Raises:
             NonFiniteRow: row w T + t is worker w's part of tensor t; where the engine looks.
@@ -252,9 +251,22 @@ class Engine(ABC):
 
     # ---- what follows from these
 
-    def factors(self, coding: Coding, scales: Tensor | None) -> Tensor | None:
-        """What coordinates are multiplied by before rounding, see `Coding.factors`; one kernel where there are any."""
-        return coding.factors(scales)
+    def numbers(self, bucket: Bucket, layout: Layout, rule: BlockRule) -> list[Tensor]:
+        """What a rule makes of the norms of every block of a layout, see `block_numbers.finished`: float32 [W, M]."""
+        norms_W = self.norms(bucket, layout, *rule.norms)
+        return finished(rule, norms_W, entries_on(layout, norms_W[0].device))
+
+    def factors(self, rule: BlockRule, scales: Tensor) -> Tensor:
+        """What coordinates are multiplied by, given scales of their blocks."""
+        return factors_of(rule, scales)
+
+    def largest_of(self, bucket: Bucket) -> Tensor:
+        """The largest magnitude of every tensor, float32 [W, T]; 0 of one without coordinates."""
+        (found_W,) = self.numbers(bucket, whole_layout(bucket.numels), LARGEST)
+        if all(bucket.numels):
+            return found_W
+        columns, zeros_W = iter(found_W.unbind(1)), found_W.new_zeros(len(found_W))
+        return torch.stack([next(columns) if n else zeros_W for n in bucket.numels], dim=1)
 
     def encode_dense(self, bucket: Bucket, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
         """Scales and codes of all coordinates of a bucket; its residuals then hold what is lost, see `Feedback`.
@@ -275,24 +287,19 @@ class Engine(ABC):
             feedback.mask()
 
     def encode_formed(self, bucket: Bucket, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
-        """The same by `norms` and `encode`; arguments as for `encode_dense`."""
-        layout = message.layout
-        if coding.norm == "means":
-            total, below, count = self.norms(bucket, layout, "sum", "below", "count")
-            means = middle_and_half(total, below, count, entries_on(layout, total.device))
-            for numbers_W in means:
-                self._refuse(layout, numbers_W)
-            middles_W, halves_W = means
-            self.write(message, "middles", middles_W)
-            self.encode(bucket, message, coding, None, halves_W)
-            return
-        scales_W = None
-        if coding.norm:
-            (norms_W,) = self.norms(bucket, layout, coding.norm)
-            scales_W = coding.scales(norms_W, entries_on(layout, norms_W.device))
-            self._refuse(layout, scales_W)
-        known = scales_W if shared is None else shared[None]
-        self.encode(bucket, message, coding, self.factors(coding, known), scales_W)
+        """The same by `numbers` and `encode`; arguments as for `encode_dense`."""
+        layout, rule, numbers = message.layout, coding.rule, BlockNumbers()
+        if rule.norms:
+            first_W, *rest = self.numbers(bucket, layout, rule)
+            self._refuse(layout, first_W)
+            if rule.kind == "means":
+                self._refuse(layout, rest[0])
+                numbers = BlockNumbers(rest[0], middles=first_W)
+            else:
+                numbers = BlockNumbers(first_W, *rest)
+        elif shared is not None:
+            numbers = BlockNumbers(factors=self.factors(rule, shared[None]))
+        self.encode(bucket, message, coding, numbers)
 
     def add_dense(self, target: Target, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
         """Add scale x value of code of every sender; arguments as for `encode_dense` and `add_codes`."""

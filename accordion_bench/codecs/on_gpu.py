@@ -11,21 +11,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.block_numbers import BlockNumbers
 from accordion_bench.codecs.bucket import Bucket, Target
-from accordion_bench.codecs.coding import LEVELS, Coding
-from accordion_bench.codecs.compiled import Compiled, table_of, tile_of, values_of
+from accordion_bench.codecs.coding import Coding
+from accordion_bench.codecs.compiled import Compiled, measurable, table_of, values_of
 from accordion_bench.codecs.device_selection import POSITIONS, Part, magnitude_bits
-from accordion_bench.codecs.engine import Selection, header_of
-from accordion_bench.codecs.layout import KEPT, Message, SparseLayout
+from accordion_bench.codecs.engine import Selection
+from accordion_bench.codecs.layout import KEPT, Layout, Message, SparseLayout
 from accordion_bench.codecs.low_rank_on_gpu import LowRankOnGpu
-from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding, Fed, MeasuredScales
-from accordion_bench.tensors.kernels.on_gpu import dense_kernels, selection, sparse
-from accordion_bench.tensors.kernels.on_gpu.encode import measurable
+from accordion_bench.tensors.kernels.dense_kernels import BlockRule, Encoding
+from accordion_bench.tensors.kernels.on_gpu import block_numbers, dense_kernels, norms, selection, sparse
 from accordion_bench.tensors.kernels.on_gpu.sparse import Sections
 from accordion_bench.tensors.kernels.table import addresses, contiguous
 from accordion_bench.tensors.upload import upload
 
-NORMS = ("l2", "linf")
 LONGEST = 1 << 30  # coordinates of a tensor that kernels take
 
 
@@ -50,28 +49,21 @@ class OnGpu(Compiled, LowRankOnGpu):
         if bucket.feedback is not None and not bucket.feedback.fits_kernels(bucket.rows_W, shared):
             super().encode_dense(bucket, message, coding, shared)
             return
-        table = table_of(message.layout, header_of(coding), tile_of(coding))
-        to_levels = coding.rounding == LEVELS and coding.scale == "norm"
-        known = coding.norm in NORMS and (to_levels or coding.scale == "largest")
-        if known and measurable(table, coding.kinds):
-            measured = MeasuredScales(coding.norm, 0.0 if to_levels else coding.largest)
-            encoding = self.encoding(bucket, message, coding)._replace(measured=measured)
+        if measurable(message.layout, coding):
+            encoding = self.encoding(bucket, message, coding, BlockNumbers())._replace(measured=coding.rule)
             self.encode_by(encoding, bucket, message, coding)
         else:
             self.encode_formed(bucket, message, coding, shared)
 
-    def coordinates(self, bucket: Bucket) -> Coordinates:
-        feedback = bucket.feedback
-        if feedback is None:
-            return super().coordinates(bucket)
-        weight = 1.0 if feedback.rates else feedback.scales[0]
-        fed = Fed(feedback.rows_W, weight, feedback.rates, feedback.decay, feedback.masks)
-        return Coordinates.of(bucket.rows_W, fed)
+    def numbers(self, bucket: Bucket, layout: Layout, rule: BlockRule) -> list[Tensor]:
+        return norms.block_numbers(bucket.coordinates, table_of(layout), rule)
+
+    def factors(self, rule: BlockRule, scales: Tensor) -> Tensor:
+        return block_numbers.factors(scales, rule)
 
     def encode_by(self, encoding: Encoding, bucket: Bucket, message: Message, coding: Coding) -> None:
         if bucket.feedback is not None:
-            middles = self.read(message, "middles", -1.0) if coding.norm == "means" else None
-            encoding = encoding._replace(values=values_of(coding), middles=middles)
+            encoding = encoding._replace(values=values_of(coding))
         super().encode_by(encoding, bucket, message, coding)
 
     def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from accordion_bench.codecs.block_numbers import BlockNumbers
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import LEVELS, MANTISSA, SIGNS, Coding
 from accordion_bench.codecs.engine import Engine, Sampling, Selection, header_of
 from accordion_bench.codecs.index_codes import decode_indices, encode_indices
-from accordion_bench.codecs.layout import Layout, Message, whole_layout
+from accordion_bench.codecs.layout import Layout, Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.orthonormal import unit_columns
 from accordion_bench.codecs.packed_codes import look_up, pack_codes
@@ -85,13 +86,13 @@ class Reference(Engine):
         numbers_S = torch.cat([floats_in(message.rows[:, start:stop]) for start, stop in spans], dim=1)
         return numbers_S if alpha == 1 else numbers_S * alpha
 
-    def encode(
-        self, bucket: Bucket, message: Message, coding: Coding, factors_W: Tensor | None, scales_W: Tensor | None
-    ) -> None:
+    def encode(self, bucket: Bucket, message: Message, coding: Coding, numbers: BlockNumbers) -> None:
         layout = message.layout
-        if scales_W is not None:
-            self.write(message, header_of(coding), scales_W)
-        factors, draws = per_tensor(factors_W, layout), self._draws(bucket, coding) if coding.bits else None
+        if numbers.middles is not None:
+            self.write(message, "middles", numbers.middles)
+        if numbers.scales is not None:
+            self.write(message, header_of(coding), numbers.scales)
+        factors, draws = per_tensor(numbers.factors, layout), self._draws(bucket, coding) if coding.bits else None
         for t, (x_W, size) in enumerate(zip(bucket.rows_W, layout.blocks.tolist(), strict=True)):
             n, draws_W = x_W.shape[1], None if draws is None else in_blocks(draws[t][:, : x_W.shape[1]], size)
             if self.looks and not coding.norm:
@@ -195,14 +196,6 @@ class Reference(Engine):
         if target.divisor != 1:
             for row_R in target.rows_R:
                 row_R.div_(target.divisor)
-
-    def largest_of(self, bucket: Bucket) -> Tensor:
-        """The largest magnitude of every tensor, float32 [W, T]; 0 of one without coordinates."""
-        found_W = self.norms(bucket, whole_layout(bucket.numels), "linf")[0].float()
-        if all(bucket.numels):
-            return found_W
-        columns, zeros_W = iter(found_W.unbind(1)), found_W.new_zeros(len(found_W))
-        return torch.stack([next(columns) if n else zeros_W for n in bucket.numels], dim=1)
 
     def lifted(
         self, grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from accordion_bench.tensors.kernels import on_gpu
 from accordion_bench.tensors.kernels import rounding as kinds
 from accordion_bench.tensors.upload import table
 
@@ -123,7 +122,7 @@ def round_to_levels(x: Tensor, factor: Tensor, draws: Tensor, rounding: Rounding
 
     Args:
         x: coordinates, float32 [..., N].
-        factor: what they are multiplied by, see `factors`, float32 [..., 1].
+        factor: what they are multiplied by, see `block_numbers.level_factors`, float32 [..., 1].
         draws: random integers below 2^bits, int32 [..., N].
         rounding: to which levels.
 
@@ -138,19 +137,6 @@ def round_to_levels(x: Tensor, factor: Tensor, draws: Tensor, rounding: Rounding
     positive = r > (rounding.central.at(0, v) if rounding.central else 0)
     code = count_below(r.abs_(), v, rounding.intervals).add_(K // 2)
     return torch.where(positive, code, K - 1 - code)
-
-
-def factors(norms: Tensor, scale: float) -> Tensor:
-    """scale / norm, rounded up where else a coordinate as large as its norm would end below `scale`, its level."""
-    if on_gpu.usable([norms]):
-        from accordion_bench.tensors.kernels.on_gpu import factors as kernel
-
-        return kernel.factors(norms, scale)
-    # as tensors, because torch divides a number by its reciprocal
-    exact, above = (norms.new_full((), float(s)) for s in (scale, np.nextafter(np.float32(scale), np.inf)))
-    quotients = torch.div(exact, norms)
-    quotients = torch.where(norms * quotients < exact, torch.div(above, norms), quotients)
-    return quotients.clamp_max_(torch.finfo(torch.float32).max)  # finite for norm 0: 0 times this is 0
 
 
 def count_below(r: Tensor, v: Tensor, intervals: Thresholds) -> Tensor:

@@ -19,6 +19,12 @@ def kept_entries(numel: int, density: float, at_least: int = 1) -> int:
     return min(numel, max(at_least, int(density * numel + 1e-9)))
 
 
+def kept_at_least(n: int, density: float) -> int:
+    """k = ceil(density n), at least 1; never more than there are."""
+    # 1e-9: a density such as 0.07 times 100 is 7.000000000000001 in floating point
+    return min(n, max(1, math.ceil(density * n - 1e-9)))
+
+
 def top_indices(rows_R: Tensor, k: int) -> Tensor:
     """Per row [R, N] the ascending indices [R, k] of the k largest magnitudes; ties go to the lower index.
 

@@ -18,6 +18,7 @@ from accordion_bench.comm.clock import Clock
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.tensors import casts, large_pages
+from accordion_bench.tensors.same_shape import joined
 
 
 def split_like(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
@@ -144,7 +145,8 @@ class Comm:
         Args:
             xs_W: tensors [W, ...].
             dtype: type on the wire, e.g. bfloat16; each worker divides by A before the cast. Default: as given.
-            may_alias: the caller keeps nothing in `xs_W`, so a lone worker gets its own tensors back, uncopied.
+            may_alias: the caller keeps nothing in `xs_W`, so a lone worker gets its own tensors back, uncopied, and
+                a device reduces where they lie.
 
         Returns:
             tensors [...], in the type of the input.
@@ -156,7 +158,7 @@ class Comm:
             self._collective(lambda: None)
             return [x_W[0] for x_W in xs_W]
         if xs_W[0].device.type != "cpu":
-            return split_like(self.all_reduce_mean_flat(xs_W, dtype), [x_W[0] for x_W in xs_W])
+            return split_like(self._mean_flat(xs_W, dtype, may_alias), [x_W[0] for x_W in xs_W])
         likes = [x_W[0] for x_W in xs_W]
         if dtype is not None:
             narrow = self._summed(casts.sum_of_shares(xs_W, self.workers, dtype))
@@ -179,15 +181,11 @@ class Comm:
         self._collective(lambda: dist.all_reduce(fused, group=self.group))
         return fused
 
-    def all_reduce_mean_flat(self, xs_W: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-        """The same as one vector, in the order of `xs_W`, on a device: in a few launches, however many tensors.
-
-        Args:
-            xs_W: tensors [W, ...], at least one, all of one type.
-            dtype: type on the wire.
-        """
+    def _mean_flat(self, xs_W: Sequence[Tensor], dtype: torch.dtype | None, may_alias: bool) -> Tensor:
+        """The same as one vector, in the order of `xs_W`, on a device: in a few launches, however many tensors."""
         if dtype is None:
-            fused = torch.cat([x_W[0].reshape(-1) for x_W in xs_W])
+            rows = [x_W[0] for x_W in xs_W]
+            fused = joined(rows) if may_alias else torch.cat([row.reshape(-1) for row in rows])
             parts = split_like(fused, [x_W[0] for x_W in xs_W])
             for row in range(1, self.local_workers):
                 torch._foreach_add_(parts, [x_W[row] for x_W in xs_W])
@@ -201,10 +199,10 @@ class Comm:
         return fused if self.local_workers == 1 else fused.div_(self.workers)
 
     def all_reduce_max(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        """Largest value of each scalar over all workers (each process gives its local workers' largest)."""
+        """Largest value of each scalar over all workers (each process gives its local workers' largest, for good)."""
         if not xs:
             return []
-        fused = torch.stack(list(xs))
+        fused = joined(xs)
         self.ledger.all_reduce(fused.numel() * fused.element_size())
         self._collective(lambda: dist.all_reduce(fused, op=dist.ReduceOp.MAX, group=self.group))
         return list(fused)
@@ -235,8 +233,7 @@ class Comm:
             A messages, in the order of the workers.
         """
         self.ledger.all_gather_uneven(sizes_A)
-        here = torch.cat(list(messages_W))
-        W = self.local_workers
+        here, W = joined(messages_W), self.local_workers
         if self.processes == 1:
             self._collective(lambda: None)
             return list(here.split(list(sizes_A)))
@@ -273,12 +270,14 @@ class Comm:
             self._collective(lambda: None)
             return list(messages_AW)
         W = self.local_workers
-        sent = torch.cat([message.flatten() for message in messages_AW])
+        sent = joined(messages_AW)
         mine = sizes[self.first_worker : self.first_worker + W]
         splits = [W * sum(sizes[first : first + W]) for first in range(0, self.workers, W)]
         received = sent.new_empty(self.processes * W * sum(mine))
         whole = [W * sum(mine)] * self.processes
         self._collective(lambda: dist.all_to_all_single(received, sent, whole, splits, group=self.group))
+        if W == 1:
+            return [received.view(self.processes, mine[0])]
         per_process = [part.split([W * size for size in mine]) for part in received.chunk(self.processes)]
         return [torch.cat([parts[own].view(W, size) for parts in per_process]) for own, size in enumerate(mine)]
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
+from accordion_bench.tensors.same_shape import joined
 
 # what gloo, NCCL and the store of torch 2.15 say; older ones say no less
 OF_TIMEOUTS = ("timed out", "timeout", "time out")
@@ -81,7 +82,7 @@ class Members(Comm):
     def all_reduce_max(self, xs: Sequence[Tensor]) -> list[Tensor]:
         if not xs:
             return []
-        fused = torch.stack(list(xs))
+        fused = joined(xs)
         self.ledger.all_reduce(fused.numel() * fused.element_size())
         self._collective(lambda: self._reduce(fused, torch.maximum))
         return list(fused)
@@ -145,9 +146,6 @@ class Present(Comm):
         self, xs_W: Sequence[Tensor], dtype: torch.dtype | None = None, may_alias: bool = False
     ) -> list[Tensor]:
         return super().all_reduce_mean(self._without_absent(xs_W), dtype)
-
-    def all_reduce_mean_flat(self, xs_W: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-        return super().all_reduce_mean_flat(self._without_absent(xs_W), dtype)
 
     def all_gather(self, message_W: Tensor, account: str = "payload") -> Tensor:
         """Messages [S, B] of those that take part."""

@@ -14,14 +14,12 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.orthonormal import fixed_numbers
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State
+from accordion_bench.compressors.base import Context, Exchanged, State, subtract_
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
-from accordion_bench.compressors.low_rank import LowRank, batches, together, with_columns
+from accordion_bench.compressors.low_rank import LowRank, batches, keyed_normal, of_batches, together, with_columns
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.options.option import Choice, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors import keyed_rng
-from accordion_bench.tensors.upload import upload
 
 
 @with_options
@@ -83,33 +81,26 @@ class ACPSGD(LowRank):
         update: list[Tensor] = list(xs_W)
         for i, mean in zip(dense, means[len(stacks) :], strict=True):
             update[i] = mean
-        place: dict[int, tuple[int, int]] = {}
         news: dict[str, tuple[str, Tensor]] = {}
         made = means[: len(stacks)]
         pairs = [(K, Ft) if even else (Ft.mT, K.mT) for (_, (_, even), _), K, Ft in zip(stacks, Ks, made, strict=True)]
         found = engine.products([left for left, _ in pairs], [right for _, right in pairs])
         news_of = engine.renewed([Ft.mT for Ft in made], [_fixed(Ft.mT) for Ft in made])
-        for number, ((ids, (_, even), _), M, new) in enumerate(zip(stacks, found, news_of, strict=True)):
+        for (ids, (_, even), _), M, new in zip(stacks, found, news_of, strict=True):
             for g, i in enumerate(ids):
                 update[i] = M[g].view(ctx.specs[i].shape)
-                place[i] = number, g
                 news[ctx.specs[i].name] = ("q" if even else "p", new[g])
         take_turns(state, news, comm)
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
-            own_W: list[dict[int, Tensor]] = [{} for _ in stacks]
-            for i, target_W in targets_W.items():
-                if i in place:
-                    number, g = place[i]
-                    own_W[number][g] = target_W
-                else:
-                    target_W.sub_(xs_W[i])
-            lefts_W, rights_W = [], []
-            for (_, (_, even), _), K, Ft_W in zip(stacks, Ks, Fts_W, strict=True):
-                K_W = K.expand(len(Ft_W), -1, -1, -1)
-                lefts_W.append(K_W if even else Ft_W.mT)
-                rights_W.append(Ft_W if even else K_W.mT)
-            engine.subtract_products(own_W, lefts_W, rights_W)
+            subtract_({i: targets_W[i] for i in dense if i in targets_W}, xs_W)
+            Ks_W = [K.expand(len(Ft_W), -1, -1, -1) for K, Ft_W in zip(Ks, Fts_W, strict=True)]
+            found_W = [
+                (K_W, Ft_W) if even else (Ft_W.mT, K_W.mT)
+                for (_, (_, even), _), K_W, Ft_W in zip(stacks, Ks_W, Fts_W, strict=True)
+            ]
+            own_W = of_batches(targets_W, [ids for ids, _, _ in stacks])
+            engine.subtract_products(own_W, [left for left, _ in found_W], [right for _, right in found_W])
 
         return Exchanged(update, subtract_sent_)
 
@@ -119,11 +110,9 @@ class ACPSGD(LowRank):
         rows, key = (spec.matrix[0], "p") if even else (spec.matrix[1], "q")
 
         def draw(columns: int) -> Tensor:
-            generator = keyed_rng.generator(ctx.seed, "acpsgd", spec.name, ctx.step, rank)
-            drawn = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-            return upload(drawn.to(like.dtype), like.device)
+            return keyed_normal(ctx, "acpsgd", spec.name, (rows, columns), rank)
 
-        return with_columns(state.get(spec.name, {}).get(key), rank, draw)
+        return with_columns(state.get(spec.name, {}).get(key), rank, draw, like)
 
 
 def take_turns(state: State, news: Mapping[str, tuple[str, Tensor]], comm: Comm) -> None:

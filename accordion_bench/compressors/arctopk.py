@@ -14,15 +14,15 @@ from torch import Tensor
 
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
+from accordion_bench.codecs.selection import kept_at_least
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, paying_levels, subtract_
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, paying_levels, remembered, subtract_
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL, WhyDense, shorter_messages
-from accordion_bench.compressors.low_rank import batches
+from accordion_bench.compressors.low_rank import batches, keyed_normal
 from accordion_bench.compressors.sizes import cheaper_than_dense
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.upload import fresh
 
 
@@ -72,7 +72,7 @@ class ARCTopK(Compressor):
 
     def rows(self, spec: TensorSpec, level: float) -> int:
         """k, the number of rows that are sent."""
-        return min(spec.matrix[0], max(1, math.ceil(level * spec.matrix[0] - 1e-9)))
+        return kept_at_least(spec.matrix[0], level)
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return super().compresses(spec, level) and spec.numel > 0
@@ -83,6 +83,7 @@ class ARCTopK(Compressor):
         m, n = spec.matrix
         return [Transfer("all_reduce", 4 * m * self.sketch), Transfer("all_reduce", 4 * self.rows(spec, level) * n)]
 
+    @remembered
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
         return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
 
@@ -122,10 +123,10 @@ class ARCTopK(Compressor):
             return []
 
         def all_of_them(moment: Context) -> Tensor:
-            parts = []
-            for spec in itertools.chain.from_iterable(batches):
-                generator = keyed_rng.generator(moment.seed, "arctopk", spec.name, moment.step)
-                parts.append(torch.randn(spec.matrix[1] * self.sketch, generator=generator, dtype=torch.float64))
+            parts = [
+                keyed_normal(moment, "arctopk", spec.name, (spec.matrix[1] * self.sketch,))
+                for spec in itertools.chain.from_iterable(batches)
+            ]
             return (torch.cat(parts) / math.sqrt(self.sketch)).to(xs_W[0].dtype)
 
         sizes = [len(specs) * specs[0].matrix[1] * self.sketch for specs in batches]

@@ -4,6 +4,7 @@ Tensor suffixes: W local workers, A all workers, N elements, M rows, K columns, 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -149,6 +150,24 @@ class Compressor(Component):
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         """What would be compressed of tensors [W, ...]: with residual and momentum; changes nothing."""
         return list(xs_W)
+
+
+def remembered(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a compressor that is asked the same in every step: answers are kept by arguments until `forget`."""
+
+    @functools.wraps(method)
+    def asked(self: Any, *arguments: Any) -> Any:
+        known, key = self.__dict__.setdefault("_answers", {}), (method, *arguments)
+        if key not in known:
+            known[key] = method(self, *arguments)
+        return known[key]
+
+    return asked
+
+
+def forget(compressor: "Compressor") -> None:
+    """Ask anew, since what answers depend on has changed."""
+    compressor.__dict__.pop("_answers", None)
 
 
 def subtract_(targets_W: Mapping[int, Tensor], xs_W: Sequence[Tensor]) -> None:

@@ -15,16 +15,14 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
 from accordion_bench.compressors.description import WhyDense, shorter_messages
-from accordion_bench.compressors.low_rank import batches, keep_queries, together, with_columns
+from accordion_bench.compressors.low_rank import batches, keep_queries, keyed_normal, of_batches, together, with_columns
 from accordion_bench.compressors.probe import Probed, probe_exchanged
 from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.options.option import NEAREST, Choice, option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.same_shape import Blocks
-from accordion_bench.tensors.upload import upload
 
 
 class MatrixKind(NamedTuple):
@@ -215,21 +213,19 @@ class Dion(Compressor):
                     update[i] = step.reshape(ctx.specs[i].shape)
             keep_queries(state, {ctx.specs[i].name: new[g] for g, i in enumerate(stack.ids)})
 
-        def subtract_(targets_W: Mapping[int, Tensor], Rts_W: Sequence[Tensor], alpha: float = 1.0) -> None:
+        def subtract_products_(targets_W: Mapping[int, Tensor], Rts_W: Sequence[Tensor], alpha: float = 1.0) -> None:
             """target [W, ...] -= alpha P R_w^T, by index of the tensor."""
-            own_W = [{g: targets_W[i] for g, i in enumerate(stack.ids) if i in targets_W} for stack in stacks]
+            own_W = of_batches(targets_W, [stack.ids for stack in stacks])
             Ps_W = [P.expand(comm.local_workers, -1, -1, -1) for P in Ps]
             pairs_W = [stack.sides(P_W, Rt_W) for stack, P_W, Rt_W in zip(stacks, Ps_W, Rts_W, strict=True)]
             engine.subtract_products(own_W, [left for left, _ in pairs_W], [right for _, right in pairs_W], alpha)
 
-        subtract_(momenta_W, [Rt.expand(comm.local_workers, -1, -1, -1) for Rt in Rts], 1 - self.momentum)
+        subtract_products_(momenta_W, [Rt.expand(comm.local_workers, -1, -1, -1) for Rt in Rts], 1 - self.momentum)
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             """Of a matrix, what the factors hold of the worker's momentum."""
-            subtract_(targets_W, Rts_W)
-            for i in dense:
-                if i in targets_W:
-                    targets_W[i].sub_(xs_W[i])
+            subtract_products_(targets_W, Rts_W)
+            subtract_({i: targets_W[i] for i in dense if i in targets_W}, xs_W)
 
         return Exchanged(update, subtract_sent_)
 
@@ -238,11 +234,9 @@ class Dion(Compressor):
         spec = ctx.specs[i]
 
         def draw(columns: int) -> Tensor:
-            generator = keyed_rng.generator(ctx.seed, "dion", spec.name, ctx.step, rank)
-            drawn = torch.randn(min(spec.matrix), columns, generator=generator, dtype=torch.float64)
-            return upload(drawn.to(like.dtype), like.device)
+            return keyed_normal(ctx, "dion", spec.name, (min(spec.matrix), columns), rank)
 
-        return with_columns(kept, rank, draw)
+        return with_columns(kept, rank, draw, like)
 
     # ---- looking
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.block_numbers import finished
 from accordion_bench.codecs.bucket import Context
 from accordion_bench.codecs.coding import Coding
 from accordion_bench.codecs.reference import FORMATS, in_blocks
@@ -26,7 +27,9 @@ def _variance(compressor: "Blockwise", x_R: Tensor, spec: TensorSpec, level: flo
     size = compressor.blocks(spec)
     norms_R = torch.linalg.vector_norm(in_blocks(x_R.float(), size), math.inf, dim=2, dtype=torch.float64)
     scales_R = (
-        compressor.coding(level).scales(norms_R, norms_R).double().repeat_interleave(size, dim=1)[:, : spec.numel]
+        finished(compressor.coding(level).rule, [norms_R], norms_R)[0]
+        .double()
+        .repeat_interleave(size, dim=1)[:, : spec.numel]
     )
     steps = torch.where(scales_R > 0, x_R.double() / scales_R, 0)
     return (scales_R.square() * (steps.ceil() - steps) * (steps - steps.floor())).sum(1)

@@ -22,6 +22,7 @@ from accordion_bench.compressors.base import (
     NonFinite,
     State,
     compressed_levels,
+    remembered,
     subtract_,
 )
 from accordion_bench.compressors.description import WhyDense, shorter_messages
@@ -102,18 +103,17 @@ class Gathered(Compressor):
 
     # ---- what it gets for that
 
+    @remembered
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
         """The length of one tensor's message; the largest possible one where `fixed_size` is false."""
-        known = self.__dict__.setdefault("_message_bytes", {})
-        if (spec, level) not in known:
-            known[spec, level] = self.layout((spec,), (level,)).nbytes
-        return known[spec, level]
+        return self.layout((spec,), (level,)).nbytes
 
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
     ) -> Sequence[Transfer]:
         return [Transfer("all_gather", self.message_bytes(spec, level))]
 
+    @remembered
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
         return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
 
@@ -136,17 +136,17 @@ class Gathered(Compressor):
         sent = Sent(self, gathered, decoded_here, xs_W, ctx, comm)
 
         reduced = sorted(set(range(len(xs_W))) - set(gathered))
-        decoded_W = dict(zip(decoded_here, zeros_like([xs_W[i] for i in decoded_here]), strict=True))
-        sent.add_own_(decoded_W, 1.0)
+        decoded_W = dict(zip(decoded_here, sent.decoded(decoded_here), strict=True))
+        dense_W, alone = [decoded_W.get(i, xs_W[i]) for i in reduced], len(decoded_W) == len(reduced)
         update: list[Tensor] = [xs_W[0]] * len(xs_W) if xs_W else []
-        for i, mean in zip(reduced, comm.all_reduce_mean([decoded_W.get(i, xs_W[i]) for i in reduced]), strict=True):
+        for i, mean in zip(reduced, comm.all_reduce_mean(dense_W, may_alias=alone), strict=True):
             update[i] = mean
         saved = 0
         if gathered:
             first = range(len(gathered))
             part = sent.bucket.take(first)
             everyones = self.gather(sent.message.take(first), part, comm)
-            target = for_means([xs_W[i][0] for i in gathered], comm.workers, self.takes_empty)
+            target = target_like([xs_W[i][0] for i in gathered], self.takes_empty, divisor=comm.workers)
             self.add_bucket_(target, everyones, part)
             for i, mean in zip(gathered, target.rows_R, strict=True):
                 update[i] = mean.view(xs_W[i][0].shape)
@@ -201,6 +201,16 @@ class Sent:
             worker, k = divmod(bad.row, len(ids))
             raise non_finite(ctx, ids[k], comm.first_named + worker) from None
 
+    def decoded(self, ids: Sequence[int]) -> list[Tensor]:
+        """What the local workers have sent of tensors, [W, ...]; contiguous, side by side."""
+        if not ids:
+            return []
+        ks = [self.place[i] for i in ids]
+        xs_W, part = [self.bucket.xs_W[k] for k in ks], self.bucket.take(ks)
+        target = target_like(xs_W, self.compressor.takes_empty, rows=len(xs_W[0]))
+        self.compressor.add_bucket_(target, self.message.take(ks), part)
+        return [row_W.view(x_W.shape) for row_W, x_W in zip(target.rows_R, xs_W, strict=True)]
+
     def add_own_(self, targets_W: Mapping[int, Tensor], alpha: float) -> None:
         """target [W, ...] += alpha x what the local workers have sent of it; by index, those of other tensors stay."""
         rows_W = {
@@ -211,21 +221,12 @@ class Sent:
             self.compressor.add_bucket_(target, self.message.take(ks), self.bucket.take(ks))
 
 
-def for_means(xs: Sequence[Tensor], divisor: int, may_be_empty: bool) -> Target:
-    """Rows [1, N] for the means of tensors, side by side: empty, or of zeros, which cost a CPU no pass."""
+def target_like(xs: Sequence[Tensor], may_be_empty: bool, rows: int = 1, divisor: int = 1) -> Target:
+    """Rows [R, N] for as many numbers as tensors have, side by side: empty, or of zeros, which cost a CPU no pass."""
     sizes, empty = [x.numel() for x in xs], may_be_empty and engine_for(xs).fills
     make = torch.empty if empty else large_pages.zeros
-    flat = make(1, sum(sizes), device=xs[0].device, dtype=xs[0].dtype)
-    return Target(flat.split(sizes, dim=1), divisor=divisor, empty=empty)
-
-
-def zeros_like(xs: Sequence[Tensor]) -> list[Tensor]:
-    """Contiguous zeros of the shapes of some tensors, side by side."""
-    if not xs:
-        return []
-    sizes = [x.numel() for x in xs]
-    parts = large_pages.zeros(1, sum(sizes), xs[0].device, xs[0].dtype)[0].split(sizes)
-    return [part.view(x.shape) for part, x in zip(parts, xs, strict=True)]
+    parts = make(1, sum(sizes), device=xs[0].device, dtype=xs[0].dtype)[0].split(sizes)
+    return Target([part.view(rows, -1) for part in parts], divisor=divisor, empty=empty)
 
 
 def non_finite(ctx: Context, i: int, worker: int) -> NonFinite:

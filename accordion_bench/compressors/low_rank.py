@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.engines import engine_for
-from accordion_bench.compressors.base import Compressor, State
+from accordion_bench.compressors.base import Compressor, Context, State
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.options.option import NEAREST, option, with_options
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.same_shape import as_matrices
+from accordion_bench.tensors.upload import upload
 
 Batch = tuple[list[int], Any, Tensor]
 """(indices of G tensors, of which kind, matrices [W, G, n, m])."""
@@ -97,19 +99,39 @@ def together(factors: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return [part.view(len(own), *own[0].shape) for part, own in zip(parts, factors, strict=True)]
 
 
-def with_columns(kept: Tensor | None, rank: int, draw: Callable[[int], Tensor]) -> Tensor:
+def keyed_normal(ctx: Context, stream: str, name: str, shape: Sequence[int], *key: int) -> Tensor:
+    """Keyed draws from N(0, 1) for a tensor, float64 on the CPU.
+
+    Args:
+        ctx: of the step.
+        stream: name of the random stream; it must never change.
+        name: of the tensor.
+        shape: of the draws.
+        key: what else they hang on.
+    """
+    generator = keyed_rng.generator(ctx.seed, stream, name, ctx.step, *key)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def of_batches(found: Mapping[int, Tensor], ids: Sequence[Sequence[int]]) -> list[dict[int, Tensor]]:
+    """Tensors that are given by index, of each batch by their places in it; some may be missing."""
+    return [{g: found[i] for g, i in enumerate(own) if i in found} for own in ids]
+
+
+def with_columns(kept: Tensor | None, rank: int, draw: Callable[[int], Tensor], like: Tensor) -> Tensor:
     """A factor [n, r] with so many columns: the kept one, its leading columns, or itself and drawn ones.
 
     Args:
         kept: of the exchange before; None = all are drawn.
         rank: r.
-        draw: makes that many columns [n, count] from N(0, 1).
+        draw: makes that many columns [n, count] from N(0, 1), on the CPU.
+        like: gives type and device.
     """
-    if kept is None:
-        return draw(rank)
-    if kept.shape[1] >= rank:
+    if kept is not None and kept.shape[1] >= rank:
         return kept if kept.shape[1] == rank else kept[:, :rank].contiguous()
-    fresh = draw(rank - kept.shape[1])
+    fresh = upload(draw(rank if kept is None else rank - kept.shape[1]).to(like.dtype), like.device)
+    if kept is None:
+        return fresh
     # the old columns are at the gradient's scale; both parts count alike only at unit length
     engine = engine_for([kept])
     old = engine.orthonormalise([kept[None]])[0][0] if engine.copies else torch.linalg.qr(kept).Q

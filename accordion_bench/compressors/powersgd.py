@@ -17,6 +17,8 @@ from accordion_bench.compressors.low_rank import (
     LowRank,
     batches,
     keep_queries,
+    keyed_normal,
+    of_batches,
     together,
     with_columns,
 )
@@ -25,8 +27,6 @@ from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors import keyed_rng
-from accordion_bench.tensors.upload import upload
 
 
 def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
@@ -111,16 +111,15 @@ class PowerSGD(LowRank):
         # a zero gradient would leave Q = 0, from which no later step could recover: keep the old query instead
         kept = engine.renewed([Qt.mT for Qt in Qts], queries)
         found: dict[str, Tensor] = {}
-        place: dict[int, tuple[int, int]] = {}
-        for number, ((ids, _, _), M, Q) in enumerate(zip(stacks, engine.products(Ps, Qts), kept, strict=True)):
+        for (ids, _, _), M, Q in zip(stacks, engine.products(Ps, Qts), kept, strict=True):
             for g, i in enumerate(ids):
                 update[i] = M[g].view(ctx.specs[i].shape)
-                found[ctx.specs[i].name], place[i] = Q[g], (number, g)
+                found[ctx.specs[i].name] = Q[g]
         keep_queries(state, found)
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
-            subtract_({i: target_W for i, target_W in targets_W.items() if i not in place}, xs_W)
-            own_W = [{g: targets_W[i] for g, i in enumerate(ids) if i in targets_W} for ids, _, _ in stacks]
+            subtract_({i: targets_W[i] for i in dense if i in targets_W}, xs_W)
+            own_W = of_batches(targets_W, [ids for ids, _, _ in stacks])
             engine.subtract_products(own_W, [P.expand(comm.local_workers, -1, -1, -1) for P in Ps], Qts_W)
 
         return Exchanged(update, subtract_sent_)
@@ -131,13 +130,11 @@ class PowerSGD(LowRank):
         q = state.get(spec.name, {}).get("q") if self.warm_start else None
         if self.on_switch == "redraw" and q is not None and q.shape[1] != rank:
             q = None
-        return with_columns(q, rank, lambda columns: self._draw(ctx, spec, rank, columns, like))
 
-    @staticmethod
-    def _draw(ctx: Context, spec: TensorSpec, rank: int, columns: int, like: Tensor) -> Tensor:
-        generator = keyed_rng.generator(ctx.seed, "powersgd", spec.name, ctx.step, rank)
-        drawn = torch.randn(spec.matrix[1], columns, generator=generator, dtype=torch.float64)
-        return upload(drawn.to(like.dtype), like.device)
+        def draw(columns: int) -> Tensor:
+            return keyed_normal(ctx, "powersgd", spec.name, (spec.matrix[1], columns), rank)
+
+        return with_columns(q, rank, draw, like)
 
     def _orthonormal(self, engine: Engine, factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
         """Orthonormal columns for matrices [G, n, r] of each batch; a zero matrix gives finite columns."""

@@ -15,7 +15,7 @@ from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Exchanged, State, subtract_
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
-from accordion_bench.compressors.gathered import zeros_like
+from accordion_bench.compressors.gathered import target_like
 from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
@@ -111,10 +111,10 @@ class RandomK(Compressor):
                 sent_W[i] = values_W
         update = comm.all_reduce_mean(sent_W)
         if places is not None:
-            means = zeros_like([xs_W[i][:1] for i in lossy])
-            engine.put(Target([mean.view(1, -1) for mean in means]), [update[i][None] for i in lossy], places, factors)
-            for i, mean in zip(lossy, means, strict=True):
-                update[i] = mean[0]
+            target = target_like([xs_W[i][0] for i in lossy], False)
+            engine.put(target, [update[i][None] for i in lossy], places, factors)
+            for i, mean in zip(lossy, target.rows_R, strict=True):
+                update[i] = mean.view(xs_W[i][0].shape)
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in lossy}, xs_W)

@@ -1,19 +1,18 @@
 """TernGrad: three levels and one scale per tensor, shared by all workers."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from accordion_bench.codecs.block_numbers import LARGEST
 from accordion_bench.codecs.bucket import Bucket
 from accordion_bench.codecs.coding import Coding, to_levels
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer, whole_layout
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, paying_levels
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, paying_levels, remembered
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.compressors.description import TRAVEL, WhyDense
 from accordion_bench.compressors.entropy import METHODS, check_entropy
@@ -22,11 +21,11 @@ from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.upload import table
+from accordion_bench.tensors.kernels.dense_kernels import BlockRule
+from accordion_bench.tensors.same_shape import joined
 
 TERNARY = (-1.0, 0.0, 1.0)
 CODING = to_levels(TERNARY, stream="TernaryCodes")
-ROUNDING = 1e-15  # share of a sum of squares in float64, for each of its terms, that may be rounding
 
 
 class TernaryCodes(DenseCodes):
@@ -49,7 +48,7 @@ class TernaryCodes(DenseCodes):
         return CODING
 
     def shared_scales(self, bucket: Bucket) -> Tensor:
-        return torch.stack([self.known[spec.name] for spec in bucket.specs])
+        return joined([self.known[spec.name] for spec in bucket.specs])
 
 
 def _why_dense(compressor: "TernGrad", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
@@ -97,12 +96,14 @@ class TernGrad(Compressor):
         super().__post_init__()
         self.traits = replace(self.traits, unbiased=self.clip is None)
         self.codes = TernaryCodes(check_entropy(self.entropy))
+        self.rule = LARGEST if self.clip is None else BlockRule("largest", ("linf", "l2", "sum"), clip=self.clip)
 
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
     ) -> Sequence[Transfer]:
         return [Transfer("all_reduce", 4), Transfer("all_gather", self.codes.message_bytes(spec, level))]
 
+    @remembered
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
         return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
 
@@ -110,19 +111,9 @@ class TernGrad(Compressor):
         """min(max |v_w|, clip sigma_w) of the local workers, the largest of them, for each tensor."""
         if not bucket.specs:
             return []
-        engine, layout = engine_for(bucket.rows_W), whole_layout(bucket.numels)
-        n, others, exact = entries_of(bucket.numels, bucket.rows_W[0].device)
-        kinds = ("linf",) if self.clip is None else ("linf", "l2", "sum")
-        largest_W, *rest = engine.norms(bucket, layout, *kinds)
-        if self.clip is not None:
-            norm_W, sum_W = rest
-            square_W, constant_W = norm_W.square(), sum_W.square() / n
-            sigma_W = ((square_W - constant_W).clamp_min(0) / others).sqrt()
-            # all entries alike have no sigma: nothing sticks out, nothing is cut
-            largest_W = torch.where(
-                constant_W < exact * square_W, torch.minimum(largest_W, self.clip * sigma_W), largest_W
-            )
-        return list(largest_W.amax(0).float())
+        layout = whole_layout(bucket.numels)
+        (largest_W,) = engine_for(bucket.rows_W).numbers(bucket, layout, self.rule)
+        return list(largest_W[0] if len(largest_W) == 1 else largest_W.amax(0))
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         sent = list(paying_levels(self, ctx, comm.workers))
@@ -134,10 +125,3 @@ class TernGrad(Compressor):
         self.codes.known = {ctx.specs[i].name: scale for i, scale in zip(sent, shared, strict=True)}
         narrowed = replace(ctx, levels=[1 if i in set(sent) else None for i in range(len(ctx.specs))])
         return self.codes.exchange(xs_W, narrowed, state, comm)
-
-
-@functools.lru_cache(maxsize=64)
-def entries_of(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Of each tensor n, n - 1 but at least 1, and the share of a sum of squares that is no rounding: float64 [3, T]."""
-    n = torch.tensor(lengths, dtype=torch.float64)
-    return table(torch.stack([n, (n - 1).clamp_min(1), 1 - ROUNDING * (n + 9)]), device)

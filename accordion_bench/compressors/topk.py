@@ -4,7 +4,6 @@ Tensor suffixes: A all workers.
 """
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ from accordion_bench.codecs.engine import Engine, Selection
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import KEPT, Layout, Message
 from accordion_bench.codecs.packed_codes import unpack_codes
-from accordion_bench.codecs.selection import kept_entries
+from accordion_bench.codecs.selection import kept_at_least, kept_entries
 from accordion_bench.codecs.tiles import BINS, TileForm, Tiles, floats, in_order
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Exchanged, State
@@ -102,8 +101,7 @@ class TiledMessages:
 def form_of(spec: TensorSpec, chunk: int, density: float, coded: bool) -> TileForm:
     """What the message of a tensor looks like; asked for several times in a step."""
     tiles = Tiles.of(spec, chunk)
-    # 1e-9: a density such as 0.07 times 100 is 7.000000000000001 in floating point
-    return TileForm(tiles, min(tiles.numel, max(1, math.ceil(density * tiles.numel - 1e-9))), coded)
+    return TileForm(tiles, kept_at_least(tiles.numel, density), coded)
 
 
 @functools.lru_cache(maxsize=KEPT)

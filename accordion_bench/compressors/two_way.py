@@ -3,6 +3,7 @@
 Tensor suffixes: W local workers, A all workers, N elements, B bytes.
 """
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +17,9 @@ from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.layout import Message, Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State, paying_levels, subtract_
+from accordion_bench.compressors.base import Context, Exchanged, State, forget, paying_levels, remembered, subtract_
 from accordion_bench.compressors.description import WhyDense, shorter_messages
-from accordion_bench.compressors.gathered import Gathered, for_means, non_finite
+from accordion_bench.compressors.gathered import Gathered, non_finite, target_like
 from accordion_bench.compressors.probe import Probed, probe_exchanged
 from accordion_bench.compressors.sizes import cheaper_than_dense, payload_bytes, wire_bytes
 from accordion_bench.compressors.wrapper import Wrapper
@@ -27,7 +28,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.counter_rng import BLOCK, blocks_of, integers_of
-from accordion_bench.tensors.same_shape import in_rows
+from accordion_bench.tensors.same_shape import in_rows, joined
 from accordion_bench.tensors.upload import fresh
 
 STATE = "two_way"
@@ -48,7 +49,12 @@ class Piece(NamedTuple):
     @property
     def spec(self) -> TensorSpec:
         """The piece as a tensor of its own."""
-        return TensorSpec(f"{self.name}[{self.start}:{self.stop}]", (1, self.stop - self.start))
+        return _spec_of(self)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _spec_of(piece: Piece) -> TensorSpec:
+    return TensorSpec(f"{piece.name}[{piece.start}:{piece.stop}]", (1, piece.stop - piece.start))
 
 
 def cut_shards(specs: Sequence[TensorSpec], workers: int, server: str = "sharded", align: str = "piece") -> list[Piece]:
@@ -180,6 +186,7 @@ class TwoWay(Wrapper):
         state = self.inner.init(specs, comm, like)
         by_name = self._by_name(specs, comm.workers)
         self.pieces.update(by_name)  # tensors that are exchanged together share their pieces out among themselves
+        forget(self)
         pieces = [piece for pieces in by_name.values() for piece in pieces]
         if self.residual and pieces:
             sizes = [sum(p.stop - p.start for p in pieces if p.owner == w) for w in range(comm.workers)]
@@ -232,6 +239,7 @@ class TwoWay(Wrapper):
         taken = level is not None and self.inner.takes_feedback(spec, level, workers)
         return taken and level is not None and self.pays(spec, level, workers)
 
+    @remembered
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
         return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
 
@@ -269,9 +277,8 @@ class TwoWay(Wrapper):
             if not entries:
                 answers.append(message_A.new_empty(0))
                 continue
-            target = for_means(
-                [flat_W[i][0, piece.start : piece.stop] for piece, i in entries], comm.workers, self.inner.takes_empty
-            )
+            owned_xs = [flat_W[i][0, piece.start : piece.stop] for piece, i in entries]
+            target = target_like(owned_xs, self.inner.takes_empty, divisor=comm.workers)
             means = list(target.rows_R)
             shard = replace(self._bucket(entries, ctx, means, [owner]), purpose="server")
             of_everyone = Message(message_A, [layouts[owner]] * comm.workers)
@@ -286,10 +293,10 @@ class TwoWay(Wrapper):
 
         # 4 everybody gets all pieces
         if levels:
-            target = for_means([xs_W[i][0] for i in levels], 1, self.inner.takes_empty)
+            target = target_like([xs_W[i][0] for i in levels], self.inner.takes_empty)
             for i, sums in zip(levels, target.rows_R, strict=True):
                 update[i] = sums.view(xs_W[i][0].shape)
-            everyones = Message(torch.cat(comm.all_gather_uneven(answers, sizes))[None], sent.layouts[:1])
+            everyones = Message(joined(comm.all_gather_uneven(answers, sizes))[None], sent.layouts[:1])
             targets = [update[i].view(1, -1)[:, piece.start : piece.stop] for piece, i in everything]
             self.inner.add_bucket_(replace(target, rows_R=targets), everyones, bucket)
 

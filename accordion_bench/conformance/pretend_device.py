@@ -20,12 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from accordion_bench.codecs import engines
+from accordion_bench.codecs.block_numbers import BlockNumbers
 from accordion_bench.codecs.bucket import Bucket, Target
-from accordion_bench.codecs.coding import LEVELS, Coding
+from accordion_bench.codecs.coding import Coding
+from accordion_bench.codecs.compiled import measurable
 from accordion_bench.codecs.engine import Engine, Selection
 from accordion_bench.codecs.engines import OnDevice
 from accordion_bench.codecs.layout import Layout, Message
 from accordion_bench.codecs.low_rank_on_gpu import HIGHEST
+from accordion_bench.tensors import casts
+from accordion_bench.tensors.kernels.dense_kernels import BlockRule
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
@@ -153,7 +157,8 @@ def one_launch(name: str, times: int = 1) -> Iterator[None]:
         yield
     finally:
         counts.launches, counts.waits, counts.uploads = kept
-        counts.launches[name] += times
+        if times:
+            counts.launches[name] += times
 
 
 class PretendedKernels(OnDevice):
@@ -181,21 +186,28 @@ class PretendedKernels(OnDevice):
         with one_launch("fed", 0):  # residuals are added where coordinates are read
             formed = bucket.formed()
         self.encode_formed(formed, message, coding)
-        with one_launch("read", int(coding.norm == "means")):  # and written with the codes
+        with one_launch("fed", 0):  # and written with the codes
             self.add_dense(Target(feedback.rows_W, -1.0), message, coding)
             feedback.mask()
 
-    def encode(
-        self, bucket: Bucket, message: Message, coding: Coding, factors_W: Tensor | None, scales_W: Tensor | None
-    ) -> None:
+    def encode_formed(self, bucket: Bucket, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
+        if not measurable(message.layout, coding):
+            super().encode_formed(bucket, message, coding, shared)
+            return
         with one_launch("encode"):
-            super().encode(bucket, message, coding, factors_W, scales_W)
+            super().encode_formed(bucket, message, coding, shared)
 
-    def factors(self, coding: Coding, scales: Tensor | None) -> Tensor | None:
-        if coding.rounding != LEVELS:
-            return super().factors(coding, scales)
+    def encode(self, bucket: Bucket, message: Message, coding: Coding, numbers: BlockNumbers) -> None:
+        with one_launch("encode", 1 + (numbers.middles is not None)):
+            super().encode(bucket, message, coding, numbers)
+
+    def numbers(self, bucket: Bucket, layout: Layout, rule: BlockRule) -> list[Tensor]:
+        with one_launch("numbers"):
+            return super().numbers(bucket, layout, rule)
+
+    def factors(self, rule: BlockRule, scales: Tensor) -> Tensor:
         with one_launch("factors"):
-            return super().factors(coding, scales)
+            return super().factors(rule, scales)
 
     def add_codes(
         self, target: Target, message: Message, coding: Coding, shared: Tensor | None, middles: Tensor | None
@@ -277,7 +289,7 @@ def kernels_for(xs: Sequence[Tensor]) -> Engine | None:
 def pretended() -> Iterator[Counts]:
     """A device for the block; gives what is counted on it.
 
-    Host memory can be pinned for it, optimizers are fused, and dense codes have kernels.
+    Host memory can be pinned for it, optimizers are fused, and codes and casts have kernels.
     """
     Pretend.counts.reset()
     before = Tensor.pin_memory
@@ -293,14 +305,27 @@ def pretended() -> Iterator[Counts]:
     for module in optimizers:  # they would refuse a device that is not there
         module._device_dtype_check_for_fused = lambda *_, **__: None
     engines.STAND_INS.append(kernels_for)
+    of_casts = {name: getattr(casts, name) for name in ("sum_of_shares", "widened")}
+    for name, torchs in of_casts.items():
+        setattr(casts, name, functools.partial(_by_one_kernel, name, torchs))
     try:
         with FromLists(), PretendDevice():
             yield Pretend.counts
     finally:
         engines.STAND_INS.remove(kernels_for)
+        for name, torchs in of_casts.items():
+            setattr(casts, name, torchs)
         Tensor.pin_memory = before  # type: ignore[method-assign]
         for module, check in zip(optimizers, checks, strict=True):
             module._device_dtype_check_for_fused = check
+
+
+def _by_one_kernel(name: str, computed: Callable[..., Tensor], *args: Any) -> Tensor:
+    """One launch on the device, where a GPU has a kernel; as it is elsewhere."""
+    if not any(isinstance(leaf, Pretend) for leaf in tree_leaves(args)):
+        return computed(*args)
+    with one_launch(name):
+        return computed(*args)
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

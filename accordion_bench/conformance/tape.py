@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from accordion_bench.comm.graphs import Graphs, NotCapturable
 from accordion_bench.comm.on_device import Streams
@@ -27,6 +27,7 @@ from accordion_bench.conformance.pretend_device import (
     one_launch,
     real,
 )
+from accordion_bench.exchange.state_bytes import tensors_in
 from accordion_bench.tensors.upload import filled, noting
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class Tape(TorchDispatchMode):
         for argument, value in given:
             declares = argument.alias_info is not None and argument.alias_info.is_write
             if declares or argument.name in UNDECLARED:
-                written = [x for x in tree_leaves(value) if isinstance(x, Tensor)]
+                written = list(tensors_in(value))
                 self._before += [(x, real(x).detach().clone()) for x in written]
 
     @torch.no_grad()
@@ -88,7 +89,7 @@ class Tape(TorchDispatchMode):
     def replay(self) -> None:
         """Compute all operations again, in their order and on the same memory."""
         for func, args, kwargs, out in self.operations:
-            pairs = zip(_tensors(out), _tensors(func(*args, **kwargs)), strict=True)
+            pairs = zip(tensors_in(out), tensors_in(func(*args, **kwargs)), strict=True)
             for there, now in pairs:
                 if there is not now and there.numel() and there.data_ptr() != now.data_ptr():
                     real(there).detach().copy_(real(now).detach())
@@ -165,7 +166,3 @@ def _place(x: Tensor, to: torch.device) -> Tensor:
 def _as_it_lies(x: Any) -> Any:
     """A parameter's memory of now: what it holds later may lie elsewhere, and a graph would not follow."""
     return x.detach() if isinstance(x, torch.nn.Parameter) else x
-
-
-def _tensors(out: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(out) if isinstance(x, Tensor)]

@@ -311,10 +311,10 @@ class Exchange:
             return left
         *updates, magnitudes = left
         filled = [i for i in self.members[number] if self.specs[i].numel]
-        given, got = magnitudes.split([len(filled) * self.comm.local_workers, len(filled)])
-        self.finite.note(Look(given, lambda k, _: f"{self._row(filled, k)} is not finite"))
+        given = Look(len(filled) * self.comm.local_workers, lambda k, _: f"{self._row(filled, k)} is not finite")
         sent = "what some worker was to send of"
-        self.finite.note(Look(got, lambda k, _: f"{sent} {self.specs[filled[k]].name} is not finite", self.comm))
+        got = Look(len(filled), lambda k, _: f"{sent} {self.specs[filled[k]].name} is not finite", self.comm)
+        self.finite.note(magnitudes, given, got)
         return updates
 
     def state_of(self, number: int) -> Iterator[Tensor]:
@@ -386,7 +386,8 @@ class Exchange:
                 raise NonFinite(f"{bad} is not finite")
             return
         filled = [i for i, spec in enumerate(self.specs) if spec.numel]
-        self.finite.note(Look(largest(_rows(xs_W)), lambda k, _: f"{self._row(filled, k, what)} is not finite"))
+        values = largest(_rows(xs_W))
+        self.finite.note(values, Look(len(values), lambda k, _: f"{self._row(filled, k, what)} is not finite"))
         self.finite.refuse()
 
     def _row(self, members: Sequence[int], number: int, what: str | None = None) -> str:

@@ -15,19 +15,23 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import NonFinite
+from accordion_bench.tensors.same_shape import joined
 
 
 class Look(NamedTuple):
     """Numbers on a device, none of which may be NaN or infinite.
 
-    values: [n], of any type.
+    length: how many.
     told: the sentence about one that is, by its index and value.
     common: whose workers all have the same numbers; None = they are this process's own.
     """
 
-    values: Tensor
+    length: int
     told: Callable[[int, float], str]
     common: Comm | None = None
+
+
+Noted = tuple[Tensor, Sequence[Look]]
 
 
 class Finite:
@@ -42,23 +46,23 @@ class Finite:
 
     def __init__(self, device: torch.device) -> None:
         self.late = device.type != "cpu"
-        self._looks: list[Look] = []
+        self._noted: list[Noted] = []
 
-    def note(self, look: Look) -> None:
-        """Numbers that are to be read with the others of this step."""
-        self._looks.append(look)
+    def note(self, values: Tensor, *looks: Look) -> None:
+        """Numbers [n], of any type, that are to be read with the others of this step, by looks at consecutive ones."""
+        self._noted.append((values, looks))
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[list[Callable[[], None]]]:
         """Inside, looks are kept, not noted; they are noted by calling what the list holds afterwards."""
-        before, self._looks = self._looks, []
+        before, self._noted = self._noted, []
         again: list[Callable[[], None]] = []
         try:
             yield again
         finally:
-            looks, self._looks = self._looks, before
-        if looks:
-            again.append(lambda: self._looks.extend(looks))
+            noted, self._noted = self._noted, before
+        if noted:
+            again.append(lambda: self._noted.extend(noted))
 
     def refuse(self) -> None:
         """Read what was noted, in one copy to the host.
@@ -69,15 +73,16 @@ class Finite:
             NonFinite: something is NaN or infinite; the sentence is about the first, of the processes' own before those
                 in common.
         """
-        looks, self._looks = self._looks, []
-        if not looks:
+        noted, self._noted = self._noted, []
+        if not noted:
             return
-        values = torch.cat([look.values for look in looks]).tolist()
+        values = joined([values for values, _ in noted]).tolist()
         if all(map(math.isfinite, values)):
             return
         own, common = "", None
-        for look, end in zip(looks, itertools.accumulate(len(look.values) for look in looks), strict=True):
-            found = values[end - len(look.values) : end]
+        looks = [look for _, own_looks in noted for look in own_looks]
+        for look, end in zip(looks, itertools.accumulate(look.length for look in looks), strict=True):
+            found = values[end - look.length : end]
             bad = next((i for i, value in enumerate(found) if not math.isfinite(value)), None)
             if bad is not None and look.common is None:
                 own = own or look.told(bad, found[bad])

@@ -179,7 +179,7 @@ class SparseAverage(Exchange):
             return f"a parameter on worker {self.comm.first_named + row} is not finite"
 
         if self.finite.late:
-            self.finite.note(Look(largest(list(values_W)), lambda row, _: told(row)))
+            self.finite.note(largest(list(values_W)), Look(len(values_W), lambda row, _: told(row)))
         elif not values_W.isfinite().all():
             raise NonFinite(told(values_W.isfinite().all(1).tolist().index(False)))
 

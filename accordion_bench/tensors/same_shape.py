@@ -73,6 +73,18 @@ def _flat_of(xs: Sequence[Tensor]) -> Tensor | None:
     return base if len({x.data_ptr() for x in xs if x.numel()}) == sum(x.numel() > 0 for x in xs) else None
 
 
+def joined(xs: Sequence[Tensor]) -> Tensor:
+    """Contiguous tensors of one type, one behind the other, as one vector; no copy where they lie so."""
+    first, flat = xs[0], sum(x.numel() for x in xs)
+    ends = itertools.accumulate((x.numel() for x in xs), initial=first.storage_offset())
+    memory = first.untyped_storage().data_ptr()
+    together = all(
+        x.is_contiguous() and x.storage_offset() == end and x.untyped_storage().data_ptr() == memory
+        for x, end in zip(xs, ends, strict=False)
+    )
+    return first.as_strided((flat,), (1,)) if together else torch.cat([x.reshape(-1) for x in xs])
+
+
 def in_rows(x_W: Tensor) -> Tensor:
     """A tensor [W, ...] as rows [W, N]; N is 1 where a worker has a single number, without a dimension."""
     return x_W.flatten(1) if x_W.ndim > 1 else x_W[:, None]

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from accordion_bench.comm.graphs import (
     EVALUATION,
@@ -25,6 +24,7 @@ from accordion_bench.comm.graphs import (
     NotCapturable,
     eagerly,
 )
+from accordion_bench.exchange.state_bytes import tensors_in
 
 WARM = 3  # times that work is done eagerly first: kernels are searched for and compiled, tables are made
 KEPT = {WORKERS: 512, EXCHANGE: 8, UPDATE: 8, EVALUATION: 8}  # captures that are kept by kind, the latest used
@@ -163,14 +163,14 @@ class Replayed:
             for stage, replay in zip(work.stages, kept.replays, strict=True):
                 stage.prepare()
                 replay(work.moment)
-            replayed = [x.clone() for x in [*changed, *_tensors(kept.out)]]
+            replayed = [x.clone() for x in [*changed, *tensors_in(kept.out)]]
         except torch.OutOfMemoryError:
             self._give_up(work.name, "there is no memory to compare a replay with the same work done eagerly")
         if len(before) == len(changed) > 0:
             torch._foreach_copy_(changed, before)
         with torch.enable_grad():
             out = eagerly(work)
-        found = [*changed, *_tensors(out)]
+        found = [*changed, *tensors_in(out)]
         if replayed is not None and (len(found) != len(replayed) or not all(map(alike, replayed, found))):
             self._give_up(work.name, "a replay of it differs from the same work done operation by operation")
         return out
@@ -219,7 +219,3 @@ def alike(x: Tensor, y: Tensor) -> bool:
         return False
     a, b = (z.nan_to_num(0, 0, 0).double() for z in (x, y))
     return bool((a - b).norm() <= ALIKE * b.norm())
-
-
-def _tensors(out: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(out) if isinstance(x, Tensor)]

@@ -228,7 +228,7 @@ class TrainingStep:
         """
         finite = self.communicating.runner.finite
         if finite.late:
-            finite.note(Look(loss_W, self._loss_is))
+            finite.note(loss_W, Look(len(loss_W), self._loss_is))
             return
         for row, value in enumerate(loss_W.tolist()):
             if not math.isfinite(value):

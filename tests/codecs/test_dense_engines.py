@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.block_numbers import LARGEST, MEANS, BlockNumbers
 from accordion_bench.codecs.bucket import Target
 from accordion_bench.codecs.coding import LEVELS, SIGNS, Coding, to_levels
-from accordion_bench.codecs.engine import entries_on
 from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.layout import Layout, Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
@@ -20,12 +20,14 @@ from accordion_bench.compressors import eight_bit, fp4, natural
 from accordion_bench.compressors.codebooks import exponential, uniform
 from accordion_bench.compressors.dense import dense_layout
 from accordion_bench.conformance.pretend_device import Pretend
+from accordion_bench.tensors.kernels.dense_kernels import BlockRule
 from accordion_bench.tensors.kernels.table import LONGEST
 from tests.codecs.conftest import There
 from tests.codecs.kit import LAID, LENGTHS, SHORT, any_numbers, apart, bucket_of, ulps, whole_numbers
 from tests.kit.gpu import THERE
 
 REFERENCE = Reference()
+SCALES = [("linf", "norm"), ("l1", "mean"), ("l2", "root mean")]
 NORMS = ["l1", "l2", "linf", "sum", "below", "count"]
 SIZES = {"1": 1, "512": 512, "1000": 1000, "whole": None, "longer": 30_000}
 ANY = (-1.0, -0.7, 0.1, 0.2, 0.9, 1.0)
@@ -106,6 +108,17 @@ def by(there: There, lengths, size, kind, rows_W) -> Tensor:
     return there.engine.norms(bucket_of(there.to(rows_W)), layout, kind)[0].cpu()
 
 
+RULES = {
+    **{f"{scale} of {norm}": Coding("sign", SIGNS, norm, scale).rule for norm, scale in SCALES},
+    "levels": to_levels(uniform(3, True), "l2").rule,
+    "largest code": eight_bit.coding_of("e4m3", False).rule,
+    "largest code of 1": fp4.CODING.rule,
+    "means": MEANS,
+    "largest": LARGEST,
+    "clipped": BlockRule("largest", ("linf", "l2", "sum"), clip=1.5),
+}
+every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+
 # ---- the properties
 
 
@@ -119,6 +132,19 @@ def norms_are_equal(there, kind, size, lengths):
     assert ulps(by(there, lengths, size, kind, rows_W), by(HERE, lengths, size, kind, rows_W)) <= 2
 
 
+def numbers_are_equal(there, rule, size, lengths):
+    """To the bit where sums have no rounding; of tensors of zeros, of equal numbers and of tiny ones, too."""
+    special = [torch.zeros(3, 9), torch.full((3, 5), 0.25), torch.full((3, 3), 2.0**-149), torch.tensor([[1.0]] * 3)]
+    rows_W = [*whole_numbers(lengths, 3), *special]
+    numels = [x_W.shape[1] for x_W in rows_W]
+    layout = Layout(numels, [max(1, n if size is None else size) for n in numels], {})
+    found = there.engine.numbers(bucket_of(there.to(rows_W)), layout, rule)
+    expected = REFERENCE.numbers(bucket_of(rows_W), layout, rule)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == torch.float32 and ours.cpu().view(torch.int32).equal(theirs.view(torch.int32))
+
+
 def messages_are_equal(there, dense, dtype, laid):
     rows_W = whole_numbers(dense.lengths, 3, dtype)
     assert dense.bytes_by(there, laid(there.to(rows_W))).equal(dense.bytes_by(HERE, rows_W))
@@ -130,15 +156,15 @@ def codes_are_equal_for_the_same_scales(there, dense, dtype):
     if coding.norm == "means":
         return  # codes do not depend on them
     rows_W, shared = any_numbers(dense.lengths, 3, dtype), dense.shared()
-    scales_W = None if shared is None else shared[None]
+    numbers = BlockNumbers()
     if coding.norm:
-        (norms_W,) = REFERENCE.norms(bucket_of(rows_W), layout, coding.norm)
-        scales_W = coding.scales(norms_W, entries_on(layout, torch.device("cpu")))
+        numbers = BlockNumbers(*REFERENCE.numbers(bucket_of(rows_W), layout, coding.rule))
+    elif shared is not None:
+        numbers = BlockNumbers(factors=REFERENCE.factors(coding.rule, shared[None]))
     found = []
     for one in (there, HERE):
-        message = Message.empty(layout, 3, one.device)
-        written = one.to(scales_W) if coding.norm else None
-        one.engine.encode(bucket_of(one.to(rows_W)), message, coding, coding.factors(one.to(scales_W)), written)
+        message, given = Message.empty(layout, 3, one.device), BlockNumbers(*map(one.to, numbers))
+        one.engine.encode(bucket_of(one.to(rows_W)), message, coding, given)
         found.append(message.rows.cpu())
     assert found[0].equal(found[1])
 
@@ -207,6 +233,12 @@ def what_is_not_finite_is_told(there, coding, bad):
 @every_size
 def test_norms(numba, kind, size):
     norms_are_equal(numba, kind, size, LENGTHS)
+
+
+@every_rule
+@every_size
+def test_numbers_of_blocks(there, rule, size):
+    numbers_are_equal(there, rule, size, LENGTHS)
 
 
 @pytest.mark.parametrize("kind", NORMS)
@@ -309,6 +341,17 @@ def test_threads_change_nothing(coding, monkeypatch):
 @pytest.mark.parametrize("size", [13, 333, None], ids=str)
 def test_norms_by_triton(triton, kind, size):
     norms_are_equal(triton, kind, size, (7, 0, 350))
+
+
+@pytest.mark.parametrize("size", [13, 333, None], ids=str)
+@every_rule
+def test_numbers_of_blocks_by_triton(triton, rule, size):
+    numbers_are_equal(triton, rule, size, (7, 0, 350))
+
+
+@every_rule
+def test_numbers_of_blocks_of_several_pieces_by_triton(triton, rule):
+    numbers_are_equal(triton, rule, LONGEST + 4000, (LONGEST + 5000, 7))
 
 
 def equal_by_triton(triton, coding, lengths):

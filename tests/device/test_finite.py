@@ -191,13 +191,13 @@ def test_who_knows_the_cause_tells_the_others():
             return ["", "the gradient of m on worker 3 is not finite", said]
 
     finite, comm = Finite(torch.device("cpu")), Others(1)
-    finite.note(Look(torch.ones(2), lambda i, value: "never"))
-    finite.note(Look(torch.tensor([1.0, NAN]), lambda i, value: f"update {i} is {value}", comm))
+    finite.note(torch.ones(2), Look(2, lambda i, value: "never"))
+    finite.note(torch.tensor([1.0, NAN]), Look(2, lambda i, value: f"update {i} is {value}", comm))
     with pytest.raises(NonFinite, match=r"^the gradient of m on worker 3 is not finite$"):
         finite.refuse()
     assert comm.said == [""]
     finite.refuse()  # it is forgotten
-    finite.note(Look(torch.tensor([INF]), lambda i, value: f"the loss is {value}"))
+    finite.note(torch.tensor([INF]), Look(1, lambda i, value: f"the loss is {value}"))
     with pytest.raises(NonFinite, match=r"^the loss is inf$"):
         finite.refuse()
     assert comm.said == [""]  # what is nobody else's is told at once

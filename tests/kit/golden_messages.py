@@ -363,10 +363,6 @@ class Listening(Comm):
         with self._noted("all_reduce", lambda: self._shares(xs_W, dtype)):
             return super().all_reduce_mean(xs_W, dtype, may_alias)
 
-    def all_reduce_mean_flat(self, xs_W, dtype=None):
-        with self._noted("all_reduce", lambda: self._shares(xs_W, dtype)):
-            return super().all_reduce_mean_flat(xs_W, dtype)
-
     def all_reduce_max(self, xs):
         if not xs:
             return []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.block_numbers import BlockNumbers, factors_of
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import Coding, to_levels
 from accordion_bench.codecs.engine import Engine
@@ -68,7 +69,8 @@ class Path:
         coding, layout = to_levels(tuple(book), "linf"), self.layout(x_R.shape[1], size, book)
         message = Message.empty(layout, len(x_R), x_R.device)
         norms_R = norms_R.contiguous()
-        self.engine.encode(keyed(self.given(x_R), keys), message, coding, coding.factors(norms_R), norms_R)
+        numbers = BlockNumbers(norms_R, factors_of(coding.rule, norms_R))
+        self.engine.encode(keyed(self.given(x_R), keys), message, coding, numbers)
         ((start, stop),) = layout.fields["codes"].spans
         return message.rows[:, start:stop].clone()
 

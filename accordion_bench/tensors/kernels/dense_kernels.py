@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from accordion_bench.tensors.kernels.rounding import KernelRounding
 from accordion_bench.tensors.kernels.table import Table, addresses, contiguous
+from accordion_bench.tensors.upload import upload
 
 if TYPE_CHECKING:
     from accordion_bench.tensors.permutations import Draws
@@ -63,21 +65,47 @@ class Coordinates:
         """Int64 [W, T]."""
         return addresses(self.rows_W)
 
+    @functools.cached_property
+    def fed_addresses(self) -> np.ndarray:
+        """Of residuals [W, T], rates and masks, int64 [W + 2, T]; 0 where there is none."""
+        if self.fed is None:
+            return self.addresses[:0]
+        masks = [0 if m is None else m.data_ptr() for m in self.fed.masks or [None] * len(self.rows_W)]
+        rates = [rate.data_ptr() for rate in self.fed.rates] or [0] * len(self.rows_W)
+        return np.concatenate([addresses(self.fed.residuals_W), np.array([rates, masks], np.int64)])
+
+    @functools.cached_property
+    def on_device(self) -> Tensor:
+        """Both, one below the other, where the tensors are: uploaded once for all kernels that read these tensors."""
+        return upload(torch.from_numpy(np.concatenate([self.addresses, self.fed_addresses])), self.like.device)
+
     @property
     def like(self) -> Tensor:
         """A tensor of their type, where they are."""
         return self.rows_W[0]
 
 
-class MeasuredScales(NamedTuple):
-    """How a bucket's scale comes from its coordinates.
+class BlockRule(NamedTuple):
+    """How norms of a block of n coordinates become the float32 numbers that codes need.
 
-    norm: `l2` or `linf`.
-    largest: by what the norm is divided; 0 = the scale is the norm, and coordinates are rounded to levels.
+    kind: `scale`: the norm over a divisor, as a scale, and the factor of coordinates where it has one. `means`: of the
+        non-negative and of the negative coordinates, as middle + half and middle - half. `largest`: the largest
+        magnitude, at most `clip` standard deviations; alike coordinates are not cut.
+    norms: of which it is made, in order.
+    over: divisor: `n`, `root n`, `largest`, where what is no normal float32 counts as zero; "" = 1.
+    largest: the largest value of a code.
+    factor: `inverse` of the scale; `levels`: see `codecs.block_numbers.level_factors`; "" = 1.
+    top: the level that a coordinate as large as its scale is multiplied to.
+    clip: standard deviations.
     """
 
-    norm: str
-    largest: float
+    kind: str
+    norms: tuple[str, ...]
+    over: str = ""
+    largest: float = 1.0
+    factor: str = ""
+    top: float = 1.0
+    clip: float = 0.0
 
 
 class Encoding(NamedTuple):
@@ -89,14 +117,14 @@ class Encoding(NamedTuple):
     streams: of random numbers, the bits of uint64 as int64 [W, T]; empty where nothing is drawn.
     measured: how scales and factors come from the coordinates that are read; None = they are given. On a GPU alone.
     values: what the codes of each stream stand for, see `Decoding`; where coordinates are fed.
-    middles: of these values.
+    middles: of these values, see `Decoding`.
     """
 
     rounding: KernelRounding
     scales: Tensor | None
     factors: Tensor
     streams: Tensor
-    measured: MeasuredScales | None = None
+    measured: BlockRule | None = None
     values: Sequence[np.ndarray] = ()
     middles: Tensor | None = None
 

@@ -1,22 +1,24 @@
-"""Coordinates to packed codes: tile by tile, bucket by bucket."""
+"""Coordinates to packed codes: of signs, levels, powers of two and 8 bits."""
 
 import numpy as np
 from torch import Tensor
 
 from accordion_bench.tensors.counter_rng import BLOCK
-from accordion_bench.tensors.kernels.compiled import array_at, compiled, f32, owner
-from accordion_bench.tensors.kernels.counter_hash import LANES, block_key, draw
-from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding, array_like
-from accordion_bench.tensors.kernels.eight_bit import (
-    round_at_random,
-    round_to_e3m0,
-    round_to_e4m3,
-    round_to_e5m2,
-    round_to_nearest,
+from accordion_bench.tensors.kernels.compiled import (
+    array_at,
+    bits_of,
+    compiled,
+    f32,
+    float_of,
+    i64,
+    owner,
+    u8,
+    u32,
+    u64,
 )
-from accordion_bench.tensors.kernels.levels import count_below, normalise, round_evenly, round_symmetrically
+from accordion_bench.tensors.kernels.counter_hash import LANES, block_key, draw, integer
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding, array_like
 from accordion_bench.tensors.kernels.packing import pack, packed_bytes
-from accordion_bench.tensors.kernels.powers import round_to_powers
 from accordion_bench.tensors.kernels.rounding import (
     E3M0,
     E4M3,
@@ -28,9 +30,165 @@ from accordion_bench.tensors.kernels.rounding import (
     SIGNS,
     SYMMETRIC,
 )
-from accordion_bench.tensors.kernels.signs import all_finite, pack_signs
 from accordion_bench.tensors.kernels.table import BUCKET, CODES, MORE, SIZE, TILE, N, Table
 from accordion_bench.tensors.kernels.threads import over_tiles
+
+
+@compiled
+def pack_signs(x, out):  # type: ignore[no-untyped-def]
+    """Zeros of both signs are positive."""
+    whole = x.size // 64
+    for g in range(whole):
+        v, word = x[64 * g : 64 * g + 64], u64(0)
+        for k in range(64):
+            word |= u64(v[k] < 0) << u64(k)
+        o = out[8 * g : 8 * g + 8]
+        for byte in range(8):
+            o[byte] = u8(word >> u64(8 * byte))
+    for g in range(8 * whole, out.size):
+        v, byte = x[8 * g : min(8 * g + 8, x.size)], u8(0)
+        for k in range(v.size):
+            byte |= u8(v[k] < 0) << u8(k)
+        out[g] = byte
+
+
+@compiled
+def all_finite(x):  # type: ignore[no-untyped-def]
+    """Neither NaN nor infinity."""
+    infinite, bad = u32(0x7F800000), u32(0)
+    for i in range(x.size):
+        bad |= u32(bits_of(f32(x[i])) & infinite == infinite)
+    return bad == 0
+
+
+COUNTED = 16  # up to so many thresholds each is compared with; beyond, a binary search is faster
+
+
+@compiled
+def round_evenly(x, factor, scale, lanes, word, odd, bits, codes):  # type: ignore[no-untyped-def]
+    """floor(r + s + u), r cut to [-s, s]."""
+    shift, unit, top = u32(32 - bits), f32(2.0) ** f32(-bits), scale + scale
+    for i in range(codes.size):
+        u = f32(np.int32(integer(lanes[i], word, odd, shift))) * unit
+        codes[i] = u8(np.int32(min(max(f32(x[i]) * factor + scale, f32(0)), top) + u))
+
+
+@compiled
+def normalise(x, factor, r):  # type: ignore[no-untyped-def]
+    for i in range(r.size):
+        r[i] = f32(x[i]) * factor
+
+
+@compiled
+def round_symmetrically(r, v, starts, widths, central, K, codes):  # type: ignore[no-untyped-def]
+    """The magnitude's code, and the sign's half of the codebook; overwrites r."""
+    positive = np.empty(r.size, np.uint8)
+    start, width = (central[0], central[1]) if central.size else (f32(0), f32(0))
+    for i in range(r.size):
+        positive[i] = u8(r[i] > start + v[i] * width)
+    for i in range(r.size):
+        r[i] = abs(r[i])
+    count_below(r, v, starts, widths, codes)
+    above = u8(K // 2)
+    for i in range(codes.size):
+        code = codes[i] + above
+        codes[i] = code if positive[i] else u8(K - 1) - code
+
+
+@compiled
+def count_below(r, v, starts, widths, codes):  # type: ignore[no-untyped-def]
+    """How many thresholds lie below each r; they ascend."""
+    if starts.size > COUNTED:
+        search(r, v, starts, widths, codes)
+        return
+    for i in range(codes.size):
+        codes[i] = u8(r[i] > starts[0] + v[i] * widths[0])
+    for j in range(1, starts.size):
+        start, width = starts[j], widths[j]
+        for i in range(codes.size):
+            codes[i] += u8(r[i] > start + v[i] * width)
+
+
+@compiled
+def search(r, v, starts, widths, codes):  # type: ignore[no-untyped-def]
+    """The same: thresholds of the intervals below that of r lie below it, those of intervals above do not."""
+    ends = np.full(256, np.inf, np.float32)  # a power of two of them: no step leaves it
+    ends[: starts.size] = starts
+    for i in range(codes.size):
+        low = 0
+        for k in range(8):  # no branch, which would not be predictable
+            low += i64(ends[low + (128 >> k)] < r[i]) << (7 - k)
+        codes[i] = u8(low) + u8(r[i] > starts[low] + v[i] * widths[low])
+
+
+MANTISSA = 23
+
+
+@compiled
+def round_to_powers(x, v, K, codes):  # type: ignore[no-untyped-def]
+    """The code of the exponent: of float32 (K = 256), or 1 to 127 for 2^-63 to 2^63 and 0 for zero (K = 128).
+
+    v are random integers below 2^23.
+    """
+    smallest = f32(2.0) ** f32(-63)
+    for i in range(codes.size):
+        magnitude = abs(f32(x[i]))
+        exponent = np.int32((bits_of(magnitude) + u32(v[i])) >> u32(MANTISSA))
+        if K == 256:
+            codes[i] = u8(min(exponent, 254))
+        else:  # below 2^-63: that or nothing
+            up = v[i] < magnitude * (f32(2.0) ** f32(63 + MANTISSA))
+            codes[i] = u8(up) if magnitude < smallest else u8(min(exponent - 63, 127))
+
+
+@compiled
+def round_to_nearest(x, factor, codes):  # type: ignore[no-untyped-def]
+    """int8; halves to the even one."""
+    for i in range(codes.size):
+        codes[i] = u8(np.int8(np.rint(f32(x[i]) * factor)))
+
+
+@compiled
+def round_at_random(x, factor, v, bits, codes):  # type: ignore[no-untyped-def]
+    """int8, floor(step + u); u = v 2^-bits."""
+    unit = f32(2.0) ** f32(-bits)
+    for i in range(codes.size):
+        step = np.floor(f32(x[i]) * factor + v[i] * unit)
+        codes[i] = u8(np.int8(min(max(step, f32(-127)), f32(127))))
+
+
+@compiled
+def round_to_e4m3(x, factor, codes):  # type: ignore[no-untyped-def]
+    """4 bits of exponent, 3 of mantissa; halves to the even one, for magnitudes up to 448."""
+    for i in range(codes.size):
+        codes[i] = narrowed(bits_of(f32(x[i]) * factor), u32(20), u32(7), u32(7))
+
+
+@compiled
+def round_to_e5m2(x, factor, codes):  # type: ignore[no-untyped-def]
+    """5 bits of exponent, 2 of mantissa; halves to the even one, for magnitudes up to 57,344."""
+    for i in range(codes.size):
+        codes[i] = narrowed(bits_of(f32(x[i]) * factor), u32(21), u32(15), u32(7))
+
+
+@compiled
+def round_to_e3m0(x, factor, codes):  # type: ignore[no-untyped-def]
+    """3 bits of exponent, none of mantissa; halves to the even code, for magnitudes up to 1."""
+    for i in range(codes.size):
+        codes[i] = narrowed(bits_of(f32(x[i]) * factor), u32(23), u32(7), u32(3))
+
+
+@compiled
+def narrowed(bits, dropped, bias, width):  # type: ignore[no-untyped-def]
+    """The bits of a float32 without `dropped` of its mantissa, its exponent counted from -bias, below a sign."""
+    magnitude = bits & u32(0x7FFFFFFF)
+    # below the smallest normal number: a sum with a power of two leaves whole steps in its last bits
+    power = (u32(128) - bias + dropped) << u32(23)
+    small = bits_of(float_of(magnitude) + float_of(power)) - power
+    odd = (magnitude >> dropped) & u32(1)
+    large = (magnitude + odd + (u32(1) << (dropped - u32(1))) - u32(1) - ((u32(127) - bias) << u32(23))) >> dropped
+    code = small if magnitude < (u32(128) - bias) << u32(23) else large
+    return u8(code | (bits >> u32(31)) << width)
 
 
 def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) -> np.ndarray:

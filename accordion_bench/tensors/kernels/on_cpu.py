@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.tensors.kernels import drawn, headers, sums
+from accordion_bench.tensors.kernels import drawn, sums
 from accordion_bench.tensors.kernels import encode as codes
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Decoding, Encoding, array_like
 from accordion_bench.tensors.kernels.norms import bucket_norms
@@ -15,11 +15,11 @@ __all__ = ["add_values", "bucket_norms", "draw", "encode", "gather", "read_heade
 
 
 def write_headers(scales: Tensor, table: Table, message: Tensor) -> None:
-    headers.write_headers(scales.numpy(), table.rows, message.numpy())
+    sums.write_headers(scales.numpy(), table.rows, message.numpy())
 
 
 def read_headers(message: Tensor, table: Table, alpha: float) -> Tensor:
-    return torch.from_numpy(headers.read_headers(message.numpy(), table.rows, alpha))
+    return torch.from_numpy(sums.read_headers(message.numpy(), table.rows, alpha))
 
 
 def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) -> np.ndarray:

@@ -3,11 +3,37 @@
 import numpy as np
 from torch import Tensor
 
-from accordion_bench.tensors.kernels.compiled import array_at, compiled, f32, owner
+from accordion_bench.tensors.kernels.compiled import array_at, bits_of, compiled, f32, float_of, owner, u8, u32
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Decoding, array_like
 from accordion_bench.tensors.kernels.packing import packed_bytes, unpack
-from accordion_bench.tensors.kernels.table import BUCKET, CODES, MORE, SIZE, TILE, N, Table
+from accordion_bench.tensors.kernels.table import BUCKET, CODES, HEADER, MORE, SIZE, TILE, N, Table
 from accordion_bench.tensors.kernels.threads import over_tiles
+
+
+@compiled
+def write_headers(scales, rows, message):  # type: ignore[no-untyped-def]
+    """Scales [W, M] into the messages [W, B]."""
+    for w in range(len(message)):
+        for t in range(len(rows) - 1):
+            for b in range(rows[t + 1, BUCKET] - rows[t, BUCKET]):
+                bits = bits_of(scales[w, rows[t, BUCKET] + b])
+                out = message[w, rows[t, HEADER] + 4 * b :][:4]
+                for byte in range(4):
+                    out[byte] = u8(bits >> u32(8 * byte))
+
+
+@compiled
+def read_headers(message, rows, alpha):  # type: ignore[no-untyped-def]
+    """Scales [A, M] of messages [A, B], times alpha."""
+    scales = np.empty((len(message), rows[-1, BUCKET]), np.float32)
+    for a in range(len(message)):
+        for t in range(len(rows) - 1):
+            for b in range(rows[t + 1, BUCKET] - rows[t, BUCKET]):
+                own, bits = message[a, rows[t, HEADER] + 4 * b :][:4], u32(0)
+                for byte in range(4):
+                    bits |= u32(own[byte]) << u32(8 * byte)
+                scales[a, rows[t, BUCKET] + b] = float_of(bits) * f32(alpha)
+    return scales
 
 
 def add_values(targets: Coordinates, table: Table, message: Tensor, scales: Tensor, decoding: Decoding) -> None:

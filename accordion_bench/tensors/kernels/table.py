@@ -3,6 +3,7 @@
 Tensor suffixes: T tensors, M buckets of all of them, W local workers.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ N, SIZE, BUCKET, TILE, PIECE, HEADER, CODES, MORE = range(8)
 in a message its scales, its codes and its second stream of codes begin, in bytes."""
 
 LONGEST = 1 << 16  # coordinates of a piece of a long bucket
+ONE, DIFFERENT = 0, -1  # in the place of the size of all buckets: tensors are whole ones; sizes differ
 
 
 class Table:
@@ -59,6 +61,17 @@ class Table:
         self.entries = np.repeat(size, buckets).astype(np.float64)
         filled = buckets > 0
         self.entries[(buckets.cumsum() - 1)[filled]] = (n - (buckets - 1) * size)[filled]
+
+
+@functools.lru_cache(maxsize=256)
+def bucket_size(table: Table) -> int:
+    """Coordinates of a bucket, where all tensors that are longer than one have the same; else ONE or DIFFERENT."""
+    n, size = table.rows[:-1, N], table.rows[:-1, SIZE]
+    several = set(size[n > size].tolist())
+    if not several:
+        return ONE
+    (first, *others) = several
+    return DIFFERENT if others or (n[n <= size] > first).any() or first >= 1 << 30 else first
 
 
 def contiguous(x_W: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 
 from accordion_bench.codecs.rounding import for_kernel
 from accordion_bench.tensors.kernels import rounding as kinds
-from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Decoding, Encoding, Fed, MeasuredScales
+from accordion_bench.tensors.kernels.dense_kernels import BlockRule, Coordinates, Decoding, Encoding, Fed
 from accordion_bench.tensors.kernels.on_gpu import casts, encode, launch, norms, sums
 from accordion_bench.tensors.kernels.rounding import KernelRounding
 from accordion_bench.tensors.kernels.table import Table
@@ -28,20 +28,22 @@ WIDE = {"ld": "ld.global.v4.b32", "st": "st.global.v4.b32"}
 OF_BLOCKS = {"_join_pieces", "_write_headers", "_read_headers"}  # kernels that read no coordinate
 SIGNS, QSGD = KernelRounding(kinds.SIGNS, 2), for_kernel(to_ptx.levels(15))
 E4M3, E3M0 = KernelRounding(kinds.E4M3, 256), KernelRounding(kinds.E3M0, 16)
+TO_LEVELS = BlockRule("scale", ("l2",), factor="levels", top=7.0)
+TO_E4M3 = BlockRule("scale", ("linf",), "largest", 448.0, "inverse")
 CASES = {  # coordinates of a block, rounding, whether scales are made in the same read
     "sign": (N, SIGNS, None),
     "4 bits": (512, QSGD, None),
     "3 bits": (512, for_kernel(to_ptx.levels(7)), None),
     "e4m3": (1024, E4M3, None),
     "e3m0": (512, E3M0, None),
-    "4 bits, measured": (512, QSGD, MeasuredScales("l2", 0.0)),
-    "e4m3, measured": (1024, E4M3, MeasuredScales("linf", 448.0)),
+    "4 bits, measured": (512, QSGD, TO_LEVELS),
+    "e4m3, measured": (1024, E4M3, TO_E4M3),
 }
 FED = {  # the same, of coordinates to which residuals are added
     "sign, fed": (N, SIGNS, None, "l1"),
     "sign, fed at a rate, masked": (N, SIGNS, None, "l2"),
-    "4 bits, measured, fed": (512, QSGD, MeasuredScales("l2", 0.0), None),
-    "e4m3, measured, fed": (1024, E4M3, MeasuredScales("linf", 448.0), None),
+    "4 bits, measured, fed": (512, QSGD, TO_LEVELS, None),
+    "e4m3, measured, fed": (1024, E4M3, TO_E4M3, None),
 }
 
 

@@ -15,13 +15,12 @@ from triton.compiler import ASTSource
 from accordion_bench.codecs.index_codes import code_shapes
 from accordion_bench.codecs.rounding import for_kernel
 from accordion_bench.tensors.kernels import rounding as kinds
-from accordion_bench.tensors.kernels.dense_kernels import NORMS, Coordinates, Decoding, Encoding, Fed, MeasuredScales
+from accordion_bench.tensors.kernels.dense_kernels import NORMS, BlockRule, Coordinates, Decoding, Encoding, Fed
 from accordion_bench.tensors.kernels.on_gpu import (
+    block_numbers,
     casts,
     drawn,
     encode,
-    factors,
-    headers,
     launch,
     norms,
     orthonormal,
@@ -46,6 +45,14 @@ TYPES = {
 }
 INEXACT = re.compile(r"fma\.rn\S*\.f32|\S*\.approx\S*|\S*\.ftz\S*|div\.full\S*")
 
+RULES = [
+    BlockRule("scale", ("l2",), factor="levels", top=7.0),
+    BlockRule("scale", ("linf",), "largest", 127.0, "inverse"),
+    BlockRule("scale", ("l1",), "n"),
+    BlockRule("scale", ("l2",), "root n"),
+    BlockRule("means", ("sum", "below", "count")),
+    BlockRule("largest", ("linf", "l2", "sum"), clip=2.5),
+]
 OPTIONS = {"enable_fp_fusion": False}
 
 
@@ -96,7 +103,7 @@ def main() -> None:
     x, table = torch.zeros(2, LONGEST + 1), Table([LONGEST + 1], [LONGEST + 1], 4096, [0], [[4], [8]])
     message, scales, none = torch.zeros(2, 10, dtype=torch.uint8), torch.zeros(2, 1), torch.zeros(0)
     streams, book = torch.zeros(2, 1, dtype=torch.int64), np.zeros(256, np.float32)
-    plain = Coordinates([x])
+    plain, small = Coordinates([x]), Table([4096], [512], 4096, [0], [[4]])
     fed = [Fed([x]), Fed([x], 0.1, decay=0.5), Fed([x], rates=[x[0, 0]], masks=[x[0]])]
     for number, rounding in enumerate(roundings()):
         values = [book[: rounding.K]] * (2 if rounding.kind == kinds.POWERS else 1)
@@ -113,11 +120,14 @@ def main() -> None:
     for kind in (*NORMS, NORMS):
         for own in (None, *fed):
             norms.bucket_norms(Coordinates([x], own), table, [kind] if isinstance(kind, str) else kind)
-    headers.write_headers(scales, table, message)
-    headers.read_headers(message, table, 0.5)
-    factors.factors(scales, 1.5)
-    small, rounding = Table([4096], [512], 4096, [0], [[4]]), for_kernel(levels(15))
-    for measured in (MeasuredScales("l2", 0.0), MeasuredScales("linf", 127.0)):
+    for rule in RULES:
+        for of in (table, small):
+            norms.block_numbers(plain, of, rule)
+    sums.write_headers(scales, table, message)
+    sums.read_headers(message, table, 0.5)
+    block_numbers.factors(scales, BlockRule("scale", (), factor="levels", top=1.5))
+    rounding = for_kernel(levels(15))
+    for measured in RULES[:2]:
         for own in (None, *fed):
             values = [book[:15]] if own else []
             encoding = Encoding(rounding, None, none, streams, measured, values)

@@ -72,7 +72,7 @@ def gather(x: Coordinates, draws: Draws, places: Tensor) -> Tensor:
         _gather,
         (draws.tiles, W),
         there,
-        *(upload.upload(torch.from_numpy(x.addresses), there), T, rows_on(draws, there), tiles_on(draws, there)),
+        *(x.on_device, T, rows_on(draws, there), tiles_on(draws, there)),
         *(places, out, draws.room),
         TYPE=TYPES[x.like.dtype],
     )

@@ -7,19 +7,10 @@ from torch import Tensor
 
 from accordion_bench.tensors.kernels import rounding as kinds
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding
+from accordion_bench.tensors.kernels.on_gpu.block_numbers import above, constants_of, factor_of, scale_of
 from accordion_bench.tensors.kernels.on_gpu.counter_hash import draw, lanes_on
-from accordion_bench.tensors.kernels.on_gpu.eight_bit import (
-    round_at_random,
-    round_to_e3m0,
-    round_to_e4m3,
-    round_to_e5m2,
-    round_to_nearest,
-)
-from accordion_bench.tensors.kernels.on_gpu.factors import above, factors_of
 from accordion_bench.tensors.kernels.on_gpu.fed import NOT, fed_by, rate_of, row_at, told
-from accordion_bench.tensors.kernels.on_gpu.headers import write_float, write_headers
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
-from accordion_bench.tensors.kernels.on_gpu.levels import count_below, round_evenly, round_symmetrically
 from accordion_bench.tensors.kernels.on_gpu.packing import (
     GROUPS,
     group_of,
@@ -29,8 +20,7 @@ from accordion_bench.tensors.kernels.on_gpu.packing import (
     slice_size,
     write_slice,
 )
-from accordion_bench.tensors.kernels.on_gpu.powers import round_to_powers
-from accordion_bench.tensors.kernels.on_gpu.sums import books_on, value_of
+from accordion_bench.tensors.kernels.on_gpu.sums import books_on, value_of, write_float, write_headers
 from accordion_bench.tensors.kernels.on_gpu.table import (
     BUCKET,
     CODES,
@@ -39,26 +29,132 @@ from accordion_bench.tensors.kernels.on_gpu.table import (
     MORE,
     SIZE,
     N,
-    bucket_size,
     buckets_at,
     on_device,
     rows_on,
     slice_of,
     slices_on,
 )
-from accordion_bench.tensors.kernels.table import Table
+from accordion_bench.tensors.kernels.table import Table, bucket_size
+
+COUNTED = tl.constexpr(16)  # up to so many thresholds each is compared with; beyond, a binary search is faster
+
+
+@triton.jit
+def round_evenly(r, v, scale, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """floor(r + s + u), r cut to [-s, s]."""
+    unit: tl.constexpr = 1.0 / (1 << BITS)
+    return (tl.minimum(tl.maximum(r + scale, 0.0), scale + scale) + v * unit).to(tl.int32)
+
+
+@triton.jit
+def round_symmetrically(  # type: ignore[no-untyped-def]
+    r, v, starts, widths, central_start, central_width, K: tl.constexpr, COUNT: tl.constexpr
+):
+    """The magnitude's code, and the sign's half of the codebook."""
+    positive = r > central_start + v * central_width
+    code = count_below(tl.abs(r), v, starts, widths, COUNT) + K // 2
+    return tl.where(positive, code, K - 1 - code)
+
+
+@triton.jit
+def count_below(r, v, starts, widths, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """How many thresholds lie below each r; they ascend."""
+    if COUNT > COUNTED:
+        return search(r, v, starts, widths, COUNT)
+    else:
+        codes = (r > tl.load(starts) + v * tl.load(widths)).to(tl.int32)
+        for j in range(1, COUNT):
+            codes += (r > tl.load(starts + j) + v * tl.load(widths + j)).to(tl.int32)
+        return codes
+
+
+@triton.jit
+def search(r, v, starts, widths, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The same: thresholds of the intervals below that of r lie below it, those of intervals above do not."""
+    low = tl.zeros(r.shape, tl.int32)
+    for k in tl.static_range(8):
+        step = low + (128 >> k)
+        below = tl.load(starts + step, mask=step < COUNT, other=float("inf")) < r
+        low = tl.where(below, step, low)
+    return low + (r > tl.load(starts + low) + v * tl.load(widths + low)).to(tl.int32)
+
+
+MANTISSA = tl.constexpr(23)
+
+
+@triton.jit
+def round_to_powers(x, v, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The code of the exponent: of float32 (K = 256), or 1 to 127 for 2^-63 to 2^63 and 0 for zero (K = 128).
+
+    v are random integers below 2^23.
+    """
+    smallest: tl.constexpr = 2.0**-63
+    steps: tl.constexpr = 2.0**86
+    magnitude = tl.abs(x)
+    exponent = (magnitude.to(tl.int32, bitcast=True) + v.to(tl.int32)) >> MANTISSA
+    if K == 256:
+        return tl.minimum(exponent, 254)
+    else:  # below 2^-63: that or nothing
+        up = (v < magnitude * steps).to(tl.int32)
+        return tl.where(magnitude < smallest, up, tl.minimum(exponent - 63, 127))
+
+
+ROUNDER = tl.constexpr(1.5 * 2.0**23)  # a sum with it leaves whole numbers, halves as the even one
+
+
+@triton.jit
+def round_to_nearest(steps):  # type: ignore[no-untyped-def]
+    """int8; halves to the even one."""
+    return ((steps + ROUNDER) - ROUNDER).to(tl.int32) & 255
+
+
+@triton.jit
+def round_at_random(steps, v, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """int8, floor(step + u); u = v 2^-BITS."""
+    unit: tl.constexpr = 1.0 / (1 << BITS)
+    up = tl.minimum(tl.maximum(steps + v * unit, -127.0), 127.0)
+    whole = up.to(tl.int32)
+    # not tl.floor, which takes the tiniest numbers below zero for zero
+    return (whole - (up < whole.to(tl.float32)).to(tl.int32)) & 255
+
+
+@triton.jit
+def round_to_e4m3(steps):  # type: ignore[no-untyped-def]
+    """4 bits of exponent, 3 of mantissa; halves to the even one, for magnitudes up to 448."""
+    return narrowed(steps.to(tl.int32, bitcast=True), 20, 7, 7)
+
+
+@triton.jit
+def round_to_e5m2(steps):  # type: ignore[no-untyped-def]
+    """5 bits of exponent, 2 of mantissa; halves to the even one, for magnitudes up to 57,344."""
+    return narrowed(steps.to(tl.int32, bitcast=True), 21, 15, 7)
+
+
+@triton.jit
+def round_to_e3m0(steps):  # type: ignore[no-untyped-def]
+    """3 bits of exponent, none of mantissa; halves to the even code, for magnitudes up to 1."""
+    return narrowed(steps.to(tl.int32, bitcast=True), 23, 7, 3)
+
+
+@triton.jit
+def narrowed(bits, DROPPED: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The bits of a float32 without DROPPED of its mantissa, its exponent counted from -BIAS, below a sign."""
+    magnitude = bits & 0x7FFFFFFF
+    # below the smallest normal number: a sum with a power of two leaves whole steps in its last bits
+    power = tl.full(bits.shape, (128 - BIAS + DROPPED) << 23, tl.int32)
+    added = magnitude.to(tl.float32, bitcast=True) + power.to(tl.float32, bitcast=True)
+    small = added.to(tl.int32, bitcast=True) - power
+    odd = (magnitude >> DROPPED) & 1
+    large = (magnitude + odd + ((1 << (DROPPED - 1)) - 1 - ((127 - BIAS) << 23))) >> DROPPED
+    code = tl.where(magnitude < (128 - BIAS) << 23, small, large)
+    return (code & ((1 << WIDTH) - 1)) | ((bits >> (31 - WIDTH)) & (1 << WIDTH))
+
 
 EVEN, SYMMETRIC, ANY = tl.constexpr(kinds.EVEN), tl.constexpr(kinds.SYMMETRIC), tl.constexpr(kinds.ANY)
 INTEGER, RANDOM_INTEGER = tl.constexpr(kinds.INTEGER), tl.constexpr(kinds.RANDOM_INTEGER)
 E4M3, E5M2, E3M0 = tl.constexpr(kinds.E4M3), tl.constexpr(kinds.E5M2), tl.constexpr(kinds.E3M0)
-SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 POWERS, SIGNS = tl.constexpr(kinds.POWERS), tl.constexpr(kinds.SIGNS)
-
-
-def measurable(table: Table, K: int) -> bool:
-    """Whether buckets lie within the slices of a program, so that one read makes scales and codes."""
-    size = bucket_size(table)
-    return K != 3 and 8 <= size <= slice_size(K) and size & (size - 1) == 0
 
 
 def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) -> None:
@@ -72,7 +168,7 @@ def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) ->
     if scales is not None and size == DIFFERENT.value:
         write_headers(scales, table, message)
         headed = False
-    slices, (given, constants) = slices_on(table, slice_size(rounding.K), there), told(x, there)
+    slices, (given, constants) = slices_on(table, slice_size(rounding.K), there), told(x)
     addresses, weight, decay = given
     central = rounding.central if rounding.central.size else np.zeros(2, np.float32)
     books = books_on(values, there) if values else (lanes_on(there),) * 2
@@ -94,8 +190,8 @@ def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) ->
         KNOWN=scales is not None,
         SIGNED=len(values) > 1,
         CENTRED=middles is not None,
-        NORM=measured.norm if measured else "",
-        LARGEST=measured.largest if measured else 0.0,
+        NORM=measured.norms[0] if measured else "",
+        **{name: value for name, value in constants_of(measured).items() if name in ("OVER", "MOST", "FACTOR")},
         KIND=rounding.kind,
         K=rounding.K,
         BITS=rounding.bits,
@@ -118,16 +214,6 @@ def norms_of(x, NORM: tl.constexpr, BUCKET: tl.constexpr):  # type: ignore[no-un
 
 
 @triton.jit
-def scales_of(norms, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Scales by the largest value of a code, and their inverses; see `Coding.scales` and `Coding.factors`."""
-    scales = (norms / LARGEST).to(tl.float32)
-    # NaN stays; what is no normal number counts as zero
-    scales = tl.where(scales < SMALLEST_NORMAL, 0.0, scales)
-    inverse = tl.div_rn(tl.full(scales.shape, 1.0, tl.float32), scales)
-    return scales, tl.where(inverse < float("inf"), inverse, 0.0)
-
-
-@triton.jit
 def to_groups(of_bucket, BUCKET: tl.constexpr):  # type: ignore[no-untyped-def]
     """A number of each bucket of a slice for its groups, [groups, 1]."""
     wide = tl.broadcast_to(of_bucket[:, None], [GROUPS * 8 // BUCKET, BUCKET // 8])
@@ -140,8 +226,8 @@ def _encode(  # type: ignore[no-untyped-def]
     starts, widths, scale, next_above, central_start, central_width, values, signs, middles,
     COLUMNS: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr, FED: tl.constexpr, DECAYED: tl.constexpr,
     MASKED: tl.constexpr, BUCKET_SIZE: tl.constexpr, HEADED: tl.constexpr, SCALED: tl.constexpr, KNOWN: tl.constexpr,
-    SIGNED: tl.constexpr, CENTRED: tl.constexpr, NORM: tl.constexpr, LARGEST: tl.constexpr, KIND: tl.constexpr,
-    K: tl.constexpr, BITS: tl.constexpr, COUNT: tl.constexpr,
+    SIGNED: tl.constexpr, CENTRED: tl.constexpr, NORM: tl.constexpr, OVER: tl.constexpr, MOST: tl.constexpr,
+    FACTOR: tl.constexpr, KIND: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     w, W = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     slice, t, begin = slice_of(slices, 8 if K != 3 else 1)
@@ -163,11 +249,8 @@ def _encode(  # type: ignore[no-untyped-def]
         own = tl.load(scales + w * M + before + bucket, mask=first & there, other=0)
         write_float(out + tl.load(row + HEADER) + 4 * bucket, own, first & there)
     if NORM != "":
-        norms = norms_of(r, NORM, BUCKET_SIZE)
-        if LARGEST == 0:
-            own, of_bucket = norms.to(tl.float32), factors_of(norms.to(tl.float32), scale, next_above)
-        else:
-            own, of_bucket = scales_of(norms, LARGEST)
+        own = scale_of(norms_of(r, NORM, BUCKET_SIZE), 1, OVER, MOST)
+        of_bucket = factor_of(own, scale, next_above, FACTOR)
         here = begin // BUCKET_SIZE + tl.arange(0, GROUPS * 8 // BUCKET_SIZE)
         write_float(out + tl.load(row + HEADER) + 4 * here, own, here * BUCKET_SIZE < n)
         r = r * to_groups(of_bucket, BUCKET_SIZE)
@@ -209,7 +292,7 @@ def _encode(  # type: ignore[no-untyped-def]
         else:
             value = -value
         if CENTRED:
-            value = tl.load(middles + w * M + before + bucket, mask=there, other=0) + value
+            value = value - tl.load(middles + w * M + before + bucket, mask=there, other=0)
         whole = whole + value.to(TYPE)
         if MASKED:
             mask = tl.load(addresses + (2 * W + 1) * T + t)

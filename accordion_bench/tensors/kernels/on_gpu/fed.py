@@ -6,38 +6,31 @@ the rates, of the masks, whose address is 0 where there is none. Without residua
 
 from typing import Any
 
-import numpy as np
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates
 from accordion_bench.tensors.kernels.on_gpu.table import aligned
-from accordion_bench.tensors.kernels.table import addresses
-from accordion_bench.tensors.upload import upload
 
 NOT, ADDED, WEIGHTED, RATED = (tl.constexpr(kind) for kind in range(4))  # how coordinates are fed
 
 
-def told(x: Coordinates, there: torch.device) -> tuple[tuple[Tensor, float, float], dict[str, Any]]:
+def told(x: Coordinates) -> tuple[tuple[Tensor, float, float], dict[str, Any]]:
     """What kernels are told of coordinates: the table of addresses, weight and decay; and their constants."""
-    fed = x.fed
-    if fed is None:
-        constants = {"ALIGNED": aligned(x.addresses, x.like.dtype), "FED": NOT.value, "DECAYED": False, "MASKED": False}
-        return (upload(torch.from_numpy(x.addresses), there), 1.0, 1.0), constants
-    masks = np.array([[0 if m is None else m.data_ptr() for m in fed.masks or [None] * len(x.rows_W)]], np.int64)
-    rates = np.array([[rate.data_ptr() for rate in fed.rates or x.rows_W]], np.int64)
-    residuals = addresses(fed.residuals_W)
-    kind = RATED if fed.rates else ADDED if fed.weight == 1 else WEIGHTED
+    fed, kind = x.fed, NOT
+    weight, decay = (1.0, 1.0) if fed is None else (float(fed.weight), float(fed.decay))
+    if fed is not None:
+        kind = RATED if fed.rates else ADDED if weight == 1 else WEIGHTED
+    W = len(x.addresses)
+    aligned_too = [x.addresses, x.fed_addresses[:W], x.fed_addresses[W + 1 :]]  # a rate is one number
     constants = {
-        "ALIGNED": all(aligned(own, x.like.dtype) for own in (x.addresses, residuals, masks)),
+        "ALIGNED": all(aligned(own, x.like.dtype) for own in aligned_too),
         "FED": kind.value,
-        "DECAYED": fed.decay != 1,
-        "MASKED": bool(masks.any()),
+        "DECAYED": decay != 1,
+        "MASKED": bool(x.fed_addresses[W + 1 :].any()),
     }
-    table = np.concatenate([x.addresses, residuals, rates, masks])
-    return (upload(torch.from_numpy(table), there), float(fed.weight), float(fed.decay)), constants
+    return (x.on_device, weight, decay), constants
 
 
 @triton.jit

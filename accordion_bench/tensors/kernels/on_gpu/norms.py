@@ -14,7 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from accordion_bench.tensors import upload
-from accordion_bench.tensors.kernels.dense_kernels import NORMS, Coordinates
+from accordion_bench.tensors.kernels.dense_kernels import NORMS, BlockRule, Coordinates
+from accordion_bench.tensors.kernels.on_gpu.block_numbers import (
+    above,
+    clipped_of,
+    constants_of,
+    factor_of,
+    means_of,
+    scale_of,
+)
 from accordion_bench.tensors.kernels.on_gpu.fed import NOT, fed_by, rate_of, row_at, told
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
 from accordion_bench.tensors.kernels.on_gpu.table import KEPT
@@ -30,7 +38,7 @@ class Pieces(NamedTuple):
     """Buckets, and parts of long ones, on a GPU.
 
     of: int64 [pieces, 3]: the tensor, and the piece's first coordinate and the one behind its last.
-    in_bucket: int64 [M, 2]: the first piece of each bucket, and how many it has.
+    in_bucket: int64 [M, 3]: the first piece of each bucket, how many it has, and its coordinates.
     most: pieces of a bucket.
     width: coordinates at a time, a power of two.
     aligned: whether each begins where 16 bytes can be read at once, if its tensor does.
@@ -58,7 +66,7 @@ def pieces_on(table: Table, device: torch.device) -> Pieces:
     longest = int((stop - start).max(initial=1))
     return Pieces(
         upload.table(torch.from_numpy(np.stack([t[b], start, stop], axis=1)), device),
-        upload.table(torch.from_numpy(np.stack([counts.cumsum() - counts, counts], axis=1)), device),
+        upload.table(torch.from_numpy(np.stack([counts.cumsum() - counts, counts, end - begin], axis=1)), device),
         int(counts.max(initial=1)),
         min(WIDEST, max(32, triton.next_power_of_2(longest))),
         not (start % 4).any(),
@@ -72,36 +80,52 @@ def _numbers_within(counts: np.ndarray) -> np.ndarray:
 
 def bucket_norms(x: Coordinates, table: Table, kinds: Sequence[str]) -> list[Tensor]:
     """See `DenseKernels.bucket_norms`. One launch, which reads once; two where a bucket is longer than a piece."""
+    which = sorted(map(NORMS.index, kinds))
+    out = _summed(x, table, which, None)
+    return [out[which.index(NORMS.index(kind))] for kind in kinds]
+
+
+def block_numbers(x: Coordinates, table: Table, rule: BlockRule) -> list[Tensor]:
+    """What a rule makes of norms of every bucket, float32 [W, M] each. As many launches."""
+    return list(_summed(x, table, sorted(map(NORMS.index, rule.norms)), rule))
+
+
+def _summed(x: Coordinates, table: Table, which: Sequence[int], rule: BlockRule | None) -> Tensor:
+    """Norms, float64 [kinds, W, M], or what a rule makes of them, float32 [numbers, W, M]."""
     there, (W, T) = x.like.device, x.addresses.shape
-    pieces, which = pieces_on(table, there), sorted(map(NORMS.index, kinds))
-    mask = sum(1 << kind for kind in which)
-    parts = torch.empty(len(which), W, len(pieces.of), dtype=torch.float64, device=there)
-    given, constants = told(x, there)
+    pieces, mask = pieces_on(table, there), sum(1 << kind for kind in which)
+    whole, finish = pieces.most == 1, constants_of(rule)
+    numbers = (len(which) if rule is None else 1 + (rule.kind == "means" or bool(rule.factor)), W, table.buckets)
+    out = torch.empty(numbers, dtype=torch.float64 if rule is None else torch.float32, device=there)
+    parts = out if whole else torch.empty(len(which), W, len(pieces.of), dtype=torch.float64, device=there)
+    top = 1.0 if rule is None else float(rule.top)
+    given, constants = told(x)
     constants["ALIGNED"] = constants["ALIGNED"] and pieces.aligned
+    del constants["MASKED"]
     launch(
         _sum_pieces,
         (len(pieces.of), W),
         there,
-        *(*given, T, pieces.of, parts, parts.shape[2]),
+        *(*given, T, pieces.of, parts, parts.shape[2], top, above(top)),
         TYPE=TYPES[x.like.dtype],
         **constants,
         MASK=mask,
         WIDTH=pieces.width,
-        WHOLE=pieces.most == 1,
+        WHOLE=whole,
+        **(finish if whole else constants_of(None)),
     )
-    out = parts
-    if pieces.most > 1:
-        out = torch.empty(len(which), W, table.buckets, dtype=torch.float64, device=there)
+    if not whole:
         launch(
             _join_pieces,
             (triton.cdiv(table.buckets, TOGETHER), W),
             there,
-            *(pieces.in_bucket, pieces.most, parts, parts.shape[2], out, table.buckets),
+            *(pieces.in_bucket, pieces.most, parts, parts.shape[2], out, table.buckets, top, above(top)),
             MASK=mask,
             TOGETHER=TOGETHER,
             WIDE=WIDE,
+            **finish,
         )
-    return [out[which.index(NORMS.index(kind))] for kind in kinds]
+    return out
 
 
 @triton.constexpr_function
@@ -122,10 +146,17 @@ def number_of(MASK, kind):  # type: ignore[no-untyped-def]
     return (MASK & ((1 << kind) - 1)).bit_count()
 
 
+@triton.constexpr_function
+def only(MASK):  # type: ignore[no-untyped-def]
+    """The kind of a mask that has one."""
+    return MASK.bit_length() - 1
+
+
 @triton.jit
 def _sum_pieces(  # type: ignore[no-untyped-def]
-    addresses, weight, decay, T, pieces, parts, P, TYPE: tl.constexpr, ALIGNED: tl.constexpr, FED: tl.constexpr,
-    DECAYED: tl.constexpr, MASKED: tl.constexpr, MASK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
+    addresses, weight, decay, T, pieces, parts, P, top, next_above, TYPE: tl.constexpr, ALIGNED: tl.constexpr,
+    FED: tl.constexpr, DECAYED: tl.constexpr, MASK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
+    RULE: tl.constexpr, OVER: tl.constexpr, MOST: tl.constexpr, FACTOR: tl.constexpr, CLIP: tl.constexpr,
 ):  # fmt: skip
     p, w, W = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(1)
     t, begin, end = tl.load(pieces + 3 * p), tl.load(pieces + 3 * p + 1), tl.load(pieces + 3 * p + 2)
@@ -150,15 +181,47 @@ def _sum_pieces(  # type: ignore[no-untyped-def]
         if FED != NOT:
             own = fed_by(own, tl.load(e + full + j, mask=full + j < n, other=0), weight, decay, rate, FED, DECAYED)
         totals = _with(totals, own, MASK)
+    sums, one = (), tl.arange(0, 1)
     for kind in tl.static_range(KINDS):
-        if chosen(MASK, kind):
-            if kind == LINF:
-                part = tl.max(totals[kind], axis=0).to(tl.float32, bitcast=True).to(tl.float64)
-            else:
-                part = tl.sum(totals[kind].to(tl.float64), axis=0)
-            if kind == L2 and WHOLE:
-                part = tl.sqrt(part)
-            tl.store(parts + (number_of(MASK, kind) * W + w) * P + p, part)
+        sums += (tl.zeros([1], tl.float64) + _joined(totals[kind], MASK, kind, WHOLE),)  # type: ignore[assignment]
+    out, stride = parts + w * P + p + one, W * P
+    _store(out, stride, one == 0, sums, (n + one).to(tl.float64), top, next_above, MASK, RULE, OVER, MOST, FACTOR, CLIP)
+
+
+@triton.jit
+def _joined(lanes, MASK: tl.constexpr, kind: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A number of all lanes of a piece."""
+    if not chosen(MASK, kind):
+        return 0.0
+    elif kind == LINF:
+        return tl.max(lanes, axis=0).to(tl.float32, bitcast=True).to(tl.float64)
+    elif kind == L2 and WHOLE:
+        return tl.sqrt(tl.sum(lanes, axis=0))
+    else:
+        return tl.sum(lanes.to(tl.float64), axis=0)
+
+
+@triton.jit
+def _store(  # type: ignore[no-untyped-def]
+    out, stride, exists, sums, n, top, next_above, MASK: tl.constexpr, RULE: tl.constexpr, OVER: tl.constexpr,
+    MOST: tl.constexpr, FACTOR: tl.constexpr, CLIP: tl.constexpr,
+):  # fmt: skip
+    """Sums of blocks of n coordinates, each kind so far from the one before; or what a rule makes of them."""
+    if RULE == "":
+        for kind in tl.static_range(KINDS):
+            if chosen(MASK, kind):
+                tl.store(out + number_of(MASK, kind) * stride, sums[kind], mask=exists)
+    elif RULE == "means":
+        middle, half = means_of(sums, n)
+        tl.store(out, middle, mask=exists)
+        tl.store(out + stride, half, mask=exists)
+    elif RULE == "largest":
+        tl.store(out, clipped_of(sums, n, CLIP), mask=exists)
+    else:
+        scale = scale_of(sums[only(MASK)], n, OVER, MOST)
+        tl.store(out, scale, mask=exists)
+        if FACTOR != "":
+            tl.store(out + stride, factor_of(scale, top, next_above, FACTOR), mask=exists)
 
 
 @triton.jit
@@ -203,26 +266,40 @@ def _with(totals, some, MASK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _join_pieces(  # type: ignore[no-untyped-def]
-    in_bucket, most, parts, P, out, M, MASK: tl.constexpr, TOGETHER: tl.constexpr, WIDE: tl.constexpr
-):
+    in_bucket, most, parts, P, out, M, top, next_above, MASK: tl.constexpr, TOGETHER: tl.constexpr, WIDE: tl.constexpr,
+    RULE: tl.constexpr, OVER: tl.constexpr, MOST: tl.constexpr, FACTOR: tl.constexpr, CLIP: tl.constexpr,
+):  # fmt: skip
     w, W = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     b = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
-    first = tl.load(in_bucket + 2 * b, mask=b < M, other=0)[:, None]
-    count = tl.load(in_bucket + 2 * b + 1, mask=b < M, other=0)[:, None]
+    first = tl.load(in_bucket + 3 * b, mask=b < M, other=0)[:, None]
+    count = tl.load(in_bucket + 3 * b + 1, mask=b < M, other=0)[:, None]
+    n = tl.load(in_bucket + 3 * b + 2, mask=b < M, other=1).to(tl.float64)
     k = tl.arange(0, WIDE)[None, :]
+    sums = ()
     for kind in tl.static_range(KINDS):
-        if chosen(MASK, kind):
-            own = parts + (number_of(MASK, kind) * W + w) * P + first
-            total = tl.zeros([TOGETHER, WIDE], tl.int64 if kind == LINF else tl.float64)
-            for start in range(0, most, WIDE):
-                part = tl.load(own + start + k, mask=start + k < count, other=0)
-                if kind == LINF:
-                    total = tl.maximum(total, part.to(tl.int64, bitcast=True))  # by its bits, too
-                else:
-                    total += part
+        own = parts + (number_of(MASK, kind) * W + w) * P + first
+        sums += (_of_pieces(own, count, most, k, MASK, kind, TOGETHER, WIDE),)  # type: ignore[assignment]
+    _store(out + w * M + b, W * M, b < M, sums, n, top, next_above, MASK, RULE, OVER, MOST, FACTOR, CLIP)
+
+
+@triton.jit
+def _of_pieces(  # type: ignore[no-untyped-def]
+    own, count, most, k, MASK: tl.constexpr, kind: tl.constexpr, TOGETHER: tl.constexpr, WIDE: tl.constexpr
+):
+    """A number of each of the buckets of a program."""
+    if not chosen(MASK, kind):
+        return tl.zeros([TOGETHER], tl.float64)
+    else:
+        total = tl.zeros([TOGETHER, WIDE], tl.int64 if kind == LINF else tl.float64)
+        for start in range(0, most, WIDE):
+            part = tl.load(own + start + k, mask=start + k < count, other=0)
             if kind == LINF:
-                joined = tl.max(total, axis=1).to(tl.float64, bitcast=True)
+                total = tl.maximum(total, part.to(tl.int64, bitcast=True))  # by its bits, too
             else:
-                joined = tl.sum(total, axis=1)
-            joined = tl.sqrt(joined) if kind == L2 else joined
-            tl.store(out + (number_of(MASK, kind) * W + w) * M + b, joined, mask=b < M)
+                total += part
+        if kind == LINF:
+            return tl.max(total, axis=1).to(tl.float64, bitcast=True)
+        elif kind == L2:
+            return tl.sqrt(tl.sum(total, axis=1))
+        else:
+            return tl.sum(total, axis=1)

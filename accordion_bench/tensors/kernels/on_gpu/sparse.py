@@ -14,9 +14,9 @@ from triton import jit
 
 from accordion_bench.tensors import upload
 from accordion_bench.tensors.kernels.on_gpu.blocks import parts_on
-from accordion_bench.tensors.kernels.on_gpu.headers import read_float, write_float
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
 from accordion_bench.tensors.kernels.on_gpu.selection import Entries, before
+from accordion_bench.tensors.kernels.on_gpu.sums import read_float, write_float
 from accordion_bench.tensors.kernels.on_gpu.table import KEPT
 
 COLUMNS = tl.constexpr(12)

@@ -14,7 +14,7 @@ from accordion_bench.tensors.kernels.table import Table
 
 N, SIZE, BUCKET = tl.constexpr(table.N), tl.constexpr(table.SIZE), tl.constexpr(table.BUCKET)
 HEADER, CODES, MORE = tl.constexpr(table.HEADER), tl.constexpr(table.CODES), tl.constexpr(table.MORE)
-ONE, DIFFERENT = tl.constexpr(0), tl.constexpr(-1)  # sizes of buckets: tensors are whole ones, sizes differ
+ONE, DIFFERENT = tl.constexpr(table.ONE), tl.constexpr(table.DIFFERENT)
 KEPT = 256  # tables remembered
 SLICE = tl.constexpr(5)
 TENSOR, BEGIN, OF_BUCKET, LEFT, INVERSE = (tl.constexpr(column) for column in range(5))
@@ -57,17 +57,6 @@ def buckets_on(own: Table, device: torch.device) -> Tensor:
 def on_device(numbers: bytes, device: torch.device) -> Tensor:
     """Float32 numbers of a codebook, given as bytes."""
     return upload.table(torch.from_numpy(np.frombuffer(numbers, np.float32).copy()), device)
-
-
-@functools.lru_cache(maxsize=KEPT)
-def bucket_size(own: Table) -> int:
-    """Coordinates of a bucket, where all tensors that are longer than one have the same; ONE, DIFFERENT."""
-    n, size = own.rows[:-1, table.N], own.rows[:-1, table.SIZE]
-    several = set(size[n > size].tolist())
-    if not several:
-        return ONE.value
-    (first, *others) = several
-    return DIFFERENT.value if others or (n[n <= size] > first).any() or first >= 1 << 30 else first
 
 
 def aligned(addresses: np.ndarray, element: torch.dtype) -> bool:

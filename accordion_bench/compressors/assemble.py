@@ -8,7 +8,9 @@ from accordion_bench.compressors.description import OF_COMPRESSORS
 from accordion_bench.compressors.ef21 import EF21, check_rate
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.gathered import Gathered
+from accordion_bench.compressors.loco import LoCo, check_average
 from accordion_bench.compressors.momentum import WorkerMomentum
+from accordion_bench.compressors.residuals import check_bits
 from accordion_bench.compressors.traits import COLLECTIVES, OptimizerPart, Traits, declared_by
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.options import checks
@@ -120,6 +122,8 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
     feedback, decay, server = words(FEEDBACK), words(DECAY), words(SERVER)
     if "residual_decay" in options:
         feedback["residual_decay"] = take("residual_decay")
+    feedback["residual_bits"] = check_bits("compressor.residual_bits", take("residual_bits", None))
+    average = check_average("compressor.", take("residual_momentum", 0.8), take("residual_reset", 1024))
     moves_momentum = checks.boolean("compressor.worker_momentum", take("worker_momentum", False))
     scope = checks.choice("compressor.scope", take("scope", "tensor"), ["tensor", WHOLE_MODEL])
     start_step = checks.integer("compressor.start_step", take("start_step", 0), at_least=0)
@@ -153,7 +157,12 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
                 raise ValueRefused("entropy", rule, compressor.entropy, "none")
             compressor = TwoWay(compressor, residual=bool(error_feedback), **server)
         if error_feedback == "ef21":
+            if feedback.get("residual_bits") == 8:
+                rule = "null or 32 with error_feedback=ef21, because others could not follow what rounding changes"
+                raise ValueRefused("residual_bits", rule, 8, None)
             compressor = EF21(compressor, feedback_rate)
+        elif error_feedback == "loco":
+            compressor = LoCo(compressor, *average, **feedback)
         elif error_feedback:
             compressor = ErrorFeedback(compressor, **feedback)
         if moves_momentum and "momentum" in compressor.traits.optimizer.owns:
@@ -174,8 +183,8 @@ def check_feedback(value: Any) -> bool | str:
     Raises:
         ValueRefused: with those that there are.
     """
-    if not isinstance(value, bool) and value != "ef21":
-        raise ValueRefused("compressor.error_feedback", "true, false or ef21", value, True)
+    if not isinstance(value, bool) and value not in ("ef21", "loco"):
+        raise ValueRefused("compressor.error_feedback", "true, false, ef21 or loco", value, True)
     return value
 
 
@@ -196,7 +205,7 @@ def check_collective(compressor: Compressor, value: str) -> str:
 
 def idle(node: Config, context: Surroundings) -> Idle:
     """Options that change nothing: the compressor's own, and those of the wrappers, which stand beside them."""
-    for cls in (target(node, "compressor"), ErrorFeedback, EF21, TwoWay, WorkerMomentum):
+    for cls in (target(node, "compressor"), ErrorFeedback, EF21, LoCo, TwoWay, WorkerMomentum):
         yield from idle_options(cls, node, context)
 
 

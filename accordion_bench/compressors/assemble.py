@@ -11,7 +11,9 @@ from accordion_bench.compressors.gathered import Gathered
 from accordion_bench.compressors.loco import LoCo, check_average
 from accordion_bench.compressors.momentum import WorkerMomentum
 from accordion_bench.compressors.residuals import check_bits
+from accordion_bench.compressors.sparse import Sparse
 from accordion_bench.compressors.traits import COLLECTIVES, OptimizerPart, Traits, declared_by
+from accordion_bench.compressors.tree import Tree
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
@@ -156,6 +158,9 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
                 rule = "none with collective=two_way: nobody sees all workers' codes there"
                 raise ValueRefused("entropy", rule, compressor.entropy, "none")
             compressor = TwoWay(compressor, residual=bool(error_feedback), **server)
+        if collective == "tree":
+            assert isinstance(compressor, Sparse), "only sparse messages can be merged"
+            compressor = Tree(compressor)
         if error_feedback == "ef21":
             if feedback.get("residual_bits") == 8:
                 rule = "null or 32 with error_feedback=ef21, because others could not follow what rounding changes"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
+from accordion_bench.compressors.tree import Tree
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
@@ -51,15 +52,16 @@ class EF21(Wrapper):
     def __init__(self, inner: Compressor, feedback_rate: float | None = None) -> None:
         super().__init__(inner)
         self.feedback_rate = check_rate("feedback_rate", feedback_rate)
-        if isinstance(inner, TwoWay):
-            rule = "all_gather with error_feedback=ef21, because owners compress the mean of what was sent again"
-            raise checks.ValueRefused("collective", rule, "two_way", "all_gather")
+        if isinstance(inner, TwoWay | Tree):
+            way, who = ("two_way", "owners") if isinstance(inner, TwoWay) else ("tree", "pairs of workers")
+            rule = f"all_gather with error_feedback=ef21, because {who} compress the mean of what was sent again"
+            raise checks.ValueRefused("collective", rule, way, "all_gather")
         if why := unfit(inner):
             raise checks.ValueRefused("error_feedback", f"true or false, because {why}", "ef21", False)
         self.traits = replace(
             inner.traits,
             reduces="estimate",
-            collectives=tuple(way for way in inner.traits.collectives if way != "two_way"),
+            collectives=tuple(way for way in inner.traits.collectives if way not in ("two_way", "tree")),
             optimizer=replace(
                 inner.traits.optimizer,
                 owns=inner.traits.optimizer.owns | {"momentum"},

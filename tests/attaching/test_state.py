@@ -24,6 +24,7 @@ KNOWN = {"epochs": EPOCHS, "steps_per_epoch": STEPS}
 SHORT: dict[str, dict[str, Any]] = {
     "onebitadam": {"freeze_step": 6},
     "dgc": {"steps_per_epoch": 4},
+    "gradiveq": {"basis_steps": 2, "period": 5, "length": 16, "rank": 2},
 }  # else nothing happens in so few steps
 
 

@@ -107,6 +107,7 @@ COMPRESSORS = {
     "ef21": images("compressor=topk", "compressor.error_feedback=ef21", "optimizer.momentum=0"),
     "acpsgd": images("compressor=acpsgd"),
     "arctopk": images("compressor=arctopk"),
+    "gradiveq": images("compressor=gradiveq", "compressor.basis_steps=2", "compressor.period=6"),
     "dion": images("compressor=dion", "optimizer=adamw", "optimizer.lr=0.002", *LINEAR),
     "onebitadam": images("compressor=onebitadam", "optimizer=adamw", "optimizer.lr=0.002", "compressor.freeze_step=4"),
 }

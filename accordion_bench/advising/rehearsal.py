@@ -88,8 +88,8 @@ class OneOfMany(Comm):
         self._arrives(lambda: received.copy_(mine))
         return [received]
 
-    def send_receive(self, message_W: Tensor, targets_A: Sequence[int]) -> Tensor:
-        self.ledger.send_receive(message_W.numel() * message_W.element_size())
+    def send_receive(self, message_W: Tensor, targets_A: Sequence[int | None]) -> Tensor:
+        self.ledger.send_receive(message_W.numel() * message_W.element_size(), targets_A)
         theirs_W = torch.empty_like(message_W)
         self._arrives(lambda: theirs_W.copy_(message_W))
         return theirs_W

@@ -141,7 +141,7 @@ class Transfer(NamedTuple):
     """One collective of an exchange, and the bytes of a message in it.
 
     collective: `all_reduce`; `all_gather`; `all_to_all`: to every worker its share of the bytes; `all_gather_shards`:
-        every worker gathers the shares of all.
+        every worker gathers the shares of all; `send_receive`: from worker to worker, a mean over them.
     nbytes: of the message.
     """
 
@@ -155,7 +155,7 @@ class Transfer(NamedTuple):
     def wire(self, workers: int) -> float:
         """Bytes that the links of all workers send; exact for whole numbers of bytes."""
         others = workers - 1
-        per_byte = {"all_reduce": 2 * others, "all_gather": workers * others}
+        per_byte = {"all_reduce": 2 * others, "all_gather": workers * others, "send_receive": workers}
         return per_byte.get(self.collective, others) * self.nbytes
 
 

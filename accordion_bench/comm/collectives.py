@@ -281,21 +281,24 @@ class Comm:
         per_process = [part.split([W * size for size in mine]) for part in received.chunk(self.processes)]
         return [torch.cat([parts[own].view(W, size) for parts in per_process]) for own, size in enumerate(mine)]
 
-    def send_receive(self, message_W: Tensor, targets_A: Sequence[int]) -> Tensor:
+    def send_receive(self, message_W: Tensor, targets_A: Sequence[int | None]) -> Tensor:
         """What other workers send to the local ones, [W, ...], for messages [W, ...]; charged as payload.
 
         Messages side by side, and no collective: one process sends another all that its workers have for it at once.
 
         Args:
             message_W: of equal size on all workers.
-            targets_A: to whom each worker of the run sends; each gets one message.
+            targets_A: to whom each worker of the run sends, no two of them to one; None = to nobody. Who gets no
+                message has its own.
         """
-        self.ledger.send_receive(message_W[0].numel() * message_W.element_size())
+        self.ledger.send_receive(message_W[0].numel() * message_W.element_size(), targets_A)
         W, first = self.local_workers, self.first_worker
-        theirs_W = torch.empty_like(message_W)
+        theirs_W = message_W.clone() if None in targets_A else torch.empty_like(message_W)
         outgoing: dict[int, list[int]] = {}  # rows by process, in the order of the senders, which both sides know
         incoming: dict[int, list[int]] = {}
         for sender, target in enumerate(targets_A):
+            if target is None:
+                continue
             source, there = sender // W, target // W
             if source == there == self.rank:
                 theirs_W[target - first] = message_W[sender - first]

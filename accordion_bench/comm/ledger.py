@@ -15,7 +15,7 @@ class Ledger:
 
     `payload_bytes` is what one worker hands to the collectives; `wire_bytes` what one worker's own link sends under the
     collective's algorithm (mean over workers): ring all-reduce 2(A-1)/A x payload, all-gather (A-1) x payload,
-    all-to-all (A-1)/A x payload, pairs that send each other a message the payload, broadcast along a chain (A-1)/A x
+    all-to-all (A-1)/A x payload, messages from worker to worker the payload, broadcast along a chain (A-1)/A x
     payload.
 
     Groups that exchange side by side may spend differently from process to process. Until `settled`, `counts` lacks
@@ -78,10 +78,10 @@ class Ledger:
         others = self.workers - 1
         self._charge("all_to_all", self.workers * sum(sizes_A), wire=others * sum(sizes_A), rounds=others)
 
-    def send_receive(self, nbytes: int) -> None:
-        """Charge messages of `nbytes` from each worker to one other; a lone one keeps them."""
-        meets = self.workers > 1
-        self._charge("send_receive", self.workers * nbytes, wire=self.workers * nbytes * meets, rounds=int(meets))
+    def send_receive(self, nbytes: int, targets_A: Sequence[int | None]) -> None:
+        """Charge messages of `nbytes` from each worker that has a target; a lone one keeps them."""
+        sent, meets = nbytes * sum(target is not None for target in targets_A), self.workers > 1
+        self._charge("send_receive", sent, wire=sent * meets, rounds=int(meets and sent > 0))
 
     def _charge(self, kind: str, payload: int, wire: int, rounds: int) -> None:
         self.counts["payload"] += payload

@@ -8,8 +8,11 @@ from accordion_bench.compressors.description import OF_COMPRESSORS
 from accordion_bench.compressors.ef21 import EF21
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.gathered import Gathered
+from accordion_bench.compressors.loco import LoCo
 from accordion_bench.compressors.momentum import WorkerMomentum
+from accordion_bench.compressors.sparse import Sparse
 from accordion_bench.compressors.traits import COLLECTIVES, OptimizerPart, Traits, declared_by
+from accordion_bench.compressors.tree import Tree
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.component import Idle, Surroundings, idle_options
@@ -17,7 +20,7 @@ from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.options.option import Option, option, options_of, with_options
 from accordion_bench.plan import WHOLE_MODEL, RunFacts
 
-WRAPPERS = (ErrorFeedback, EF21, TwoWay, WorkerMomentum)
+WRAPPERS = (ErrorFeedback, EF21, LoCo, TwoWay, WorkerMomentum)  # LoCo has options of ErrorFeedback, too
 
 
 @with_options
@@ -25,9 +28,9 @@ class Around:
     """The options that stand beside those of every compressor, and are no wrapper's own."""
 
     error_feedback: bool | str = option(
-        "true: what was lost is added to the next gradient; false; ef21: a running estimate",
+        "true: what was lost is added to the next gradient; false; ef21, loco: other forms",
         default=False,
-        choices=(True, False, "ef21"),
+        choices=(True, False, "ef21", "loco"),
         instead=True,
     )
     worker_momentum: bool = option(
@@ -134,7 +137,7 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
     """
     options, optimizer = dict(node), optimizer or {}
     around = Around(**_taken(options, Around))
-    feedback, ef21, server, decay = (_taken(options, wrapper) for wrapper in WRAPPERS)
+    feedback, ef21, average, server, decay = (_taken(options, wrapper) for wrapper in WRAPPERS)
     error_feedback, scope = around.error_feedback, around.scope
     block_size = options.get("block_size") if options.get("block") == "bucket" else None
     momentum = _momentum_of(optimizer)
@@ -164,8 +167,16 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
                 rule = "none with collective=two_way: nobody sees all workers' codes there"
                 raise ValueRefused("entropy", rule, compressor.entropy, "none")
             compressor = TwoWay(compressor, residual=bool(error_feedback), **server)
+        if collective == "tree":
+            assert isinstance(compressor, Sparse), "only sparse messages can be merged"
+            compressor = Tree(compressor)
         if error_feedback == "ef21":
+            if feedback.get("residual_bits") == 8:
+                rule = "{null} or 32 with error_feedback=ef21, because others could not follow what rounding changes"
+                raise ValueRefused("residual_bits", rule, 8, None)
             compressor = EF21(compressor, **ef21)
+        elif error_feedback == "loco":
+            compressor = LoCo(compressor, **feedback, **average)
         elif error_feedback:
             compressor = ErrorFeedback(compressor, **feedback)
         if around.worker_momentum and "momentum" in compressor.traits.optimizer.owns:

@@ -10,15 +10,14 @@ from torch import Tensor
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
-from accordion_bench.compressors.description import with_claims
+from accordion_bench.compressors.description import KEPT, NO_EF21, with_claims
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.casts import subtract_shares_
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-AROUND = ("error_feedback", "residual", "start_step")
-NO_EF21 = {"error_feedback": "what was lost is added to the next gradient"}
+AROUND = ("error_feedback", "residual", *KEPT, "start_step")
 
 
 def _paper_floats(compressor: "Cast", spec: TensorSpec, level: float | None, workers: int) -> int:

@@ -98,7 +98,9 @@ class CompressorDescription(Description):
     claims: Claims = field(default_factory=Claims)
 
 
-FEEDBACK = ("error_feedback", "feedback_rate", "residual")  # options of wrappers, for `Choice.beside`
+KEPT = ("residual_bits", "residual_momentum", "residual_reset")  # options of wrappers, for `Choice.beside`
+FEEDBACK = ("error_feedback", "feedback_rate", "residual", *KEPT)
+NO_EF21 = {"error_feedback": "true: what was lost is added to the next gradient; false; loco: another form"}
 TRAVEL = ("scope", "start_step")
 
 OF_COMPRESSORS = CompressorDescription(of_several_kinds=frozenset({"error_feedback"}), idle=_idle)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
+from accordion_bench.compressors.tree import Tree
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.checks import ValueRefused
@@ -59,16 +60,17 @@ class EF21(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rate = RATE if self.feedback_rate is None else self.feedback_rate
-        if isinstance(self.inner, TwoWay):
-            rule = "all_gather with error_feedback=ef21, because owners compress the mean of what was sent again"
-            raise ValueRefused("collective", rule, "two_way", "all_gather")
+        if isinstance(self.inner, TwoWay | Tree):
+            way, who = ("two_way", "owners") if isinstance(self.inner, TwoWay) else ("tree", "pairs of workers")
+            rule = f"all_gather with error_feedback=ef21, because {who} compress the mean of what was sent again"
+            raise ValueRefused("collective", rule, way, "all_gather")
         if why := unfit(self.inner):
             raise ValueRefused("error_feedback", f"{{true}} or {{false}}, because {why}", "ef21", False)
         optimizer = self.inner.traits.optimizer
         self.traits = replace(
             self.inner.traits,
             reduces="estimate",
-            collectives=tuple(way for way in self.inner.traits.collectives if way != "two_way"),
+            collectives=tuple(way for way in self.inner.traits.collectives if way not in ("two_way", "tree")),
             optimizer=replace(optimizer, owns=optimizer.owns | {"momentum"}, weight_decay_mode="decoupled"),
         )
         reason = "EF21 needs the mean of what was sent as it is"

@@ -1,8 +1,8 @@
 """Error feedback: what a message lost is added to the next gradient."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State
+from accordion_bench.compressors.residuals import EightBits, Floats
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
@@ -18,8 +19,8 @@ from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import Blocks
 
+RESIDUAL_OPTIONS = ("residual", "residual_units", "zero_lr", "residual_decay", "residual_bits")
 GROWS = (
     "compressor.error_feedback=true keeps what was lost, and this compressor may lose more than there was: the "
     "residual can grow without end (qsgd at its defaults: to 3,000 gradients in 100 steps)"
@@ -27,9 +28,9 @@ GROWS = (
 
 
 def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
-    if (chosen := options.get("error_feedback") or False) is not True:
-        for key in ("residual", "residual_units", "zero_lr", "residual_decay"):
-            yield key, f"compressor.error_feedback is {checks.show(chosen)}"
+    chosen = options.get("error_feedback") or False
+    for key in RESIDUAL_OPTIONS if chosen not in (True, "loco") else ():
+        yield key, f"compressor.error_feedback is {checks.show(chosen)}"
     if not context.gradients:
         yield "residual_units", "no gradients are exchanged"
         yield "zero_lr", "no gradients are exchanged"
@@ -49,7 +50,8 @@ class ErrorFeedback(Wrapper):
     common update (PowerSGD's paper code, torch's hook, Accordion): equal updates, but worker deviations add up in e_w.
     In gradient units a change of the learning rate does not touch e_w; in parameter units it is the paper's e_w times
     the last learning rate, and at a learning rate of 0 the exchange is skipped, or sends from the residual (`flush`).
-    Below a `residual_decay` of 1 the identity is given up.
+    Below a `residual_decay` of 1 the identity is given up. With 8 `residual_bits` e_w is kept as int8 with a scale for
+    each block, a quarter of the memory; then the identity holds but for what rounding has lost, see `EightBits`.
 
     Source: Karimireddy et al. 2019; Vogels et al. 2019, Algorithm 2 (aggregate); Zheng, Huang, Kwok 2019 (parameter).
     """
@@ -69,17 +71,26 @@ class ErrorFeedback(Wrapper):
         above=0,
         at_most=1,
     )
+    residual_bits: int | None = option(
+        "of what is kept: 8 = a quarter of the memory, 32; null = 8 of loco, else 32",
+        default=None,
+        choices=(8, 32),
+        instead=8,
+    )
 
     description = replace(Wrapper.description, idle=_idle)
+    form: ClassVar[bool | str] = True  # the value of `error_feedback`
+    usual_bits: ClassVar[int] = 32  # where `residual_bits` is null
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.kept_as = EightBits() if (self.residual_bits or self.usual_bits) == 8 else Floats()
         reduces = self.inner.traits.reduces
         if self.residual == "aggregate" and reduces != "mean":
             raise checks.ValueRefused("residual", f"local, because the update is a {reduces}", self.residual, "local")
         if reduces in ("vote", "other"):
             rule = f"{{false}}, because the update is a {reduces}, which says nothing of the size of what was lost"
-            raise checks.ValueRefused("error_feedback", rule, True, False)
+            raise checks.ValueRefused("error_feedback", rule, self.form, False)
         if self.residual == "aggregate" and isinstance(self.inner, TwoWay):
             rule = "local with collective=two_way, because the update holds what the owners have kept, too"
             raise checks.ValueRefused("residual", rule, self.residual, "local")
@@ -91,10 +102,15 @@ class ErrorFeedback(Wrapper):
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)
         compressible = [spec for spec in specs if spec.ndim >= self.traits.min_ndim]
-        residuals_W = Blocks(compressible, comm.local_workers, like).tensors
-        for spec, residual_W in zip(compressible, residuals_W, strict=True):
-            state.setdefault(spec.name, {})["residual_W"] = residual_W
+        for name, entries in self.kept_as.init(compressible, comm.local_workers, like).items():
+            state.setdefault(name, {}).update(entries)
         return state
+
+    def shared_anew(
+        self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
+    ) -> dict[str, dict[str, Tensor]]:
+        opened_A = [self.kept_as.opened(kept) for kept in kept_A]
+        return self.kept_as.closed(super().shared_anew(opened_A, worker, workers))
 
     def scales(self, ctx: Context) -> Sequence[float]:
         """What each tensor is multiplied by before its residual is added."""
@@ -111,22 +127,33 @@ class ErrorFeedback(Wrapper):
         of = {i: rate for rate, ids in rates_of(ctx, range(len(xs_W)), xs_W[0]) for i in ids}
         return [of[i] for i in range(len(xs_W))]
 
-    @staticmethod
-    def _residuals(ctx: Context, state: State) -> list[Tensor | None]:
-        return [state.get(spec.name, {}).get("residual_W") for spec in ctx.specs]
+    def residuals(self, ctx: Context, state: State, like: Tensor) -> dict[int, Tensor]:
+        """What is kept of the tensors of an exchange, [W, ...] of the type of `like`, by index; not to be changed."""
+        return self.kept_as.read(ctx, state, like)
 
     @torch.no_grad()
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
-        terms = zip(xs_W, self._residuals(ctx, state), self.scales(ctx), strict=True)
+        kept_W = self.residuals(ctx, state, xs_W[0]) if xs_W else {}
         decay = self.residual_decay
-        ps_W = [x * scale if e is None else torch.add(e * decay, x, alpha=scale) for x, e, scale in terms]
+        ps_W = [
+            torch.add(kept_W[i] * decay, x, alpha=scale) if i in kept_W else x * scale
+            for i, (x, scale) in enumerate(zip(xs_W, self.scales(ctx), strict=True))
+        ]
         return self.inner.compressor_input(ps_W, ctx, state, workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         scales = self.scales(ctx)
         if xs_W and not any(scales) and self.zero_lr == "skip":
             return Exchanged([torch.zeros_like(x[0]) for x in xs_W], lambda targets_W: None)
-        kept_W = {i: e for i, e in enumerate(self._residuals(ctx, state)) if e is not None}
+        kept_W = self.kept_as.read(ctx, state, xs_W[0]) if xs_W else {}
+        out = self.feed(xs_W, kept_W, ctx, state, comm)
+        self.kept_as.write(kept_W, ctx, state, comm.first_named)
+        return out
+
+    def feed(
+        self, xs_W: Sequence[Tensor], kept_W: Mapping[int, Tensor], ctx: Context, state: State, comm: Comm
+    ) -> Exchanged:
+        """Exchange tensors [W, ...] with residuals [W, ...], by index, which then hold what is lost."""
         fed = {
             i
             for i in kept_W
@@ -134,7 +161,7 @@ class ErrorFeedback(Wrapper):
         }
         feedback = Feedback(
             [kept_W.get(i) for i in range(len(xs_W))],
-            self._factors(scales, ctx, xs_W),
+            self._factors(self.scales(ctx), ctx, xs_W),
             self.residual_decay,
             self.masks(ctx, state),
         )

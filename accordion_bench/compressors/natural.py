@@ -41,7 +41,7 @@ class Natural(DenseCodes):
         "natural": Choice(
             "random rounding to powers of two (Horvath et al. 2019)",
             beside=("collective", *FEEDBACK, *TRAVEL),
-            comments={"error_feedback": "false: unbiased, needs none; true; ef21: a running estimate"},
+            comments={"error_feedback": "false: unbiased, needs none; true; ef21, loco: other forms"},
         )
     }
 

@@ -15,6 +15,7 @@ from accordion_bench.codecs.reference import ORDERS, in_blocks
 from accordion_bench.compressors import codebooks
 from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
+from accordion_bench.compressors.description import KEPT, TRAVEL
 from accordion_bench.compressors.entropy import METHODS, check_entropy
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
@@ -61,7 +62,7 @@ def _buckets_of(compressor: "Quantiser", xs_W: Sequence[Tensor], ctx: Context) -
     return tables
 
 
-AROUND = ("collective", "error_feedback", "residual", "scope", "start_step")
+AROUND = ("collective", "error_feedback", "residual", *KEPT, *TRAVEL)
 UNBIASED = {"error_feedback": "unbiased: needs none"}
 
 

@@ -56,7 +56,7 @@ class RandomK(Compressor):
             {"error_feedback": True},
             beside=(*FEEDBACK, *TRAVEL),
             comments={
-                "error_feedback": "true, ef21; false: entries times numel / kept, so that the update is unbiased"
+                "error_feedback": "true, ef21, loco; false: entries times numel / kept, so that the update is unbiased"
             },
         )
     }

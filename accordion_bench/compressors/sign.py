@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from accordion_bench.codecs.coding import SIGNS, Coding
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
-from accordion_bench.compressors.description import FEEDBACK, TRAVEL
+from accordion_bench.compressors.description import FEEDBACK, KEPT, NO_EF21, TRAVEL
 from accordion_bench.options import checks
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
@@ -90,9 +90,9 @@ class Sign(DenseCodes):
             },
             beside=(
                 *("worker_momentum", "weight_decay_mode", "error_feedback", "residual_units", "zero_lr"),
-                *("collective", "server", "align", "start_step"),
+                *(*KEPT, "collective", "server", "align", "start_step"),
             ),
-            comments={"error_feedback": "what was lost is added to the next gradient"},
+            comments=NO_EF21,
             brings={"optimizer.nesterov": (True, "as in the paper")},
         ),
     }

@@ -14,7 +14,7 @@ from accordion_bench.codecs.layout import Transfer, whole_layout
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, paying_levels, remembered
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
-from accordion_bench.compressors.description import TRAVEL, WhyDense
+from accordion_bench.compressors.description import KEPT, NO_EF21, TRAVEL, WhyDense
 from accordion_bench.compressors.entropy import METHODS, check_entropy
 from accordion_bench.compressors.sizes import cheaper_than_dense
 from accordion_bench.compressors.traits import Traits
@@ -77,8 +77,8 @@ class TernGrad(Compressor):
     chosen_as = {
         "terngrad": Choice(
             "ternary, one scale per tensor shared by all workers (Wen et al. 2017)",
-            beside=("error_feedback", "residual", "collective", *TRAVEL),
-            comments={"error_feedback": "what was lost is added to the next gradient"},
+            beside=("error_feedback", "residual", *KEPT, "collective", *TRAVEL),
+            comments=NO_EF21,
         )
     }
 

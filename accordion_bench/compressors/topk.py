@@ -127,7 +127,7 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 
 def _label_suffix(options: Config) -> str:
     if options.get("chunk") is None:
-        return ""
+        return " along a tree" if options.get("collective") == "tree" else ""
     bits = f", {options['value_bits']} bits" if options.get("value_bits") else ""
     return f" of tiles{bits}{', clipped' if options.get('clip') == 'median' else ''}"
 
@@ -207,7 +207,15 @@ class TopK(Sparse):
         ),
     )
 
-    traits = replace(Sparse.traits, knob="density", pair=(0.10, 0.99), min_ndim=2, whole_model=True, replays=True)
+    traits = replace(
+        Sparse.traits,
+        knob="density",
+        pair=(0.10, 0.99),
+        min_ndim=2,
+        whole_model=True,
+        collectives=("all_gather", "two_way", "tree"),
+        replays=True,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-COLLECTIVES = ("all_reduce", "all_gather", "two_way")
+COLLECTIVES = ("all_reduce", "all_gather", "two_way", "tree")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.exchange.ddp import DDPExchange, bare, wants_one_bucket
 from accordion_bench.exchange.foreign_hook import ForeignHook, can_be_saved
+from accordion_bench.methods.labels import FORMS
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
 from accordion_bench.processes.placement import Placement
 from accordion_bench.run_config import RunConfig
@@ -155,9 +156,11 @@ def _refuse_options(config: RunConfig, where: Placement, wrapped: Compressor) ->
     """Refuse compressors without a hook, and options that their hooks do not have."""
     node, compressor = config.compressor, bare(config.compressor)
     feeds_back, start_step = node.get("error_feedback", False), node.get("start_step", 0)
+    form = FORMS.get(str(feeds_back), "")
     must: list[tuple[str, bool, str, Any]] = [  # option, whether it fits, rule, what to type instead
         ("worker_momentum", not node.get("worker_momentum"), "false", False),
-        ("error_feedback", feeds_back != "ef21", "true or false: torch's hooks have no EF21", True),
+        ("error_feedback", isinstance(feeds_back, bool), f"true or false: torch's hooks have no {form}", True),
+        ("residual_bits", node.get("residual_bits") != 8, "32: torch's hooks keep floats", 32),
         ("residual_units", "lr" not in wrapped.traits.optimizer.owns, "gradient", "gradient"),
         ("residual_decay", not isinstance(wrapped, ErrorFeedback) or wrapped.residual_decay == 1, "1", 1),
         ("scope", node.get("scope", "tensor") == "tensor", "tensor", "tensor"),

@@ -7,9 +7,20 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.residuals import FLOATS
 from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.compressors.traits import COLLECTIVES
-from accordion_bench.conformance.subject import SPECS, Maker, NotApplicable, Setup, demand, flat, gradients, same_bits
+from accordion_bench.conformance.subject import (
+    SPECS,
+    Maker,
+    NotApplicable,
+    Setup,
+    demand,
+    flat,
+    gradients,
+    kept_residuals,
+    same_bits,
+)
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.sync.base import PER_WORKER
 
@@ -79,10 +90,11 @@ def check_start_step(make: Maker, level: float | None = None) -> str:
             torch.equal(u, d.view(u.shape)) for u, d in zip(setup(xs_W, step), dense.all_reduce_mean(xs_W), strict=True)
         )
         demand(same, f"step {step} is before start_step=2, but the update is not the dense mean")
-        for name, entries in setup.exchange.state.items():
-            if "residual_W" in entries:
-                kept = float(entries["residual_W"].abs().max()) if entries["residual_W"].numel() else 0.0
-                demand(kept == 0, f"step {step} is dense, but leaves a residual of up to {kept:.2g} in {name}")
+        found = {name: entries[FLOATS] for name, entries in setup.exchange.state.items() if FLOATS in entries}
+        found |= {setup.exchange.sent[i].name: e_W for i, e_W in kept_residuals(setup)[0].items()}
+        for name, e_W in found.items():
+            kept = float(e_W.abs().max()) if e_W.numel() else 0.0
+            demand(kept == 0, f"step {step} is dense, but leaves a residual of up to {kept:.2g} in {name}")
     counted, dense_bytes = setup.comm.ledger.counts["payload"], dense.ledger.counts["payload"]
     demand(counted == dense_bytes, f"two dense steps cost {counted} bytes instead of {dense_bytes}")
     updates = setup(gradients(step=2, dtype=torch.float32), 2)

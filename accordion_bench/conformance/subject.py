@@ -14,6 +14,8 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import Wrapped, wrapped_compressor
 from accordion_bench.compressors.base import Compressor, Context
+from accordion_bench.compressors.error_feedback import ErrorFeedback
+from accordion_bench.compressors.residuals import FLOATS, EightBits
 from accordion_bench.compressors.sizes import coming_bytes, payload_bytes
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.exchange.exchange import Exchange, SendOptions
@@ -351,3 +353,14 @@ def same_state(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, Any]
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Equality in which NaN equals NaN."""
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(nan=7.25), b.nan_to_num(nan=7.25))
+
+
+def kept_residuals(setup: Setup) -> tuple[dict[int, Tensor], bool]:
+    """What the workers have kept of each tensor [W, ...], by index, and whether in eight bits."""
+    ctx, state = setup.context(), setup.exchange.state
+    for layer in layers(setup.compressor):
+        if isinstance(layer, ErrorFeedback):
+            kept_W = layer.residuals(ctx, state, torch.zeros((), dtype=torch.float64))
+            return kept_W, isinstance(layer.kept_as, EightBits)
+    found = enumerate(state.get(spec.name, {}).get(FLOATS) for spec in ctx.specs)
+    return {i: e_W for i, e_W in found if e_W is not None}, False

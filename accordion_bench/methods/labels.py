@@ -57,6 +57,7 @@ def declared(node: Config) -> Declared | None:
     return look(node) if is_trusted(node.get("_target_")) else None
 
 
+FORMS = {"ef21": "EF21", "loco": "LoCo"}  # of error feedback
 KNOBS = ("rank", "density", "bits")
 
 
@@ -64,7 +65,7 @@ def label(config: Config) -> str:
     """`dense`, `PowerSGD rank 2`, `TopK 10 %`, `fp16`, `Accordion (PowerSGD rank 2/1)`; others by name and knob.
 
     Third-party hooks by the function's name: `DDP, bf16_compress_hook`.
-    Another form of error feedback: `TopK 10 %, EF21`.
+    Another form of error feedback: `TopK 10 %, EF21`, `TopK 10 %, 8-bit residual`.
 
     Local methods by name and period: `local SGD, H 8`, `DiLoCo, H 30, TopK 10 %`, `AccordionSync (local SGD, H 2/16)`.
     """
@@ -77,9 +78,11 @@ def label(config: Config) -> str:
         if own.label_suffix is None:
             raise ValueError(f"options of {name} cannot be understood")
         text += own.label_suffix
-    ef21 = node.get("error_feedback") == "ef21"
-    text += ", EF21" if ef21 else ""
-    text += _in_brackets(beside, (*KNOBS, *(["error_feedback"] if ef21 else [])))
+    feedback = node.get("error_feedback")
+    named = isinstance(feedback, str) and feedback in FORMS
+    text += f", {FORMS[str(feedback)]}" if named else ""
+    text += ", 8-bit residual" if node.get("residual_bits") == 8 and feedback is True else ""
+    text += _in_brackets(beside, (*KNOBS, *(["error_feedback"] if named else [])))
     if hook := hook_of(config):
         text = f"DDP, {hook}"
     if scheme := scheme_of(config):

@@ -24,6 +24,7 @@ KNOWN = {"epochs": EPOCHS, "steps_per_epoch": STEPS}
 SHORT: dict[str, dict[str, Any]] = {
     "onebitadam": {"freeze_step": 6},
     "dgc": {"steps_per_epoch": 4},
+    "gradiveq": {"basis_steps": 2, "period": 5, "length": 16, "rank": 2},
 }  # else nothing happens in so few steps
 
 
@@ -36,6 +37,8 @@ ALL: dict[str, dict[str, Any]] = {
     **{name: {"compressor": name, **SHORT.get(name, {})} for name in yaml_files("compressor")},
     "two-way signs": {"compressor": "efsignsgd", "collective": "two_way", "error_feedback": True},
     "ef21": {"compressor": "powersgd", "rank": 1, "min_compression_rate": 0, "error_feedback": "ef21"},
+    "loco": {"compressor": "topk", "error_feedback": "loco", "residual_reset": 5},
+    "eight bits": {"compressor": "powersgd", "rank": 1, "min_compression_rate": 0, "residual_bits": 8},
     "accordion": {"compressor": "powersgd", "adaptive": {"accordion": EVERY_EPOCH}},
     "accordion of all gradients": {
         "compressor": "topk",
@@ -68,6 +71,8 @@ PLAIN = [
     "topk",
     "distefblocksgd",
     "ef21",
+    "loco",
+    "eight bits",
     "accordion",
     "gravac",
     "slowmo",

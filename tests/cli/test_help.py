@@ -64,7 +64,7 @@ def test_a_page_and_everything():
 def test_an_option_says_whose_it_is():
     found = help.text(["--help", "rank"]).splitlines()
     assert "compressor.rank=2   lower rank = more compression (compressor=acpsgd, powersgd)" in found
-    assert len(found) == 3
+    assert len(found) == 4
     assert help.text(["--help", "seed"]).splitlines()[0] == "seed=0   (every run)"
 
 

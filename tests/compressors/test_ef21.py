@@ -247,8 +247,8 @@ OPTIONS_REFUSED = {
     "feedback_rate=0": "feedback_rate must be a number above 0 and at most 1, got 0; type compressor.feedback_rate=0.1",
     "feedback_rate=1.5": "feedback_rate must be a number above 0 and at most 1, got 1.5",
     "feedback_rate=often": "feedback_rate must be a number above 0 and at most 1, got often",
-    "error_feedback=ef22": "error_feedback must be true, false or ef21, got ef22; type compressor.error_feedback=true",
-    "error_feedback=2": "error_feedback must be true, false or ef21, got 2",
+    "error_feedback=ef22": "error_feedback must be true, false, ef21 or loco, got ef22; type compressor.error_fe",
+    "error_feedback=2": "error_feedback must be true, false, ef21 or loco, got 2",
 }
 
 

@@ -42,7 +42,8 @@ def test_records_meet_every_value(method):
     assert met["level"] == ({*messages.LEVELS[traits.knob], None, "mixed"} if traits.knob else {1})
     assert met["tensors"] == set(messages.SHAPES) and met["workers"] == {1, 3, 4} and len(met["dtype"]) == 2
     collectives, feedback = met.get("collective", set()), met.get("error_feedback", set())
-    assert collectives >= set(traits.collectives) or not collectives
+    # messages along a tree have a twin of their own, tests/compressors/test_tree.py
+    assert collectives >= set(traits.collectives) - {"tree"} or not collectives
     assert feedback >= {True, False} or not feedback
 
 

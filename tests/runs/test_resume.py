@@ -57,6 +57,8 @@ ARMS = {
         "adaptive.accordion.interval=1",
         "adaptive.accordion.min_hold=0",
     ],
+    "loco": ["compressor=qsgd", "compressor.error_feedback=loco", "compressor.residual_reset=5"],
+    "eight bits": ["compressor=topk", "compressor.residual_bits=8", "compressor.start_step=3"],
     "acpsgd": ["compressor=acpsgd", "compressor.min_compression_rate=0"],
     "dion": ["compressor=dion", "compressor.rank=3", "optimizer=adamw", "optimizer.lr=0.002"],
     "dgc": ["compressor=dgc", "compressor.density=0.01", "compressor.warmup_epochs=2"],

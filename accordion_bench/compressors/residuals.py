@@ -1,0 +1,125 @@
+"""Where residuals are kept between two exchanges: as they are, or in eight bits for each coordinate.
+
+Tensor suffixes: W local workers, B bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from accordion_bench.codecs.bucket import Bucket, Context, Target
+from accordion_bench.codecs.layout import Message
+from accordion_bench.codecs.non_finite import NonFiniteRow
+from accordion_bench.compressors.base import State
+from accordion_bench.compressors.eight_bit import Blockwise
+from accordion_bench.compressors.gathered import non_finite
+from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.same_shape import Blocks
+
+BLOCK = 256  # coordinates that share one scale
+FLOATS, BYTES = "residual_W", "residual_bytes_W"  # keys of the state
+
+
+class Floats:
+    """Residuals [W, ...] in the type of the gradients, changed in place."""
+
+    def init(self, specs: Sequence[TensorSpec], workers: int, like: Tensor) -> State:
+        """Residuals of zero, of some tensors."""
+        tensors_W = Blocks(specs, workers, like).tensors
+        return {spec.name: {FLOATS: e_W} for spec, e_W in zip(specs, tensors_W, strict=True)}
+
+    def read(self, ctx: Context, state: State, like: Tensor) -> dict[int, Tensor]:
+        """The residuals of those tensors of an exchange that have one, by index; changed in place, they are kept."""
+        kept = enumerate(state.get(spec.name, {}).get(FLOATS) for spec in ctx.specs)
+        return {i: e_W for i, e_W in kept if e_W is not None}
+
+    def copies(self, ctx: Context, state: State, like: Tensor) -> dict[int, Tensor]:
+        """The same in memory of their own."""
+        return {i: e_W.clone() for i, e_W in self.read(ctx, state, like).items()}
+
+    def write(self, residuals_W: Mapping[int, Tensor], ctx: Context, state: State, first_worker: int) -> None:
+        """Keep what `read` gave, and what was made of it since."""
+
+    def opened(self, kept: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        """One worker's entries of a state, in floats."""
+        return {name: dict(entries) for name, entries in kept.items()}
+
+    def closed(self, kept: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        """The same as they are kept."""
+        return self.opened(kept)
+
+
+class EightBits(Floats):
+    """Residuals as int8 with a float32 scale for each block of 256 coordinates: 1.016 bytes for a coordinate.
+
+    e is kept as s_b round(e / s_b), s_b = max |e_b| / 127, so that at most s_b / 2 of a coordinate is lost. They are
+    messages of the codec of `compressor=int8`. While a bucket is exchanged, its residuals are floats.
+    """
+
+    def __init__(self) -> None:
+        self.codec = Blockwise("int8", BLOCK)
+        self.specs: dict[str, TensorSpec] = {}
+
+    def init(self, specs: Sequence[TensorSpec], workers: int, like: Tensor) -> State:
+        self.specs.update((spec.name, spec) for spec in specs)
+        sizes = {spec.name: self.codec.message_bytes(spec, 1) for spec in specs}
+        return {name: {BYTES: like.new_zeros(workers, size, dtype=torch.uint8)} for name, size in sizes.items()}
+
+    def read(self, ctx: Context, state: State, like: Tensor) -> dict[int, Tensor]:
+        kept = enumerate(state.get(spec.name, {}).get(BYTES) for spec in ctx.specs)
+        bytes_W = {i: own_W for i, own_W in kept if own_W is not None}
+        found = self._decoded([ctx.specs[i] for i in bytes_W], list(bytes_W.values()), like)
+        return dict(zip(bytes_W, found, strict=True))
+
+    def copies(self, ctx: Context, state: State, like: Tensor) -> dict[int, Tensor]:
+        return self.read(ctx, state, like)
+
+    def write(self, residuals_W: Mapping[int, Tensor], ctx: Context, state: State, first_worker: int) -> None:
+        """Keep them, rounded.
+
+        Raises:
+            NonFinite: one of them is not finite.
+        """
+        ids = list(residuals_W)
+        try:
+            coded = self._encoded([ctx.specs[i] for i in ids], [residuals_W[i] for i in ids])
+        except NonFiniteRow as bad:
+            worker, k = divmod(bad.row, len(ids))
+            raise non_finite(ctx, ids[k], first_worker + worker) from None
+        if ids:
+            torch._foreach_copy_([state[ctx.specs[i].name][BYTES] for i in ids], coded)
+
+    def opened(self, kept: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        found = super().opened(kept)
+        for entries, spec in ((found[name], spec) for name, spec in self.specs.items() if name in found):
+            if (own := entries.get(BYTES)) is not None:
+                entries[BYTES] = self._decoded([spec], [own[None]], own.new_zeros((), dtype=torch.float64))[0][0]
+        return found
+
+    def closed(self, kept: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        found = super().opened(kept)
+        for entries, spec in ((found[name], spec) for name, spec in self.specs.items() if name in found):
+            if (own := entries.get(BYTES)) is not None:
+                entries[BYTES] = self._encoded([spec], [own[None]])[0][0]
+        return found
+
+    def _bucket(self, specs: Sequence[TensorSpec], xs_W: Sequence[Tensor]) -> Bucket:
+        return Bucket(0, specs, [1] * len(specs), xs_W=xs_W, workers=range(len(xs_W[0])))
+
+    def _decoded(self, specs: Sequence[TensorSpec], bytes_W: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+        """Messages [W, B] of each tensor as floats [W, ...] of the type of `like`."""
+        if not specs:
+            return []
+        tensors_W, layout = Blocks(specs, len(bytes_W[0]), like).tensors, self.codec.layout(specs, [1] * len(specs))
+        message = Message(torch.cat(list(bytes_W), dim=1), [layout] * len(bytes_W[0]))
+        bucket = self._bucket(specs, tensors_W)
+        self.codec.add_bucket_(Target(bucket.rows_W), message, bucket)
+        return tensors_W
+
+    def _encoded(self, specs: Sequence[TensorSpec], xs_W: Sequence[Tensor]) -> list[Tensor]:
+        """Floats [W, ...] of each tensor as messages [W, B]."""
+        if not specs:
+            return []
+        message = self.codec.encode_bucket(self._bucket(specs, xs_W))
+        return list(message.rows.split(message.layout.sizes.tolist(), dim=1))

@@ -22,8 +22,10 @@ from accordion_bench.attaching.no_effect import without_effect
 from accordion_bench.attaching.own_parameters import unwrapped
 from accordion_bench.attaching.passed import PassedArguments
 from accordion_bench.attaching.python_words import in_python
+from accordion_bench.batches import unequal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.replicas import is_dense
+from accordion_bench.methods.build import of_unequal
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 
@@ -41,8 +43,14 @@ def connected(passed: PassedArguments) -> Attached:
     device = torch.device("cpu") if isinstance(found, ConfigError) else found.named[0][1].device
     with lost_worker_told("ab.attach or ab.local", timeout):
         comm = _comm(group, timeout, device)
-        refuse_differences(comm, found if isinstance(found, ConfigError) else found.agreed)
+        agreed = found if isinstance(found, ConfigError) else found.agreed
+        batches = unequal(refuse_differences(comm, agreed, passed.batch_size))
         assert isinstance(found, Checked)
+        try:
+            methods = of_unequal(found.methods, batches, found.setting.chosen)
+        except ConfigError as refused:
+            raise in_python(refused) from None
+        comm.weigh(batches)
         if found.wrapper is None:
             comm.broadcast_([*found.inner.parameters(), *filter(is_dense, found.inner.buffers())], "setup")
     if comm.leader:
@@ -50,7 +58,7 @@ def connected(passed: PassedArguments) -> Attached:
             log.warning("%s", sentence)
     taken = users_optimizer.hand_over(passed.optimizer, found.methods.wrapped.compressor)
     try:
-        attached = Attached(found.inner, passed.optimizer, found.methods, comm, found.setting)
+        attached = Attached(found.inner, passed.optimizer, methods, comm, found.setting)
     except ConfigError as refused:
         users_optimizer.give_back(passed.optimizer, taken)
         raise in_python(refused) from None

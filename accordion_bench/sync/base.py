@@ -129,6 +129,7 @@ class Sync(Component, Stateful):
         shares: options that are a share of the coordinates, and how reports write them behind the scheme.
 
     Attributes:
+        weighs: its means can be weighted by the samples of workers whose batches differ.
         gradient_exchange: whether gradients are exchanged at any time of a run.
         period: H, where the plan has one.
         groups: (period, size) of every group of workers, where they have periods of their own.
@@ -148,6 +149,7 @@ class Sync(Component, Stateful):
     grows: bool = False
     every_local_step: bool = False
     without_averages: str = ""
+    weighs: bool = True
     gradient_exchange: bool = True
     period: int | None = None
     groups: Sequence[tuple[int, int]] | None = None

@@ -30,7 +30,7 @@ from accordion_bench.sync.late_processes import LateProcesses
 from accordion_bench.sync.outer import BUFFERS, Average, exact_average, treat_buffers
 from accordion_bench.sync.quorum import DrawnLateness, Lateness, Quorum
 from accordion_bench.sync.what import InFlight, SparseAverage, fragments, layers_of
-from accordion_bench.sync.who import All, Tier, refuse_groups
+from accordion_bench.sync.who import All, Pairs, Tier, refuse_groups
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,8 @@ class Round(Sync):
         if self.sparta is not None:
             checks.number("sparta", self.sparta, above=0, at_most=1, instead=0.005)
         self.waiting.check()
+        by_the_clock = self.quorum is not None and self.lateness is None
+        self.weighs = not isinstance(self.who, Pairs) and not by_the_clock
         self.plans_with = frozenset() if self.switch_step is not None else frozenset({"epochs", "schedule"})
         self.gradient_exchange = self.phase1 == "gradient" and self.switch_step != 0
         self.fragments, self.partial = when.slots, when.slots > 1

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from accordion_bench.batches import unequal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import EXCHANGE, UPDATE, Graphs, graphs_of
 from accordion_bench.comm.worker_axis import Batch, WorkerAxis
@@ -16,7 +17,7 @@ from accordion_bench.compressors.base import NonFinite
 from accordion_bench.config import capture_rules, ddp_rules
 from accordion_bench.config.components import Components, build_model, build_optimizer
 from accordion_bench.datasets.base import Data, Dataset
-from accordion_bench.datasets.loader import Sampler
+from accordion_bench.datasets.sampler import Sampler, Sharding
 from accordion_bench.exchange.ddp import DDPExchange
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.finite import Look
@@ -68,6 +69,7 @@ class TrainingStep:
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.config, self.comm, self.device, self.clock = config, comm, comm.device, comm.clock
+        comm.weigh(unequal(config.batch_size))
         self.data, self.task, self.sampler = learned_from(config, parts.dataset, comm)
         self.memory_format = torch.channels_last if config.channels_last else torch.preserve_format
         model = new_model(config, parts.dataset, comm, self.memory_format)
@@ -160,6 +162,9 @@ class TrainingStep:
         """
         step, lr = self.communicating, self.position.lr()
         step.begin(self.position.plan.batch_size)
+        sizes = self.sampler.sizes(self.position.step_in_epoch)
+        if sizes and self.sync.gradients_go_to() is not None:  # differences are weighted by whole batches
+            self.comm.weigh(sizes)
         samples = self._backward_passes()
         try:
             self.refuse_non_finite(self.axis.loss_W)
@@ -175,10 +180,12 @@ class TrainingStep:
                 f"step {position.step} (epoch {position.epoch}): {bad}; try a smaller optimizer.lr, now {lr:g} after "
                 "schedule and scaling"
             ) from None
-        step.over(samples)
+        if sizes:
+            self.comm.weigh(self.sampler.sharding.batches)
+        step.over(max(sizes, default=samples))
 
     def _backward_passes(self) -> int:
-        """The gradients of all local workers into their rows; returns the samples of one worker."""
+        """The gradients of all local workers into their rows; returns the samples of the last one."""
         with kept_rng(self.device):
             for row, own in enumerate(self.feed.step()):
                 self.clock.lap("data")
@@ -271,7 +278,8 @@ def learned_from(config: RunConfig, dataset: Dataset, comm: Comm) -> tuple[Data,
     train, validation = dataset.split(data.train_size, config.seed)
     size = data.train_size if train is None else len(train)
     indexed_on = getattr(data, "indexed_on", "cpu")
-    sampler = Sampler(size, comm.workers, config.seed, dataset.sharding, train, indexed_on)
+    sharding = Sharding(dataset.sharding, unequal(config.batch_size))
+    sampler = Sampler(size, comm.workers, config.seed, sharding, train, indexed_on)
     return data, task_of(dataset, comm.device, validation), sampler
 
 

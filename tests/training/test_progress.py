@@ -111,7 +111,7 @@ def test_only_whole_parts_are_told(width, expected):
 
 def test_only_the_leader_speaks(tmp_path, capsys):
     trainer = trainer_for(tmp_path)
-    trainer.progress = progress.Progress(False, trainer.sampler.per_worker)
+    trainer.progress = progress.Progress(False, trainer.sampler.seen)
     trainer.fit()
     assert capsys.readouterr().out == ""
 

@@ -139,7 +139,7 @@ def columns(name: str) -> tuple[Column, ...]:
         Column("model", lambda arm, _: arm.named("model")),
         Column("dataset", lambda arm, _: arm.named("dataset")),
         Column("workers", lambda arm, _: arm.workers),
-        Column("batch_size", lambda arm, _: arm.config["batch_size"], "batch size"),
+        Column("batch_size", lambda arm, _: arm.batch_each, "batch size"),
         Column("epochs", lambda arm, _: arm.config["epochs"]),
         Column("scale", lambda arm, _: arm.scale),
         Column("experiment", lambda arm, _: arm.chosen("experiment")),

@@ -6,20 +6,26 @@ import torch
 from torch import Tensor
 
 from accordion_bench.batches import UnequalSteps
+from accordion_bench.datasets.label_shards import label_counts, shards_by_label
 from accordion_bench.tensors import keyed_rng
 
 
 class Sharding(NamedTuple):
     """How the samples of an epoch are shared out among the workers.
 
-    how: `reshuffled` in every epoch, `static`, or `consecutive`: samples are segments of one sequence, cut into A x
-        batch size strands of equal length, the last ones filled up from its beginning; entry i of a worker's next batch
-        continues entry i. Batches are always whole.
+    how: `reshuffled` in every epoch; `static`; `dirichlet`: each worker has a shard of its own, whose labels differ
+        from those of others, and which is reshuffled in every epoch; or `consecutive`: samples are segments of one
+        sequence, cut into A x batch size strands of equal length, the last ones filled up from its beginning; entry i
+        of a worker's next batch continues entry i. Batches are always whole.
     batches: samples per step of each worker, where they differ; () = all have the same.
+    alpha: of `dirichlet`, the concentration; smaller = fewer labels for each worker.
+    labels: of `dirichlet`, of all samples that are loaded, [n].
     """
 
     how: str = "reshuffled"
     batches: tuple[int, ...] = ()
+    alpha: float = 1.0
+    labels: Tensor | None = None
 
 
 class Sampler:
@@ -53,6 +59,25 @@ class Sampler:
         self.unequal = UnequalSteps(size, sharding.batches) if sharding.batches else None
         self.per_worker = -(-size // workers)
         self._batch_size = 1
+        self.shards = self._by_label() if sharding.how == "dirichlet" else []
+
+    def _by_label(self) -> list[Tensor]:
+        """The samples of each worker, where these are its own in all epochs."""
+        labels, each = self._labels(), divmod(self.size, self.workers)
+        sizes = [each[0] + (worker < each[1]) for worker in range(self.workers)]
+        if self.unequal is not None:
+            sizes = list(self.unequal.of_epoch())
+        return shards_by_label(labels, sizes, self.sharding.alpha, self.seed)
+
+    def _labels(self) -> Tensor:
+        """Of the training samples."""
+        assert self.sharding.labels is not None
+        labels = self.sharding.labels.cpu()
+        return labels if self.samples is None else labels[self.samples]
+
+    def label_counts(self) -> list[list[int]]:
+        """Of each worker, how many samples of each label it has; [] where they share all samples anew."""
+        return label_counts(self._labels(), self.shards) if self.shards else []
 
     def steps(self, batch_size: int) -> int:
         """Optimizer steps per epoch."""
@@ -66,6 +91,9 @@ class Sampler:
         if self.consecutive:
             self._strands = torch.arange(batch_size, device=self.device)
             return
+        if self.shards:
+            self._reshuffle(epoch)
+            return
         keyed = 0 if self.sharding.how == "static" else epoch
         order = torch.randperm(self.size, generator=keyed_rng.generator(self.seed, "order", keyed))
         if self.samples is not None:
@@ -77,6 +105,19 @@ class Sampler:
         order = order.repeat(-(-total // self.size))[:total]
         self._shards = order.to(self.device).view(self.per_worker, self.workers).T
 
+    def _reshuffle(self, epoch: int) -> None:
+        """Draw the order of each worker's own shard; equal batches fill it up from its beginning."""
+        orders = []
+        for worker, shard in enumerate(self.shards):
+            generator = keyed_rng.generator(self.seed, "shard order", epoch, worker)
+            order = shard[torch.randperm(len(shard), generator=generator)]
+            orders.append(order if self.samples is None else self.samples[order])
+        if self.unequal is None:
+            filled = [order.repeat(2)[: self.per_worker] for order in orders]
+            self._shards = torch.stack(filled).to(self.device)
+        else:
+            self._own = [order.to(self.device) for order in orders]
+
     def batch(self, worker: int, step: int) -> Tensor:
         """Indices of one worker's samples in one step of the epoch."""
         if self.consecutive:
@@ -85,6 +126,9 @@ class Sampler:
             return (strands * self.steps(self._batch_size) + step) % self.size
         if self.unequal is not None:
             sizes = self.unequal.of(step)
+            if self.shards:
+                first = step * self.unequal.sizes[worker]
+                return self._own[worker][first : first + sizes[worker]]
             first = self.unequal.before(step) + sum(sizes[:worker])
             return self._order[first : first + sizes[worker]]
         return self._shards[worker, step * self._batch_size : (step + 1) * self._batch_size]

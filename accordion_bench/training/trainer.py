@@ -117,6 +117,8 @@ class Trainer:
         plans = (position.plan, self.exchange.weakest())
         self.dense_notes.predict(self.exchange.goes_dense(StepInfo(plan, start, epoch=epochs)) for plan in plans)
         if self.comm.leader:
+            if counts := self.sampler.label_counts():
+                self.folder.write_json("labels.json", {"alpha": self.sampler.sharding.alpha, "samples": counts})
             self.tracker.begin(self.config.to_dict(), self.folder.path)
         self.runner.preload()
         self.saver.begin(position.step)

@@ -278,7 +278,8 @@ def learned_from(config: RunConfig, dataset: Dataset, comm: Comm) -> tuple[Data,
     train, validation = dataset.split(data.train_size, config.seed)
     size = data.train_size if train is None else len(train)
     indexed_on = getattr(data, "indexed_on", "cpu")
-    sharding = Sharding(dataset.sharding, unequal(config.batch_size))
+    labels = getattr(data, "train_labels", None)
+    sharding = Sharding(dataset.sharding, unequal(config.batch_size), dataset.alpha or 1.0, labels)
     sampler = Sampler(size, comm.workers, config.seed, sharding, train, indexed_on)
     return data, task_of(dataset, comm.device, validation), sampler
 

@@ -109,6 +109,10 @@ class Replicas:
         """Give every local worker parameters of its own, equal to the shared ones."""
         raise NotImplementedError
 
+    def share(self) -> None:
+        """Let the model's parameters be the shared ones again, which an optimizer of all workers steps."""
+        raise NotImplementedError
+
     def taken(self, i: int) -> Tensor:
         """The gradients [W, ...] of one parameter, whose last backward pass has just reached it."""
         raise NotImplementedError

@@ -119,6 +119,10 @@ class WorkerAxis(Replicas):
         self.replicas = [[nn.Parameter(as_kind_of(x_W[row], param)) for x_W, param in paired] for row in range(self._W)]
         self._current = None
 
+    def share(self) -> None:
+        self._use_values(self.shared)
+        self._current = None
+
     def backward(self, row: int, step: int, batch: Batch, do: Callable[[CapturedWork], Passed] = eagerly) -> Tensor:
         """Put the gradients of one worker's step into its row.
 

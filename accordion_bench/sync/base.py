@@ -239,6 +239,19 @@ class Sync(Component, Stateful):
         self.axis, self.position, self.runner = context.axis, context.position, context.runner
         self.inner, self.comm, self.clock = context.inner, context.axis.comm, context.axis.comm.clock
 
+    def samples_used(self, batches: Sequence[int]) -> list[int]:
+        """Samples of each worker that the mean of the coming step counts; [] = all, as they are. Called once a step.
+
+        Args:
+            batches: samples that the workers have.
+        """
+        return []
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a worker computes with no more samples than `samples_used` says, one at least."""
+        return False
+
     def before_step(self, lr: Rate) -> CompletedExchange | None:
         """Before the optimizer's step: from local gradients [W, ...] to those that it is to use.
 

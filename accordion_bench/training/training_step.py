@@ -163,8 +163,9 @@ class TrainingStep:
         step, lr = self.communicating, self.position.lr()
         step.begin(self.position.plan.batch_size)
         sizes = self.sampler.sizes(self.position.step_in_epoch)
-        if sizes and self.sync.gradients_go_to() is not None:  # differences are weighted by whole batches
-            self.comm.weigh(sizes)
+        self.used = self.sync.samples_used(sizes or [self.position.plan.batch_size] * self.comm.workers)
+        if (sizes or self.used) and self.sync.gradients_go_to() is not None:  # else whole batches are weights
+            self.comm.weigh(self.used or sizes)
         samples = self._backward_passes()
         try:
             self.refuse_non_finite(self.axis.loss_W)
@@ -180,8 +181,8 @@ class TrainingStep:
                 f"step {position.step} (epoch {position.epoch}): {bad}; try a smaller optimizer.lr, now {lr:g} after "
                 "schedule and scaling"
             ) from None
-        if sizes:
-            self.comm.weigh(self.sampler.sharding.batches)
+        if sizes or self.used:
+            self.comm.weigh(self.sampler.sharding.batches or [1] * self.comm.workers)
         step.over(max(sizes, default=samples))
 
     def _backward_passes(self) -> int:
@@ -189,13 +190,23 @@ class TrainingStep:
         with kept_rng(self.device):
             for row, own in enumerate(self.feed.step()):
                 self.clock.lap("data")
-                self.backward(row, own)
+                self.backward(row, self._cut(row, own) if self.sync.cuts else own)
                 if self.clock.sampled:  # one after another, so that a worker's times are its own
                     self.graphs.join()
                 self.clock.lap("compute")
         self.graphs.join()
         self.clock.lap("compute")
         return own.samples
+
+    def _cut(self, row: int, own: Own) -> Own:
+        """As many samples of a batch as are counted, one at least."""
+        samples = max(1, min(own.samples, self.used[self.comm.first_worker + row]))
+
+        def read() -> tuple[Tensor, Tensor]:
+            x, y = own.read()
+            return x[:samples], y[:samples]
+
+        return Own(samples, read, (own.key, samples))
 
     def backward(self, row: int, own: Own) -> None:
         """Forward and backward passes of one local worker.

@@ -186,6 +186,7 @@ def columns(name: str) -> tuple[Column, ...]:
         *_timed("modelled_seconds", "modelled time"),
         _seconds("modelled_comm_seconds", "modelled communication", "modelled comm."),
         *_against_time("modelled_seconds"),
+        Column("simulated_seconds"),
         Column("baseline", lambda _, dense: dense.label if dense else "", "against"),
     )
 

@@ -136,7 +136,7 @@ class DrawnTimes(EveryStep):
         return [n * (worker in self.arrived) for worker, n in enumerate(batches)]
 
     def _within_budget(self, batches: Sequence[int]) -> list[int]:
-        """What each worker computes in T seconds; where nobody has a sample, until the fastest has one."""
+        """What each worker computes in T seconds; where no worker has a sample, until the fastest has one."""
         times = [self.drawn(worker) for worker in range(self.comm.workers)]
         budget = self.budget or sum(constant + mean for constant, mean in self.pairs) / len(self.pairs)
         samples = [min(n, math.floor(n * budget / time)) for n, time in zip(batches, times, strict=True)]

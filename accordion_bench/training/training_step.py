@@ -52,7 +52,8 @@ class TrainingStep:
 
     Attributes, by role:
         what is trained: axis (model, gradients, buffers), inner (optimizers), task, data, sampler, feed (of batches),
-            loss_scale (in float16), memory_format (of images), forward (what is called as the model)
+            loss_scale (in float16), memory_format (of images), forward (what is called as the model), used (samples of
+            each worker that this step counts; [] = all)
         what is exchanged: communicating (the step from gradients on), sync (with its exchanges), ddp (in the place of
             an exchange), models_overlap (whether workers in processes of their own would exchange during the backward
             pass; a lone worker's gradients go nowhere)

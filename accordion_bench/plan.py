@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from accordion_bench.batches import UnequalSteps
 from accordion_bench.requests import BucketStatistic
 
 DROP = 0.7  # a learning rate that falls at once to at most this times what it was has dropped
@@ -65,11 +66,12 @@ class RunFacts:
         epochs: of the run.
         workers: A.
         train_size: training samples.
-        batch_size: samples per worker and step at the start.
+        batch_size: samples per worker and step at the start; of the worker with most, where `batches` differ.
         schedule: learning-rate factor at a time in epochs.
         warmup_epochs: in which the learning rate still rises; 0 where it never does.
         bandwidth, latency: of a worker's modelled link, in bit/s and in seconds for each round of a collective.
         specs: the trained tensors; empty while the configuration is checked.
+        batches: samples per step of each worker, where they differ; () = all have `batch_size`.
     """
 
     epochs: int = 1
@@ -81,6 +83,7 @@ class RunFacts:
     bandwidth: float = 1e9
     latency: float = 5e-5
     specs: Sequence[TensorSpec] = ()
+    batches: tuple[int, ...] = ()
 
     def with_specs(self, specs: Sequence[TensorSpec]) -> "RunFacts":
         """The same, once the trained tensors are known; reads no other fact, because some may be unknown."""
@@ -90,12 +93,21 @@ class RunFacts:
 
     @property
     def per_worker(self) -> int:
-        """Training samples that each worker sees per epoch."""
-        return -(-self.train_size // self.workers)
+        """Training samples that each worker sees per epoch; the worker with most, where batches differ."""
+        return max(self._unequal.of_epoch()) if self.batches else -(-self.train_size // self.workers)
+
+    @property
+    def per_step(self) -> int:
+        """Samples of all workers in a step."""
+        return sum(self.batches) or self.workers * self.batch_size
+
+    @property
+    def _unequal(self) -> UnequalSteps:
+        return UnequalSteps(self.train_size, self.batches)
 
     def steps_per_epoch(self, batch_size: int | None = None) -> int:
         """Optimizer steps per epoch at a batch size (default: the starting one)."""
-        return -(-self.per_worker // (batch_size or self.batch_size))
+        return self._unequal.steps if self.batches else -(-self.per_worker // (batch_size or self.batch_size))
 
     @property
     def steps(self) -> int:
@@ -117,7 +129,7 @@ class Plan:
 
     Args:
         levels: per tensor name, index into the ladder.
-        batch_size: samples per worker and step.
+        batch_size: samples per worker and step; of the worker with most, where batches differ.
         lr_factor: multiplies the scheduled learning rate.
         period: H, local steps between two exchanges of a local method; 1 = in every step.
         codebooks: per number of bits, quantisation levels in ascending order from -1 to 1; none = the compressor's own.

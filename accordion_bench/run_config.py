@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeGuard
 
+from accordion_bench.batches import largest
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
@@ -81,7 +82,7 @@ class RunConfig:
     seed: int = 0
     scale: str = "full"
     epochs: int = 60
-    batch_size: int = 32
+    batch_size: int | list[int] = 32
     micro_batch_size: int | None = None
     clip_norm: float | None = None
     clip_at: str | None = None
@@ -118,6 +119,11 @@ class RunConfig:
     def to_dict(self) -> Config:
         """As it was composed, and as config.yaml holds it; a copy."""
         return dataclasses.asdict(self)
+
+    @property
+    def largest_batch(self) -> int:
+        """Samples per step of the worker that has most."""
+        return largest(self.batch_size)
 
     def chosen(self, group: str) -> str:
         """The name that was chosen of a config group, for messages."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench import output
+from accordion_bench.batches import unequal
 from accordion_bench.comm.stages import MATTERS
 from accordion_bench.config import capture_rules
 from accordion_bench.config.components import Components, with_counts
@@ -18,7 +19,7 @@ from accordion_bench.network.link_options import link_name
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.presets import named, typed_beside
-from accordion_bench.options.units import counted, digits, human_bytes
+from accordion_bench.options.units import counted, digits, human_bytes, samples
 from accordion_bench.processes import machine, rendezvous
 from accordion_bench.processes.placement import Placement, place, with_placement
 from accordion_bench.processes.waiting import BUSY
@@ -201,6 +202,7 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
         told = "; ".join([*typed_beside(composed, "sync", ("period",)), f"averaging every {period}"])
         momentum, local = "", f", sync {choices['sync']} ({told})"
     adaptive = ", ".join(config.adaptive) or "none"
+    batch = samples(unequal(config.batch_size) or config.largest_batch)
     place = f"{counted(where.processes, 'process')} x {where.workers_per_process} on {where.device}"
     if where.device == "cuda" and where.backend == "gloo":
         place += ", exchanging through the host's memory"
@@ -210,7 +212,7 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
         f"{named(composed, 'model')} on {named(composed, 'dataset', ('fingerprint',))}, "
         f"compressor {named(composed, 'compressor')}{local}, adaptive {adaptive}; "
         f"{counted(where.workers, 'worker')} ({where.backend}, {place}), "
-        f"{counted(config.epochs, 'epoch')} of {counted(config.batch_size, 'sample')} per worker and "
+        f"{counted(config.epochs, 'epoch')} of {batch} per worker and "
         f"step{momentum}{describe_exchange(config, where, parts)}"
         f"{'; ' if 'brought' in choices else ''}{choices.get('brought', '')}"
     )

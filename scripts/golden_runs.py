@@ -190,6 +190,10 @@ SCHEMES = {
     "streaming_diloco": images("sync=streaming_diloco", "sync.period=4", "sync.delay=1", *HEAVY_BALL),
     "sparta": images("sync=sparta", "sync.sparta=0.05", *HEAVY_BALL),
     "gossip": images("sync=gossip", "sync.delay=1", *HEAVY_BALL),
+    "drawn_times": images(
+        *("sync=drawn_times", "sync.rule=k_async", "sync.first=2", "sync.worker_times=[[1,1],[1,2],[2,1],[1,0]]"),
+        *HEAVY_BALL,
+    ),
     "noloco": images("sync=noloco", "sync.period=2", *HEAVY_BALL),
     "zerooneadam": images(
         *("sync=zerooneadam", "optimizer=adamw", "optimizer.lr=0.0005", "sync.freeze_step=4", "sync.refreshes=1"),

@@ -126,7 +126,7 @@ def _of_model(asked: Asked, methods: TimedMethods, made: Subject) -> Basis:
         return basis.asked_for(asked.device, made.counted(), methods, *rates, at_hand=asked.at_hand)
     say(f"timing a step of {made.name}")
     effort = Effort(budget=OF_A_STEP)
-    times = measured_step(made.model, made.batch, made.loss, made.optimizer, asked.config.batch_size, effort)
+    times = measured_step(made.model, made.batch, made.loss, made.optimizer, asked.config.largest_batch, effort)
     times = replace(times, model=made.name or times.model)
     return basis.here(times, methods, made.counted(computed=True) if methods.device.type == "cpu" else None)
 

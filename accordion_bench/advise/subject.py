@@ -59,7 +59,7 @@ class Subject:
         """`resnet18 on cifar10, batch 32`."""
         config = self.config
         composed = config.to_dict()
-        return f"{named(composed, 'model')} on {named(composed, 'dataset')}, batch {config.batch_size}"
+        return f"{named(composed, 'model')} on {named(composed, 'dataset')}, batch {config.largest_batch}"
 
     @property
     def device(self) -> torch.device:
@@ -72,7 +72,7 @@ class Subject:
 
     def counted(self, computed: bool = False) -> CountedStep:
         """A step, counted; what is computed is the same in every precision. See `counted_step`."""
-        return counted_step(self.model, self.batch, self._loss, self.config.batch_size, self.name, computed)
+        return counted_step(self.model, self.batch, self._loss, self.config.largest_batch, self.name, computed)
 
     def _loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return task_of(self.dataset, batch[0].device).loss(model, *batch, 0, 0)
@@ -148,7 +148,7 @@ def subject_of(config: RunConfig, assumed: str, workers_each: int) -> Subject:
     model = model.to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    indices = torch.arange(config.batch_size)
+    indices = torch.arange(config.largest_batch)
     batch = next(Example(dataset, device).train_batches(0, [indices]))
     return Subject(config, model, batch, dataset, chosen, assumed)
 
@@ -168,5 +168,5 @@ def device_of(config: RunConfig) -> torch.device:
 
 def _threads(config: RunConfig, workers_each: int, model: nn.Module, dataset: Dataset) -> int:
     return threads.choose_threads(
-        config.threads, workers_each, lambda: flops_per_kernel(model, dataset, config.batch_size)
+        config.threads, workers_each, lambda: flops_per_kernel(model, dataset, config.largest_batch)
     )

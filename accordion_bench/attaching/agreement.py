@@ -7,31 +7,36 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
 
 
-def refuse_differences(comm: Comm, passed: Mapping[str, Any] | ConfigError) -> None:
+def refuse_differences(comm: Comm, passed: Mapping[str, Any] | ConfigError, own: Any = None) -> list[Any]:
     """Compare what every process has passed.
 
     Args:
         comm: of all processes.
         passed: by name, values may hold others; or why this process refuses what it was passed.
+        own: what may differ from process to process.
+
+    Returns:
+        `own` of each process, by rank.
 
     Raises:
         ConfigError: on all processes; where one refuses what it was passed, its own sentence there, else naming the
             first difference.
     """
     refused = str(passed) if isinstance(passed, ConfigError) else ""
-    heard = comm.everyones((refused, {} if isinstance(passed, ConfigError) else dict(passed)))
+    heard = comm.everyones((refused, {} if isinstance(passed, ConfigError) else dict(passed), own))
     if isinstance(passed, ConfigError):
         raise passed
-    for rank, (sentence, _) in enumerate(heard):
+    for rank, (sentence, *_) in enumerate(heard):
         if sentence:
             raise ConfigError(f"all processes must pass what can be used, got a refusal on rank {rank}: {sentence}")
-    for rank, (_, other) in enumerate(heard):
+    for rank, (_, other, _) in enumerate(heard):
         if differs := first_difference(heard[0][1], other):
             key, ours, theirs = differs
             raise ConfigError(
                 f"all processes must pass the same, got {key}={ours} on rank 0 and {key}={theirs} on rank {rank}; pass "
                 "the same on all"
             )
+    return [theirs for *_, theirs in heard]
 
 
 def first_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, str, str] | None:

@@ -72,7 +72,7 @@ def attach(
         clip_at: `before` (None): of each worker's own; `after`: of the exchanged mean.
         scaler: of gradients in float16: all workers skip a step together.
         seed: for keyed draws; the same on all processes.
-        batch_size: samples per worker and step, for the plan's record.
+        batch_size: samples of this worker in a step; where they differ, means are weighted by them.
         overlap: false = exchange after the backward pass.
         bucket_cap_mb: MB of messages that are exchanged together; None = 1, then 25.
         network: the link of modelled times, a name in conf/network.

@@ -36,8 +36,8 @@ class Attached(Attachment):
     # ---- during training
 
     def note(self, loss: Tensor) -> None:
-        """The loss of this step, for policies that look at it."""
-        self.loss_sum += loss.detach().double()
+        """The loss of this step, for policies that look at it; the mean over this worker's samples."""
+        self.loss_sum += self.comm.weighted(loss.detach().double().reshape(1))[0]
         self.step.losses += 1
 
     def end_epoch(self, next_lr: float | None = None) -> None:

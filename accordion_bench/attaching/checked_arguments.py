@@ -35,7 +35,7 @@ from accordion_bench.tensors.clip import check_clipping
 
 attached_models: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 AGREED = (
-    *("epochs", "steps_per_epoch", "warmup_epochs", "seed", "batch_size"),
+    *("epochs", "steps_per_epoch", "warmup_epochs", "seed"),
     *("overlap", "bucket_cap_mb", "clip_norm", "clip_at"),
 )
 TOLD = ("epochs", "steps_per_epoch", "schedule")  # of the training, by who needs them

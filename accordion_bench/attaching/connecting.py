@@ -21,8 +21,10 @@ from accordion_bench.attaching.lost_worker import lost_worker_told
 from accordion_bench.attaching.no_effect import without_effect
 from accordion_bench.attaching.own_parameters import unwrapped
 from accordion_bench.attaching.passed import PassedArguments
+from accordion_bench.batches import unequal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.replicas import is_dense
+from accordion_bench.methods.build import of_unequal
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 
@@ -40,8 +42,14 @@ def connected(passed: PassedArguments) -> Attached:
     device = torch.device("cpu") if isinstance(found, ConfigError) else found.named[0][1].device
     with lost_worker_told("ab.attach or ab.local", timeout):
         comm = _comm(group, timeout, device)
-        refuse_differences(comm, found if isinstance(found, ConfigError) else found.agreed)
+        agreed = found if isinstance(found, ConfigError) else found.agreed
+        batches = unequal(refuse_differences(comm, agreed, passed.batch_size))
         assert isinstance(found, Checked)
+        try:
+            methods = of_unequal(found.methods, batches, found.setting.chosen)
+        except ConfigError as refused:
+            raise refused.in_python() from None
+        comm.weigh(batches)
         if found.wrapper is None:
             comm.broadcast_([*found.inner.parameters(), *filter(is_dense, found.inner.buffers())], "setup")
     if comm.leader:
@@ -49,7 +57,7 @@ def connected(passed: PassedArguments) -> Attached:
             log.warning("%s", sentence)
     taken = users_optimizer.hand_over(passed.optimizer, found.methods.wrapped.compressor)
     try:
-        attached = Attached(found.inner, passed.optimizer, found.methods, comm, found.setting)
+        attached = Attached(found.inner, passed.optimizer, methods, comm, found.setting)
     except ConfigError as refused:
         users_optimizer.give_back(passed.optimizer, taken)
         raise refused.in_python() from None

@@ -51,6 +51,7 @@ def description(attachment: Attachment) -> dict[str, Any]:
             "sync": dict(chosen.sync),
         },
         "workers": comm.workers,
+        **({"batch_size": list(comm.samples)} if comm.samples else {}),
         "processes": comm.processes,
         "seed": attachment.setting.step.seed,
         "network": attachment.setting.link,

@@ -27,7 +27,7 @@ from accordion_bench.exchange.state_bytes import size_of, state_bytes, tensors_i
 from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
-from accordion_bench.options.units import counted, human_bytes
+from accordion_bench.options.units import counted, human_bytes, samples
 from accordion_bench.plan import Plan
 from accordion_bench.position import StepInfo
 from accordion_bench.processes.machine import as_in_a_run
@@ -223,7 +223,7 @@ def plan_lines(training: TrainingStep, parts: Components) -> Iterator[str]:
     """Epochs, steps, levels, and who may change them."""
     run, plan, ladder = parts.run, training.position.plan, parts.ladder
     steps = f"{counted(run.epochs, 'epoch')} of {counted(run.steps_per_epoch(), 'step')}, {run.steps} in all"
-    batch = f"{counted(run.batch_size, 'sample')} per worker and step, {run.workers * run.batch_size} in all"
+    batch = f"{samples(run.batches or run.batch_size)} per worker and step, {run.per_step} in all"
     yield f"{'plan':<11}{steps}; {batch}"
     if plan.levels:
         values = sorted({ladder.values[level] for level in plan.levels.values()})

@@ -128,7 +128,7 @@ def _step_elsewhere(
     config: RunConfig, training: TrainingStep, parts: Components, asked: AskedDevice
 ) -> tuple[float, str]:
     """(Seconds of one worker's step on the device that is asked for, the device in words)."""
-    together = config.micro_batch_size or config.batch_size
+    together = config.micro_batch_size or config.largest_batch
     batch = next(Example(parts.dataset, torch.device("cpu")).train_batches(0, [torch.arange(together)]))
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -142,7 +142,7 @@ def _step_elsewhere(
     gradients = random_gradients(counted.specs, torch.device("cpu"))
     update = usual_update(optimizer, gradients) * times_as_long(asked.codecs_of, gradients)
     times = step_on(asked, counted, update, config.precision, config.deterministic, _kind(config))
-    passes = 1 if asked.compute is not None else -(-config.batch_size // together)
+    passes = 1 if asked.compute is not None else -(-config.largest_batch // together)
     return passes * times.backward_end + update, times.place
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from accordion_bench.batches import weights
 from accordion_bench.comm import on_device
 from accordion_bench.comm.clock import Clock
 from accordion_bench.comm.comm_thread import Transport
@@ -43,6 +44,8 @@ class Comm:
         before: the group before one was made for this object.
         made: those for which groups were made, see `leave`.
         timeout: seconds after which a collective inside `groups` gives up; None = torch's own.
+        samples: of each worker in a step, by which means are weighted; () = all have as many.
+        weights_W: A n_w / sum n of the local workers, float64; None = all are 1.
     """
 
     def __init__(self, workers_per_process: int, processes: int = 1, rank: int = 0, device: str = "cpu") -> None:
@@ -57,6 +60,8 @@ class Comm:
         self.before: dist.ProcessGroup | None = None
         self.made: list[Comm] = []
         self.grouped = False
+        self.samples: tuple[int, ...] = ()
+        self.weights_W: Tensor | None = None
         self.transport: Transport | None = None
         self.ledger = Ledger(self.workers)
         self.clock = Clock(self.device)
@@ -95,6 +100,8 @@ class Comm:
         for i, comm in enumerate(inner):
             comm.clock, comm.timeout, comm.transport = self.clock, self.timeout, self.transport
             comm.first_named = self.first_named + i * comm.local_workers
+            first = comm.first_named // size * size
+            comm.weigh(self.samples[first : first + size])
         self.grouped = True
         return inner
 
@@ -114,6 +121,34 @@ class Comm:
             self._run(lambda: dist.all_reduce(total, group=self.group))
             views = [spent // self.processes for spent in total.tolist()]
         self.ledger.settled(views)
+
+    # ---- weights
+
+    def weigh(self, samples: Sequence[int]) -> None:
+        """From here on means are weighted by so many samples of each worker; () = all are alike.
+
+        What is captured reads the weights where they lie, so that they stay in one place.
+        """
+        self.samples = tuple(samples)
+        if not samples:
+            self.weights_W = None
+            return
+        own = torch.tensor(weights(samples), dtype=torch.float64)[self.first_worker :][: self.local_workers]
+        if self.weights_W is None:
+            self.weights_W = own.to(self.device)
+        else:
+            self.weights_W.copy_(own)
+
+    def weighted(self, x_W: Tensor) -> Tensor:
+        """A n_w / sum n times the tensors of the local workers [W, ...]: their plain mean is then the weighted one.
+
+        The same tensor where all have as many samples.
+        """
+        if self.weights_W is None:
+            return x_W
+        return x_W * self.weights_W.to(x_W.dtype).view(-1, *[1] * (x_W.ndim - 1))
+
+    # ---- who is here
 
     @property
     def local(self) -> range:

@@ -18,7 +18,7 @@ from accordion_bench.tensors.real_view import as_kind_of, as_real
 
 @torch.no_grad()
 def pooled_buffers(buffers_W: Mapping[str, Tensor], comm: Comm, between: bool = True) -> dict[str, Tensor]:
-    """Mean over all workers; of integers and bools, which have none, worker 0's. Charged to `eval`.
+    """Mean over all workers, weighted by samples; of integers and bools worker 0's. Charged to `eval`.
 
     What is not dense, such as the edges of a graph, stays the first local worker's.
 
@@ -33,8 +33,8 @@ def pooled_buffers(buffers_W: Mapping[str, Tensor], comm: Comm, between: bool = 
     comm.broadcast_([pooled[name] for name in dense if name not in floats], "eval")
     variances = [name for name in floats if name.endswith("running_var")] if between else []
     means_of = {name: name.removesuffix("var") + "mean" for name in variances}
-    parts = [as_real(buffers_W[name]).double().sum(0) for name in floats]
-    parts += [buffers_W[means_of[name]].double().square().sum(0) for name in variances]
+    parts = [comm.weighted(as_real(buffers_W[name]).double()).sum(0) for name in floats]
+    parts += [comm.weighted(buffers_W[means_of[name]].double().square()).sum(0) for name in variances]
     if not parts:
         return pooled
     total = comm.sum_(torch.cat([part.reshape(-1) for part in parts]), "eval") / comm.workers
@@ -109,6 +109,10 @@ class Replicas:
         """Give every local worker parameters of its own, equal to the shared ones."""
         raise NotImplementedError
 
+    def share(self) -> None:
+        """Let the model's parameters be the shared ones again, which an optimizer of all workers steps."""
+        raise NotImplementedError
+
     def taken(self, i: int) -> Tensor:
         """The gradients [W, ...] of one parameter, whose last backward pass has just reached it."""
         raise NotImplementedError
@@ -160,7 +164,8 @@ class Replicas:
     @torch.no_grad()
     def mean_over_workers(self, rows: Sequence[Sequence[Tensor]], account: str) -> list[Tensor]:
         """The mean over all workers of what each local one has, a tensor per spec; as `mean_replica`."""
-        sums = [torch.stack([as_real(x.data) for x in xs]).sum(0) for xs in zip(*rows, strict=True)]
+        stacked = (torch.stack([as_real(x.data) for x in xs]) for xs in zip(*rows, strict=True))
+        sums = [self.comm.weighted(x_W).sum(0) for x_W in stacked]
         total = torch.cat([x.flatten() for x in sums])
         mean = self.comm.sum_(total, account) / self.comm.workers
         parts = mean.split([spec.numel for spec in self.specs])

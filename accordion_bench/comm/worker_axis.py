@@ -65,7 +65,7 @@ class WorkerAxis(Replicas):
         replicas: since `fork`, the parameters of each local worker, as views into one storage per shape.
         buffers_W: the buffers of each local worker, [W, ...].
         loss_W: of each local worker's last step, the loss of its batch.
-        loss_sum_W: the sum of these over steps, float64 [W], until it is set to 0.
+        loss_sum_W: the sum of these over steps, weighted by samples, float64 [W], until it is set to 0.
     """
 
     def __init__(
@@ -119,6 +119,10 @@ class WorkerAxis(Replicas):
         self.replicas = [[nn.Parameter(as_kind_of(x_W[row], param)) for x_W, param in paired] for row in range(self._W)]
         self._current = None
 
+    def share(self) -> None:
+        self._use_values(self.shared)
+        self._current = None
+
     def backward(self, row: int, step: int, batch: Batch, do: Callable[[CapturedWork], Passed] = eagerly) -> Tensor:
         """Put the gradients of one worker's step into its row.
 
@@ -160,7 +164,8 @@ class WorkerAxis(Replicas):
         (loss if batch.scale == 1 else loss * batch.scale).backward()
         total += loss.detach()
         if last:
-            self._loss_sums[row] += total
+            weights_W = self.comm.weights_W
+            self._loss_sums[row] += total if weights_W is None else total * weights_W[row]
         return Passed(total, self._collected(row) if last else [])
 
     def _collected(self, row: int) -> list[Tensor]:

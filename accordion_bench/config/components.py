@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from accordion_bench.batches import unequal
 from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.datasets.base import Dataset
@@ -19,6 +20,7 @@ from accordion_bench.network.link_model import Network
 from accordion_bench.optimizers.torch_optim import fused, without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config, build, target
+from accordion_bench.options.units import counted
 from accordion_bench.plan import RunFacts
 from accordion_bench.run_config import RunConfig
 from accordion_bench.schedules.base import Schedule
@@ -54,10 +56,12 @@ def build_components(config: RunConfig, workers: int) -> Components:
     schedule = build(config.schedule, "schedule", epochs=config.epochs, workers=workers)
     network: Network = build(config.network, "network")
     run = RunFacts(
-        *(config.epochs, workers, dataset.train_count, config.batch_size, schedule, schedule.rises_until),
+        *(config.epochs, workers, dataset.train_count, config.largest_batch, schedule, schedule.rises_until),
         bandwidth=network.bandwidth,
         latency=network.latency,
+        batches=unequal(config.batch_size),
     )
+    _refuse_batches(config, run)
     chosen = Chosen(
         config.chosen("compressor"),
         config.compressor,
@@ -70,6 +74,27 @@ def build_components(config: RunConfig, workers: int) -> Components:
     parts = Components(**vars(methods), schedule=schedule, dataset=dataset, exchange=exchange_options(config))
     parts.plan_for([])  # what a policy cannot do in this run is refused here
     return parts
+
+
+def _refuse_batches(config: RunConfig, run: RunFacts) -> None:
+    """Refuse a list of batches that does not fit the workers, or holds more samples than there are.
+
+    Raises:
+        ValueRefused: with a list that fits.
+    """
+    if not isinstance(config.batch_size, list):
+        return
+    given, workers = config.batch_size, run.workers
+    if len(given) != workers:
+        fitting = [given[worker % len(given)] for worker in range(workers)]
+        rule = f"a number, or a list of one for each of {counted(workers, 'worker')}"
+        raise ValueRefused("batch_size", rule, given, fitting)
+    if run.batches and sum(given) > run.train_size:
+        rule = f"a list whose sum is at most {run.train_size}, the training samples"
+        raise ValueRefused("batch_size", rule, given, [max(1, n * run.train_size // sum(given)) for n in given])
+    if run.batches and config.comm.engine == "ddp":
+        rule = "a number with comm.engine=ddp, which weights all workers alike"
+        raise ValueRefused("batch_size", rule, given, run.batch_size)
 
 
 def with_counts(config: RunConfig) -> RunConfig:

@@ -106,7 +106,7 @@ def refuse(config: RunConfig, where: Placement, parts: "Components") -> None:
         raise ValueRefused("comm.workers_per_process", rule, where.workers_per_process, 1)
     if config.comm.overlap is False:
         raise ValueRefused("comm.overlap", "null with comm.engine=ddp, which always overlaps", False, None)
-    if not isinstance(parts.sync, EveryStep):
+    if type(parts.sync) is not EveryStep:
         raise ConfigError(
             f"sync must be every_step with comm.engine=ddp, which exchanges gradients, got {config.chosen('sync')}; "
             f"type sync=every_step, or {INSTEAD}"

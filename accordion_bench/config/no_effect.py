@@ -8,6 +8,7 @@ from accordion_bench.compressors.error_feedback import GROWS
 from accordion_bench.config import ddp_rules
 from accordion_bench.config.components import Components
 from accordion_bench.forward.trial import PATIENCE
+from accordion_bench.options.checks import show
 from accordion_bench.options.component import Idle, Surroundings, idle_options
 from accordion_bench.options.instantiate import target
 from accordion_bench.options.units import counted
@@ -56,7 +57,7 @@ def _of_components(config: RunConfig, parts: Components) -> Idle:
 
 def _of_the_run(config: RunConfig, parts: Components) -> Idle:
     """Keys of the run itself that change nothing in it, and those of torch's optimizers, which declare nothing."""
-    batch, micro_batch = config.batch_size, config.micro_batch_size or 0
+    batch, micro_batch = config.largest_batch, config.micro_batch_size or 0
     grows = any(policy.drives == "batch" for policy in parts.policies.values())
     if config.clip_norm is None:
         yield "clip_at", "clip_norm is null"
@@ -143,9 +144,10 @@ def _slower(config: RunConfig, parts: Components) -> list[str]:
 def _cut(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
     """A warning where a step cannot have as many samples as were asked for."""
     run, asked = parts.run, {"batch_size", "workers", "comm.processes", "comm.workers_per_process", "dataset.subset"}
-    if config.batch_size <= run.per_worker or parts.dataset.sharding == "consecutive" or not asked & typed:
+    if config.largest_batch <= run.per_worker or parts.dataset.sharding == "consecutive" or not asked & typed:
         return []
-    return [f"batch_size={config.batch_size} is more than the {counted(run.per_worker, 'sample')} that each worker has"]
+    had = counted(run.per_worker, "sample")
+    return [f"batch_size={show(config.batch_size)} is more than the {had} that each worker has"]
 
 
 def _growing(config: RunConfig) -> list[str]:

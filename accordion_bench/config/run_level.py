@@ -1,6 +1,7 @@
 """Wrong values at run level, which are refused without importing torch, so that a typo costs no seconds."""
 
 import shlex
+from typing import Any
 
 from accordion_bench.config.compose import SCALES
 from accordion_bench.options import checks
@@ -18,7 +19,7 @@ def refuse_wrong(config: RunConfig) -> None:
     Raises:
         ConfigError: for the first one.
     """
-    same_kinds(defaults(), config.to_dict(), "")
+    same_kinds(defaults(), {**config.to_dict(), "batch_size": _batch_sizes(config)[0]}, "")
     _refuse_absurd(config)
     if config.scale != "full" and "experiment" not in config.choices:
         raise ValueRefused("scale", "full without +experiment=NAME, which says what to shorten", config.scale, "full")
@@ -51,13 +52,26 @@ def _label(config: RunConfig) -> tuple[str, str]:
     return repr(config.label), shlex.quote(printable or "NAME")
 
 
+def _batch_sizes(config: RunConfig) -> list[Any]:
+    """The entries of a list of batches, or the number that all workers have."""
+    given: Any = config.batch_size
+    if given == []:
+        raise ValueRefused("batch_size", "a number, or a list of one for each worker", given, 32)
+    return given if isinstance(given, list) else [given]
+
+
 def _refuse_absurd(config: RunConfig) -> None:
     """Numbers that are too large or too small for any run, and policies that are named twice."""
     checks.integer("seed", config.seed, at_least=0, at_most=LARGEST_SEED)
     checks.integer("epochs", config.epochs, at_least=1, at_most=MOST_EPOCHS, instead=60)
-    checks.integer("batch_size", config.batch_size, at_least=1, instead=32)
+    for size in _batch_sizes(config):
+        if isinstance(config.batch_size, int):
+            checks.integer("batch_size", size, at_least=1, instead=32)
+        elif type(size) is not int or size < 1:
+            fitting = [n if type(n) is int and n > 0 else 32 for n in config.batch_size]
+            raise ValueRefused("batch_size", "a list of numbers of samples, at least 1", config.batch_size, fitting)
     if config.micro_batch_size is not None:
-        checks.integer("micro_batch_size", config.micro_batch_size, at_least=1, instead=config.batch_size)
+        checks.integer("micro_batch_size", config.micro_batch_size, at_least=1, instead=config.largest_batch)
     checks.integer("profile", config.profile, at_least=0)
     names = config.choices.get("adaptive", "").split(",")
     if twice := next((name for name in names if names.count(name) > 1), None):

@@ -49,7 +49,7 @@ def refuse_beyond(
     Raises:
         ConfigError: for the first one.
     """
-    run, batch = parts.run, config.batch_size
+    run, batch = parts.run, config.largest_batch
     samples = counted(run.train_size, "training sample")
     whole = parts.dataset.whole
     if (subset := parts.dataset.subset) is not None and subset > whole:
@@ -165,9 +165,12 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     def later(first: int) -> list[int]:
         return [size for policy in parts.policies.values() for size in policy.later_batches(first)]
 
-    batches = where.workers, config.batch_size, config.micro_batch_size, config.chosen("model")
-    trial.refuse_single_sample(model, parts.dataset, *batches)
-    trial.refuse_later_single_sample(model, parts.dataset, *batches, later)
+    if parts.run.batches:
+        trial.refuse_unequal_single_sample(model, parts.dataset, config)
+    else:
+        batches = where.workers, config.largest_batch, config.micro_batch_size, config.chosen("model")
+        trial.refuse_single_sample(model, parts.dataset, *batches)
+        trial.refuse_later_single_sample(model, parts.dataset, *batches, later)
     if config.precision in HALF and where.device == "cpu":
         parts = replace(parts, slowdown=trial.slowdown(model, parts.dataset, config.precision, config.chosen("model")))
     build(config.tracker, "tracker")
@@ -184,6 +187,6 @@ def _threads(config: RunConfig, where: Placement, model: nn.Module, dataset: Dat
     here = where.processes if where.launcher == "self" else processes_here(os.environ)
 
     def work() -> float:
-        return math.inf if where.device == "cuda" else trial.flops_per_kernel(model, dataset, config.batch_size)
+        return math.inf if where.device == "cuda" else trial.flops_per_kernel(model, dataset, config.largest_batch)
 
     return threads.choose_threads(config.threads, here, work)

@@ -35,7 +35,7 @@ class Arrays(CountedImages):
         layout: `nhwc` or `nchw` of images with channels; null = where the channels are is seen by their number.
         augment: random crop (padding 4) and horizontal flip.
         classes, train_size, channels, image_size: of the arrays; null = counted.
-        test_share, fingerprint, validation, subset, limit_eval, sharding: see `CountedImages`.
+        test_share, fingerprint, validation, subset, limit_eval, sharding, alpha: see `CountedImages`.
     """
 
     counted = (*CountedImages.counted, "channels", "image_size")

@@ -34,7 +34,13 @@ class Data(Protocol):
 
 
 class LabelledData(Data, Protocol):
-    """Data of which test samples can be evaluated in any order; text cannot, see `TextData.strands`."""
+    """Data of which test samples can be evaluated in any order; text cannot, see `TextData.strands`.
+
+    Attributes:
+        train_labels: of the training samples, [train_size], whole numbers from 0.
+    """
+
+    train_labels: Tensor
 
     def test_batches(self, batches: Iterable[Tensor]) -> Batches:
         """Inputs and targets for each index tensor in turn."""
@@ -56,6 +62,8 @@ class Split(NamedTuple):
 
 
 def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    if cls.labelled and options.get("sharding") != "dirichlet":
+        yield "alpha", "dataset.sharding is not dirichlet"
     if not cls.reads_files:
         yield "paths.data", f"dataset={context.choice} reads nothing from there"
 
@@ -67,12 +75,15 @@ class Dataset(Component):
         subset: use only this many training samples, chosen by the seed; null = all.
         limit_eval: evaluate on the first so many samples; null = all.
         sharding: `reshuffled` over workers in every epoch, or `static`: each worker sees the same samples in the same
-            order in every epoch (Accordion's code).
+            order in every epoch (Accordion's code). Of labelled data also `dirichlet`: each worker has samples of its
+            own, whose labels are drawn from a Dirichlet distribution, see `label_shards`.
+        alpha: of `dirichlet`, the concentration, above 0; smaller = fewer labels for each worker.
 
     Class attributes:
         task: `images`, `text` (words, on and on) or `bytes` (windows).
         train_size: training samples of the whole set.
         reads_files: it is read from, or downloaded to, `paths.data`; false where it comes with a dependency or is made.
+        labelled: its samples have labels.
         counted: options that are null where the files say what they are, see `count`.
     """
 
@@ -81,14 +92,27 @@ class Dataset(Component):
     task: str
     train_size: int
     reads_files: bool = True
+    labelled: bool = False
     counted: tuple[str, ...] = ()
 
-    def __init__(self, subset: int | None = None, limit_eval: int | None = None, sharding: str = "reshuffled") -> None:
+    def __init__(
+        self,
+        subset: int | None = None,
+        limit_eval: int | None = None,
+        sharding: str = "reshuffled",
+        alpha: float | None = None,
+    ) -> None:
         for key, value in (("subset", subset), ("limit_eval", limit_eval)):
             if value is not None:
                 checks.integer(key, value, at_least=1, instead=1000)
         self.subset, self.limit_eval = subset, limit_eval
-        self.sharding = checks.choice("sharding", sharding, ["reshuffled", "static"])
+        ways = ["reshuffled", "static", *(["dirichlet"] if self.labelled else [])]
+        self.sharding = checks.choice("sharding", sharding, ways)
+        if alpha is not None:
+            checks.number("alpha", alpha, above=0, instead=0.5)
+        if sharding == "dirichlet" and alpha is None:
+            raise checks.ValueRefused("alpha", "a number above 0 with dataset.sharding=dirichlet", alpha, 0.5)
+        self.alpha = alpha
 
     @property
     def whole(self) -> int:

@@ -55,7 +55,7 @@ class Cifar(ImageDataset):
         rotation: largest angle in degrees; nearest pixel, corners black.
         cutout: side in pixels of a square that is cut out of each training image; 0 = none.
         check: compare the files with the published md5 sums, once; false trains on others, too.
-        validation, subset, limit_eval, sharding: see `ImageDataset`.
+        validation, subset, limit_eval, sharding, alpha: see `ImageDataset`.
     """
 
     description = replace(ImageDataset.description, idle=_idle)

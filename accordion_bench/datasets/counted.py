@@ -53,7 +53,7 @@ class CountedImages(ImageDataset):
             null = 0.2 there.
         fingerprint: of the files; null = whatever they are.
         validation: as in `ImageDataset`; null where the files have a validation split of their own, which chooses then.
-        limit_eval, subset, sharding: see `ImageDataset`.
+        limit_eval, subset, sharding, alpha: see `ImageDataset`.
     """
 
     counted: tuple[str, ...] = ("classes", "train_size", "test_share", "fingerprint")

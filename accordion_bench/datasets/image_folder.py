@@ -40,7 +40,7 @@ class ImageFolder(CountedImages):
         workers: processes that read and decode, in each training process; 0 = none, decode when needed; null = 4, or
             none where there are so few pictures that starting them takes longer.
         limit_eval: evaluate on so many images, the same for every seed, of all classes; null = all.
-        test_share, fingerprint, validation, subset, sharding: see `CountedImages`.
+        test_share, fingerprint, validation, subset, sharding, alpha: see `CountedImages`.
     """
 
     in_channels = 3

@@ -13,7 +13,7 @@ class ImageNet(ImageFolder):
 
     Args:
         folder, classes, train_size, image_size, augment, workers: see `ImageFolder`.
-        limit_eval, validation, subset, sharding: see there.
+        limit_eval, validation, subset, sharding, alpha: see there.
     """
 
     counted = ()

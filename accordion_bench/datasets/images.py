@@ -183,13 +183,14 @@ class ImageDataset(Dataset):
         validation: so many of the training samples (below 1: this share of them), chosen by the seed after `subset`,
             are not trained on but evaluated; `target`, the best epoch and the best weights go by them, so that the test
             set chooses nothing. null = none, the test set chooses.
-        subset, limit_eval, sharding: see `Dataset`; `limit_eval` holds for each of the two evaluations.
+        subset, limit_eval, sharding, alpha: see `Dataset`; `limit_eval` holds for each of the two evaluations.
 
     Class attributes:
         in_channels, num_classes, image_size: what a model must accept.
     """
 
     task = "images"
+    labelled = True
     in_channels: int
     num_classes: int
     image_size: int

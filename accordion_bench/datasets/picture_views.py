@@ -130,6 +130,7 @@ class FolderData:
 
     def __init__(self, views: Views, workers: int, device: torch.device) -> None:
         self.train_size, self.test_size = len(views.train.labels), len(views.test.labels)
+        self.train_labels = torch.from_numpy(views.train.labels)
         self.device, self.mean, self.std = device, per_channel(MEAN, device), per_channel(STD, device)
         self.loader = Loader(views, workers, pin=device.type == "cuda")
         self.upload = Upload(device)

@@ -31,7 +31,7 @@ class SVHN(ImageDataset):
             Komodakis 2016, arXiv 1605.07146) nor the cutout paper augment these images. Digits are never flipped.
         cutout: side in pixels of a square that is cut out of each training image; 0 = none.
         check: compare the files with the published md5 sums, once; false trains on others, too.
-        validation, subset, limit_eval, sharding: see `ImageDataset`.
+        validation, subset, limit_eval, sharding, alpha: see `ImageDataset`.
     """
 
     in_channels, num_classes, image_size = 3, 10, 32

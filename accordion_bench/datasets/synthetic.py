@@ -15,7 +15,7 @@ class Synthetic(ImageDataset):
         channels, classes: of the images.
         train_size, test_size: number of images.
         noise: standard deviation of the noise; larger = harder.
-        validation, subset, limit_eval, sharding: see `ImageDataset`.
+        validation, subset, limit_eval, sharding, alpha: see `ImageDataset`.
     """
 
     reads_files = False

@@ -64,8 +64,9 @@ PLAIN = SendOptions()
 class Exchange:
     """Calls a compressor with what the plan says, bucket by bucket, the last tensors of the model first.
 
-    Every bucket is an exchange by itself, so that it makes no difference to the result whether it takes place as soon
-    as its gradients are there (`Overlap`) or after the backward pass (`__call__`).
+    Where workers have unequal batches, each one's tensors are weighted before they are compressed, see
+    `Comm.weighted`. Every bucket is an exchange by itself, so that it makes no difference to the result whether it
+    takes place as soon as its gradients are there (`Overlap`) or after the backward pass (`__call__`).
 
     Args:
         compressor: with its wrappers.
@@ -362,12 +363,12 @@ class Exchange:
         return Context(info.step, self.sent, self.levels(info), self.seed, of_unit, info.plan.codebooks)
 
     def as_sent(self, xs_W: Sequence[Tensor]) -> list[Tensor]:
-        """All tensors as they travel: in the units of the scope, half precision as float32."""
+        """All tensors as they travel: in the units of the scope, half precision as float32, weighted by samples."""
         return self._join(xs_W, [len(unit) for unit in self.units])
 
     def _join(self, xs_W: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
         """Join so many tensors each to one unit."""
-        wide_W = [x.float() if x.element_size() == 2 else x for x in xs_W]
+        wide_W = [self.comm.weighted(x.float() if x.element_size() == 2 else x) for x in xs_W]
         if self.scope == "tensor":
             return wide_W
         ends = list(itertools.accumulate(counts))

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from accordion_bench.batches import UnequalSteps, unequal
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.forward.precision import autocast
 from accordion_bench.forward.task import task_of
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors.counted_work import CountedWork
 
 FORWARD_AND_BACKWARD = 3  # a backward pass computes two products where a forward pass computes one
@@ -129,6 +131,20 @@ def refuse_single_sample(
         raise ValueRefused("batch_size", rule, batch_size, fits)
     rule = f"a number that leaves no forward pass one sample of {' or '.join(map(str, sorted(steps)))}, {why}"
     raise ValueRefused("micro_batch_size", rule, micro_batch_size, None)
+
+
+def refuse_unequal_single_sample(model: nn.Module, dataset: Dataset, config: RunConfig) -> None:
+    """As `refuse_single_sample`, where workers have batches of their own.
+
+    Raises:
+        ValueRefused: a worker has one sample in a forward pass.
+    """
+    sizes = UnequalSteps(dataset.train_count, unequal(config.batch_size)).kinds()
+    micro = config.micro_batch_size
+    passes = {size if micro is None else size % micro or micro for size in sizes}
+    if dataset.task == "images" and 1 in sizes | passes and _needs_two(model, dataset):
+        rule = f"a list that leaves no worker one sample in a forward pass, BatchNorm of model={config.chosen('model')}"
+        raise ValueRefused("batch_size", f"{rule} needs two", config.batch_size, config.largest_batch)
 
 
 def refuse_later_single_sample(

@@ -1,7 +1,7 @@
 """The methods of a training, built from what was chosen and checked against each other."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accordion_bench.adaptive.base import Policy, checked, in_order, tell_followers
 from accordion_bench.compressors.assemble import (
@@ -88,4 +88,44 @@ def build_methods(chosen: Chosen, run: RunFacts, workers_per_process: int) -> Me
     sync.check(run, workers_per_process)
     ladder = ladder_of(wrapped.compressor, policies)
     codebooks = codebooks_of(wrapped.compressor, policies, ladder, name)
-    return Methods(wrapped, differences, policies, ladder, codebooks, sync, run)
+    methods = Methods(wrapped, differences, policies, ladder, codebooks, sync, run)
+    refuse_unequal(run.batches, chosen, methods)
+    return methods
+
+
+def of_unequal(methods: Methods, batches: Sequence[int], chosen: Chosen) -> Methods:
+    """The methods of a loop in which workers turn out to have batches of their own.
+
+    Raises:
+        ValueRefused: as `refuse_unequal`.
+    """
+    if not batches:
+        return methods
+    refuse_unequal(batches, chosen, methods)
+    run, most = methods.run, max(batches)
+    return replace(methods, run=replace(run, batch_size=most, train_size=run.train_size // run.batch_size * most))
+
+
+def refuse_unequal(batches: Sequence[int], chosen: Chosen, methods: Methods) -> None:
+    """Refuse batches that differ from worker to worker where a mean cannot be weighted by samples.
+
+    Args:
+        batches: samples per step of each worker; () = all have as many.
+        chosen: names the methods.
+        methods: whose means it is about.
+
+    Raises:
+        ValueRefused: with the batch that all workers can have.
+    """
+    if not batches:
+        return
+    driver = next((name for name, policy in methods.policies.items() if policy.drives == "batch"), None)
+    why = ""
+    if driver is not None:
+        why = f"adaptive={driver}, which changes it for all alike"
+    elif not methods.sync.weighs:
+        why = f"sync={chosen.sync_name}, whose means are of equal workers"
+    elif not methods.wrapped.compressor.traits.scaled:
+        why = f"compressor={chosen.compressor_name}, whose signs carry no magnitude and so no weight"
+    if why:
+        raise ValueRefused("batch_size", f"the same for all workers with {why}", list(batches), max(batches))

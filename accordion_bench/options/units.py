@@ -1,6 +1,7 @@
 """Numbers as people read and type them."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -76,6 +77,14 @@ def human_seconds(seconds: float) -> str:
 def duration(seconds: float) -> str:
     """`0.35 ms`, `12.3 ms`, `1.25 s`: how long something short takes, three digits."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def samples(batch: int | Sequence[int]) -> str:
+    """`32 samples`; of batches that differ `64, 32 and 32 samples`."""
+    if isinstance(batch, int):
+        return counted(batch, "sample")
+    *most, last = map(str, batch)
+    return f"{', '.join(most)} and {last} samples"
 
 
 def counted(count: int, noun: str) -> str:

@@ -1,6 +1,7 @@
 """The run folder: config, environment, metrics, summary, done marker. Readable whatever happens to the run.
 
-config.yaml  environment.json  metrics.jsonl  summary.json  weights.pt  run.log  run.lock  checkpoint/  done
+config.yaml  environment.json  metrics.jsonl  summary.json  weights.pt  labels.json  run.log  run.lock
+checkpoint/  done
 """
 
 import contextlib
@@ -27,7 +28,7 @@ KINDS = {_FILE: "a file", _FOLDER: "a folder", _LINK: "a link", stat.S_IFIFO: "a
 # what a run replaces as a whole, and what it adds to, with what may have its name
 REPLACED = (
     *("config.yaml", "environment.json", METRICS, "summary.json", "done", "weights.pt", "best.pt"),
-    *("trace.json", "profile.txt", "timeline.json"),
+    *("trace.json", "profile.txt", "timeline.json", "labels.json"),
 )
 APPENDED = {
     **dict.fromkeys(("run.log", "run.lock", "run.owner"), (_FILE,)),

@@ -22,7 +22,7 @@ FREE = (
     *("label", "dataset.check", "threads", "paths", "tracker", "resume", "resume_sweep", "checkpoint", "profile"),
     *("graphs", "workers_at_once"),
 )
-# plain top-level numbers, which look the same in every config.yaml: read before YAML is parsed
+# top-level options which, where they are plain numbers, look the same in every config.yaml: read before YAML is parsed
 QUICK = ("seed", "epochs", "batch_size")
 
 
@@ -65,7 +65,7 @@ def find_earlier(cfg: Config, sweep: str = "", wait: bool = True) -> RunFolder |
     from accordion_bench.runs import checkpoint  # imports torch, which reports do without
 
     wanted, unfinished, running = decisive(cfg), None, None
-    lines = {f"{key}: {cfg[key]}" for key in QUICK}
+    lines = {f"{key}: {cfg[key]}" for key in QUICK if not isinstance(cfg[key], list)}
     for file in sorted(Path(cfg["paths"]["runs"]).glob("*/config.yaml"), reverse=True):
         if not lines <= _lines(file) or _decisive(file, file.stat().st_mtime_ns) != wanted:
             continue

@@ -60,7 +60,7 @@ class GradientSums:
                 self.squares[:-1] += norms.square()
                 self.squares[-1] += 1
         if "norm_of_sum_mean" in self.sums:
-            sums = [g_W.sum(0, keepdim=True) for g_W in gradients_W]
+            sums = [self.comm.weighted(g_W).sum(0, keepdim=True) for g_W in gradients_W]
             torch._foreach_add_(self.sums["norm_of_sum_mean"].tensors, sums)
 
     @torch.no_grad()

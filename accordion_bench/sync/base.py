@@ -129,6 +129,7 @@ class Sync(Component, Stateful):
         shares: options that are a share of the coordinates, and how reports write them behind the scheme.
 
     Attributes:
+        weighs: its means can be weighted by the samples of workers whose batches differ.
         gradient_exchange: whether gradients are exchanged at any time of a run.
         period: H, where the plan has one.
         groups: (period, size) of every group of workers, where they have periods of their own.
@@ -148,6 +149,7 @@ class Sync(Component, Stateful):
     grows: bool = False
     every_local_step: bool = False
     without_averages: str = ""
+    weighs: bool = True
     gradient_exchange: bool = True
     period: int | None = None
     groups: Sequence[tuple[int, int]] | None = None
@@ -236,6 +238,19 @@ class Sync(Component, Stateful):
         self.context = context
         self.axis, self.position, self.runner = context.axis, context.position, context.runner
         self.inner, self.comm, self.clock = context.inner, context.axis.comm, context.axis.comm.clock
+
+    def samples_used(self, batches: Sequence[int]) -> list[int]:
+        """Samples of each worker that the mean of the coming step counts; [] = all, as they are. Called once a step.
+
+        Args:
+            batches: samples that the workers have.
+        """
+        return []
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a worker computes with no more samples than `samples_used` says, one at least."""
+        return False
 
     def before_step(self, lr: Rate) -> CompletedExchange | None:
         """Before the optimizer's step: from local gradients [W, ...] to those that it is to use.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from accordion_bench.batches import weights
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.members import Members
 from accordion_bench.exchange.exchange import Exchange
@@ -14,7 +15,7 @@ from accordion_bench.position import StepInfo
 from accordion_bench.sync.arrivals import Arrivals
 from accordion_bench.sync.base import SyncContext
 from accordion_bench.sync.outer import Average, treat_buffers
-from accordion_bench.sync.quorum import Lateness, Quorum, nbytes, shares_of
+from accordion_bench.sync.quorum import Lateness, Quorum, nbytes
 
 TIMEOUT = 600.0  # seconds, where nobody has said another one
 LEARNT = ("payload", "wire", "rounds", "saved", "coded", "paper_floats", "uncounted")  # of a ledger, by averagings
@@ -54,13 +55,13 @@ class LateProcesses(Quorum):
     def average(self, steps: int, round_lr: float) -> None:
         axis, comm, info = self.axis, self.comm, self.position.info()
         for worker in comm.local:
-            self.samples[worker] += steps * info.plan.batch_size
+            self.saw(worker, steps)
         who = self.arrivals.come(self.samples[comm.first_worker], round_lr, info.step, info.epoch)
         self.clock.lap("exposed")
         if not who:
             return
         ranks, source = [arrival.rank for arrival in who], next(arrival for arrival in who if arrival.current)
-        share = shares_of([arrival.samples for arrival in who])[ranks.index(comm.rank)]
+        share = weights([arrival.samples for arrival in who])[ranks.index(comm.rank)]
         xs_W = self._differences([share] * comm.local_workers)
         self._learn(source.rank, [arrival.rank for arrival in who if not arrival.current])
         # steps differ from process to process; what is keyed or scheduled by them must not

@@ -181,7 +181,8 @@ def average_buffers(inner: Optimizers) -> None:
         holders = [i for i, its in held if its == key]
         stacked = [torch.stack([as_real(row[i][key]) for row in rows]) for i in holders]
         inner.axis.comm.ledger.paper_count(sum(x_W[0].numel() for x_W in stacked))
-        for i, mean in zip(holders, inner.axis.comm.all_reduce_mean(stacked), strict=True):
+        means = inner.axis.comm.all_reduce_mean([inner.axis.comm.weighted(x_W) for x_W in stacked])
+        for i, mean in zip(holders, means, strict=True):
             for row in rows:
                 as_real(row[i][key]).copy_(mean)
     inner.axis.comm.clock.lap("exposed")
@@ -208,7 +209,7 @@ def exchange_of_buffers(inner: Optimizers, comm: Comm) -> Exchange:
 def exact_average(axis: Replicas) -> None:
     """z <- mean x_w, uncompressed; x_w <- z."""
     everyone = range(axis.comm.local_workers)
-    means = axis.comm.all_reduce_mean(axis.differences(axis.shared, everyone))
+    means = axis.comm.all_reduce_mean([axis.comm.weighted(x_W) for x_W in axis.differences(axis.shared, everyone)])
     axis.comm.ledger.paper_count(sum(mean.numel() for mean in means))
     torch._foreach_sub_(axis.shared, means)
     axis.restart(axis.shared, everyone)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from accordion_bench.batches import weights
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.members import Present
 from accordion_bench.exchange.exchange import Exchange
@@ -115,6 +116,11 @@ class Quorum(Stateful):
         """Whether differences wait for an averaging, of workers that were late for the last one."""
         return any(self.samples)
 
+    def saw(self, worker: int, steps: int) -> None:
+        """A worker has computed with so many batches more."""
+        batches = self.comm.samples
+        self.samples[worker] += steps * (batches[worker] if batches else self.position.plan.batch_size)
+
     def settled(self) -> None:
         """All differences have been averaged."""
         self.samples = [0] * self.comm.workers
@@ -195,9 +201,10 @@ class DrawnLateness(Quorum):
     @torch.no_grad()
     def average(self, steps: int, round_lr: float) -> None:
         axis, comm = self.axis, self.comm
-        self.samples = [n + steps * self.position.plan.batch_size for n in self.samples]
+        for worker in range(comm.workers):
+            self.saw(worker, steps)
         present = self.present()
-        shares = dict(zip(present, shares_of([self.samples[worker] for worker in present]), strict=True))
+        shares = dict(zip(present, weights([self.samples[worker] for worker in present]), strict=True))
         part = Present(comm, present)
         xs_W = self._differences([shares.get(worker, 0.0) for worker in comm.local])
         with self._left_alone(part.absent):
@@ -228,12 +235,6 @@ class DrawnLateness(Quorum):
         finally:
             for (name, key), value_W in zip(places, kept, strict=True):
                 state[name][key][absent] = value_W
-
-
-def shares_of(samples: Sequence[int]) -> list[float]:
-    """n_w |P| / sum_P n_w of those who take part: 1 where all have seen as many samples, and 1 on average."""
-    total = sum(samples)
-    return [len(samples) * n / total for n in samples]
 
 
 def nbytes(xs: Sequence[Tensor]) -> int:

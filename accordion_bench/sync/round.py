@@ -31,7 +31,7 @@ from accordion_bench.sync.late_processes import LateProcesses
 from accordion_bench.sync.outer import Average, exact_average, treat_buffers
 from accordion_bench.sync.quorum import DrawnLateness, Lateness, Quorum
 from accordion_bench.sync.what import InFlight, SparseAverage, fragments, layers_of
-from accordion_bench.sync.who import All, Tier, refuse_groups
+from accordion_bench.sync.who import All, Pairs, Tier, refuse_groups
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,8 @@ class Round(Sync):
     def __init__(self, when: When, who: All | None = None, outer: Average | None = None, pull: float = 1.0) -> None:
         self.when, self.who, self.outer, self.pull = when, who or All(when.groups), outer or Average(), pull
         self.period, self.groups = checks.integer("period", when.period, at_least=1, instead=8), when.groups or None
+        by_the_clock = self.quorum is not None and self.lateness is None
+        self.weighs = not isinstance(self.who, Pairs) and not by_the_clock
         self.plans_with = frozenset() if self.switch_step is not None else frozenset({"epochs", "schedule"})
         self.gradient_exchange = self.phase1 == "gradient" and self.switch_step != 0
         self.fragments, self.partial = when.slots, when.slots > 1

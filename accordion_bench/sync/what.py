@@ -166,7 +166,8 @@ class SparseAverage(Exchange):
             drawn = self.drawn(step)
             values_W = torch.stack([torch.cat([_read(x[i], places) for i, places in drawn]) for x in replicas])
             self._look(values_W)
-            (mean,) = self.comm.all_reduce_mean([values_W.float() if values_W.element_size() == 2 else values_W])
+            wide_W = values_W.float() if values_W.element_size() == 2 else values_W
+            (mean,) = self.comm.all_reduce_mean([self.comm.weighted(wide_W)])
             means = mean.split([len(places) for _, places in drawn])
             for x in replicas:
                 for (i, places), values in zip(drawn, means, strict=True):

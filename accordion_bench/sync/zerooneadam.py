@@ -79,6 +79,7 @@ class ZeroOneAdam(Sync):
 
     local = True
     grows = True
+    weighs = False
     keeps = ("forked", "interval", "refreshed", "current_period", "counted", "since", "sums", "variance")
 
     def __post_init__(self) -> None:

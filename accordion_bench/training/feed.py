@@ -8,7 +8,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import WORKERS
-from accordion_bench.datasets.loader import Sampler
+from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.training.replayed import Replayed, Slots
 
 

@@ -27,12 +27,12 @@ class Progress:
 
     Args:
         leader: whether this process tells anything.
-        per_worker: training samples of each worker in an epoch.
+        samples_before: training samples of all workers in the steps of an epoch before one.
     """
 
-    def __init__(self, leader: bool, per_worker: int) -> None:
+    def __init__(self, leader: bool, samples_before: Callable[[int], int]) -> None:
         self.barred = leader and output.on_a_terminal()
-        self.per_worker = per_worker
+        self.samples_before = samples_before
         self.bar: tqdm | None = None
         self.lines = leader and not self.barred
         self.heart = Heartbeat(self.lines, "before the first step")
@@ -51,12 +51,8 @@ class Progress:
 
     def begin_epoch(self, position: Position) -> None:
         """Training goes on in an epoch, maybe in its middle."""
-        self._epoch_began, self._skipped = time.monotonic(), self._samples(position)
+        self._epoch_began, self._skipped = time.monotonic(), self.samples_before(position.step_in_epoch)
         self.heart.now(f"in a step of epoch {position.epoch + 1} of {position.epochs}")
-
-    def _samples(self, position: Position) -> int:
-        """Training samples of each worker in this epoch so far."""
-        return min(position.step_in_epoch * position.plan.batch_size, self.per_worker)
 
     def step(self, position: Position, loss_sum: Tensor, comm: Comm) -> None:
         """One more step; the bar's figures are refreshed twice a second, a line is due when nothing was said for long.
@@ -68,7 +64,7 @@ class Progress:
         """
         if self.bar is None and not self.lines:
             return
-        self._speed = self._samples_per_second(position, comm)
+        self._speed = self._samples_per_second(position)
         if self.bar is not None:
             self.bar.total = position.step + position.steps_left  # larger batches mean fewer steps
             self.bar.update()
@@ -118,9 +114,9 @@ class Progress:
             self._draw(loss, comm)
             tqdm.write(fitting(told, output.columns())[0], file=sys.stdout)
 
-    def _samples_per_second(self, position: Position, comm: Comm) -> float:
+    def _samples_per_second(self, position: Position) -> float:
         """Of all workers, in this epoch."""
-        samples = (self._samples(position) - self._skipped) * comm.workers
+        samples = self.samples_before(position.step_in_epoch) - self._skipped
         return samples / max(time.monotonic() - self._epoch_began, 1e-9)
 
     def _figures(self, position: Position, comm: Comm) -> list[str]:

@@ -88,7 +88,7 @@ class Trainer:
         resumable = self.ddp is None or self.ddp.resumable
         self.saver = Saver(config.checkpoint, comm, self.stopper.store, resumable)
         self.writer = (Background if config.checkpoint.background else AtOnce)(comm)
-        self.progress = Progress(comm.leader, self.sampler.per_worker)
+        self.progress = Progress(comm.leader, self.sampler.seen)
         self.dense_notes = DenseNotes(comm.leader)
         self.tracker: Tracker = build(config.tracker, "tracker")
         self.step_losses: list[Tensor] = []  # of this epoch, for a tracker that wants them
@@ -106,7 +106,7 @@ class Trainer:
         self.dense_notes.note(self.exchange.goes_dense(info), info.step)
         self.step.take()
         if self.tracker.by_step and self.comm.leader:
-            self.step_losses.append(self.axis.loss_W.mean())
+            self.step_losses.append(self.comm.weighted(self.axis.loss_W).mean())
 
     # ---- the run
 
@@ -117,6 +117,8 @@ class Trainer:
         plans = (position.plan, self.exchange.weakest())
         self.dense_notes.predict(self.exchange.goes_dense(StepInfo(plan, start, epoch=epochs)) for plan in plans)
         if self.comm.leader:
+            if counts := self.sampler.label_counts():
+                self.folder.write_json("labels.json", {"alpha": self.sampler.sharding.alpha, "samples": counts})
             self.tracker.begin(self.config.to_dict(), self.folder.path)
         self.runner.preload()
         self.saver.begin(position.step)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from accordion_bench.batches import unequal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import EXCHANGE, UPDATE, Graphs, graphs_of
 from accordion_bench.comm.worker_axis import Batch, WorkerAxis
@@ -16,7 +17,7 @@ from accordion_bench.compressors.base import NonFinite
 from accordion_bench.config import capture_rules, ddp_rules
 from accordion_bench.config.components import Components, build_model, build_optimizer
 from accordion_bench.datasets.base import Data, Dataset
-from accordion_bench.datasets.loader import Sampler
+from accordion_bench.datasets.sampler import Sampler, Sharding
 from accordion_bench.exchange.ddp import DDPExchange
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.finite import Look
@@ -51,7 +52,8 @@ class TrainingStep:
 
     Attributes, by role:
         what is trained: axis (model, gradients, buffers), inner (optimizers), task, data, sampler, feed (of batches),
-            loss_scale (in float16), memory_format (of images), forward (what is called as the model)
+            loss_scale (in float16), memory_format (of images), forward (what is called as the model), used (samples of
+            each worker that this step counts; [] = all)
         what is exchanged: communicating (the step from gradients on), sync (with its exchanges), ddp (in the place of
             an exchange), models_overlap (whether workers in processes of their own would exchange during the backward
             pass; a lone worker's gradients go nowhere)
@@ -68,6 +70,7 @@ class TrainingStep:
         tell: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.config, self.comm, self.device, self.clock = config, comm, comm.device, comm.clock
+        comm.weigh(unequal(config.batch_size))
         self.data, self.task, self.sampler = learned_from(config, parts.dataset, comm)
         self.memory_format = torch.channels_last if config.channels_last else torch.preserve_format
         model = new_model(config, parts.dataset, comm, self.memory_format)
@@ -160,6 +163,10 @@ class TrainingStep:
         """
         step, lr = self.communicating, self.position.lr()
         step.begin(self.position.plan.batch_size)
+        sizes = self.sampler.sizes(self.position.step_in_epoch)
+        self.used = self.sync.samples_used(sizes or [self.position.plan.batch_size] * self.comm.workers)
+        if (sizes or self.used) and self.sync.gradients_go_to() is not None:  # else whole batches are weights
+            self.comm.weigh(self.used or sizes)
         samples = self._backward_passes()
         try:
             self.refuse_non_finite(self.axis.loss_W)
@@ -175,20 +182,32 @@ class TrainingStep:
                 f"step {position.step} (epoch {position.epoch}): {bad}; try a smaller optimizer.lr, now {lr:g} after "
                 "schedule and scaling"
             ) from None
-        step.over(samples)
+        if sizes or self.used:
+            self.comm.weigh(self.sampler.sharding.batches or [1] * self.comm.workers)
+        step.over(max(sizes, default=samples))
 
     def _backward_passes(self) -> int:
-        """The gradients of all local workers into their rows; returns the samples of one worker."""
+        """The gradients of all local workers into their rows; returns the samples of the last one."""
         with kept_rng(self.device):
             for row, own in enumerate(self.feed.step()):
                 self.clock.lap("data")
-                self.backward(row, own)
+                self.backward(row, self._cut(row, own) if self.sync.cuts else own)
                 if self.clock.sampled:  # one after another, so that a worker's times are its own
                     self.graphs.join()
                 self.clock.lap("compute")
         self.graphs.join()
         self.clock.lap("compute")
         return own.samples
+
+    def _cut(self, row: int, own: Own) -> Own:
+        """As many samples of a batch as are counted, one at least."""
+        samples = max(1, min(own.samples, self.used[self.comm.first_worker + row]))
+
+        def read() -> tuple[Tensor, Tensor]:
+            x, y = own.read()
+            return x[:samples], y[:samples]
+
+        return Own(samples, read, (own.key, samples))
 
     def backward(self, row: int, own: Own) -> None:
         """Forward and backward passes of one local worker.
@@ -271,7 +290,9 @@ def learned_from(config: RunConfig, dataset: Dataset, comm: Comm) -> tuple[Data,
     train, validation = dataset.split(data.train_size, config.seed)
     size = data.train_size if train is None else len(train)
     indexed_on = getattr(data, "indexed_on", "cpu")
-    sampler = Sampler(size, comm.workers, config.seed, dataset.sharding, train, indexed_on)
+    labels = getattr(data, "train_labels", None)
+    sharding = Sharding(dataset.sharding, unequal(config.batch_size), dataset.alpha or 1.0, labels)
+    sampler = Sampler(size, comm.workers, config.seed, sharding, train, indexed_on)
     return data, task_of(dataset, comm.device, validation), sampler
 
 

@@ -295,6 +295,12 @@ def different(rank: int) -> None:
         optimizer = own.pop("optimizer", sgd)(model, **({"momentum": own.pop("momentum")} if "momentum" in own else {}))
         said = said_by(lambda own=own, model=model, optimizer=optimizer: ab.attach(model, optimizer, **own))
         assert said.startswith(f"all processes must pass the same, got {expected}"), said
+    batch, model = (64, 32)[rank], net()
+    for attach, method in ((ab.attach, "signsgd"), (ab.local, "noloco")):
+        said = said_by(lambda attach=attach, method=method: attach(model, sgd(model), method, batch_size=batch))
+        key = "compressor" if attach is ab.attach else "sync"
+        assert said.startswith(f"batch_size must be the same for all workers with {key}={method}, whose "), said
+        assert said.endswith("got [64, 32]; pass batch_size=64"), said
     model = net()
     said = said_by(lambda: ab.attach(model, sgd(model), "topk" if rank == 0 else "tokp"))
     own = "compressor must be a known name, got 'tokp'; pass compressor='topk' ("

@@ -128,7 +128,7 @@ def local_as_bench(rank: int, folder: Path, cases) -> None:
             trainer = by_hand.bench(folder / f"{name}-{rank}", rank, *SHORT, *overrides)
             loop = by_hand.Loop(trainer, rank)
             with ab.local(
-                loop.model, loop.optimizer, **passed, **known(trainer, loop), batch_size=loop.config.batch_size
+                loop.model, loop.optimizer, **passed, **known(trainer, loop), batch_size=loop.batch_size
             ) as comm:
                 loop.train(comm)
             same(name, comm, loop, trainer)
@@ -179,6 +179,24 @@ def test_every_policy(tmp_path):
 def test_some_local_methods(tmp_path):
     some = ("slowmo", "diloco", "late workers", "streaming", "sparta", "noloco", "gossip")
     together(2, local_as_bench, tmp_path, [case for case in LOCAL if case[0] in some])
+
+
+UNEQUAL = ["batch_size=[12,4]"]
+
+
+def test_batches_that_differ(tmp_path):
+    cases = [
+        ("dense", [*UNEQUAL], {"compressor": "none"}),
+        ("powersgd", ["compressor=powersgd", *UNEQUAL], {"compressor": "powersgd"}),
+        ("accordion", [*POLICIES[0][1], *UNEQUAL], POLICIES[0][2]),
+    ]
+    together(2, attached_as_bench, tmp_path, cases)
+
+
+def test_local_methods_with_batches_that_differ(tmp_path):
+    some = ("diloco", "late workers", "streaming", "sparta", "diloco with sparta")
+    cases = [(name, [*overrides, *UNEQUAL], passed) for name, overrides, passed in LOCAL if name in some]
+    together(2, local_as_bench, tmp_path, cases)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from accordion_bench.cli import smoke, sweep
 from accordion_bench.comm.clock import Clock
 from accordion_bench.config.components import build_components
 from accordion_bench.config.compose import compose
-from accordion_bench.datasets.loader import Sampler
+from accordion_bench.datasets.sampler import Sampler, Sharding
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
@@ -179,7 +179,7 @@ def test_the_batch_is_the_same_in_every_step():
     cfg = compose(["+experiment=debug"])
     run, dataset = build_components(RunConfig.from_dict(cfg), cfg["workers"]).run, cfg["dataset"]
     assert run.steps_per_epoch() == 1 and run.train_size == run.workers * run.batch_size == dataset["subset"]
-    sampler = Sampler(run.train_size, run.workers, 0, dataset["sharding"])
+    sampler = Sampler(run.train_size, run.workers, 0, Sharding(dataset["sharding"]))
     seen = []
     for epoch in range(3):
         sampler.begin_epoch(epoch, run.batch_size)

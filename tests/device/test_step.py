@@ -19,7 +19,7 @@ from accordion_bench.config.components import build_optimizer
 from accordion_bench.conformance.placement import resnet50
 from accordion_bench.conformance.pretend_device import pretended
 from accordion_bench.datasets.images import ImageData
-from accordion_bench.datasets.loader import Sampler
+from accordion_bench.datasets.sampler import Sampler, Sharding
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.exchange.partition import MB
@@ -89,7 +89,7 @@ class TestBuckets:
 class TestOrder:
     @pytest.mark.parametrize("sharding", ["reshuffled", "static", "consecutive"])
     def test_it_goes_to_the_device_once_in_an_epoch(self, sharding):
-        sampler = Sampler(100, 4, 0, sharding, device=META)
+        sampler = Sampler(100, 4, 0, Sharding(sharding), device=META)
         sampler.begin_epoch(1, 8)
         with Operations() as operations:
             batches = [sampler.batch(worker, step) for worker in range(4) for step in range(sampler.steps(8))]

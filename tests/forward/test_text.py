@@ -19,7 +19,7 @@ from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.compose import compose
 from accordion_bench.datasets import text
-from accordion_bench.datasets.loader import Sampler
+from accordion_bench.datasets.sampler import Sampler, Sharding
 from accordion_bench.datasets.synthetic_text import SyntheticText
 from accordion_bench.datasets.text import IGNORED, TextData
 from accordion_bench.forward.task import Text
@@ -116,7 +116,7 @@ def numbered(count: int, bptt: int = 4, test: int = 2) -> TextData:
 )
 def test_segments(workers, batch, segments):
     """Every word is seen, by one worker in one strand, but for the fill-up from the beginning of the text."""
-    data, sampler = numbered(4 * segments + 2), Sampler(segments, workers, 0, "consecutive")
+    data, sampler = numbered(4 * segments + 2), Sampler(segments, workers, 0, Sharding("consecutive"))
     assert data.train_size == segments
     sampler.begin_epoch(0, batch)
     steps = sampler.steps(batch)
@@ -141,7 +141,7 @@ def test_one_more_word_than_whole_segments_is_needed():
 
 
 def test_the_order_is_that_of_the_text_in_every_epoch():
-    sampler, orders = Sampler(45, 4, 0, "consecutive"), []
+    sampler, orders = Sampler(45, 4, 0, Sharding("consecutive")), []
     for epoch in (0, 1):
         sampler.begin_epoch(epoch, 2)
         orders.append([sampler.batch(3, step).tolist() for step in range(sampler.steps(2))])

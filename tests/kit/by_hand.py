@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import accordion_bench as ab
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build_model
-from accordion_bench.datasets.loader import Sampler
+from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.options.instantiate import target
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
@@ -64,7 +64,13 @@ class Loop:
         self.sampler = Sampler(trainer.sampler.size, self.workers, config.seed, trainer.sampler.sharding)
         self.schedule = trainer.position.schedule
         self.base_lr = trainer.position.base_lr
-        self.steps = self.sampler.steps(config.batch_size)
+        self.steps = self.sampler.steps(config.largest_batch)
+
+    @property
+    def batch_size(self) -> int:
+        """Of this rank."""
+        given = self.config.batch_size
+        return given[self.rank] if isinstance(given, list) else given
 
     def lr(self, epoch: float) -> float:
         return self.base_lr * self.schedule(epoch)
@@ -72,7 +78,7 @@ class Loop:
     def epoch(self, comm: Any, epoch: int, module: nn.Module | None = None, first: int = 0) -> None:
         """One epoch as a user would write it."""
         module = module or self.model
-        self.sampler.begin_epoch(epoch, self.config.batch_size)
+        self.sampler.begin_epoch(epoch, self.config.largest_batch)
         batches = (self.sampler.batch(self.rank, step) for step in range(first, self.steps))
         for step, (x, y) in enumerate(self.data.train_batches(epoch, batches), first):
             for group in self.optimizer.param_groups:
@@ -96,7 +102,7 @@ class Loop:
     ) -> tuple[Any, nn.Module]:
         """The attachment, and what is called as the model."""
         module = DistributedDataParallel(self.model) if ddp else self.model
-        comm = ab.attach(module, self.optimizer, compressor, adaptive, batch_size=self.config.batch_size, **options)
+        comm = ab.attach(module, self.optimizer, compressor, adaptive, batch_size=self.batch_size, **options)
         return comm, module
 
 

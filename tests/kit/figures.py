@@ -92,6 +92,8 @@ def run(
                 },
                 "decisions": {"accordion": {"names": LAYERS, "norm": [1.0 + epoch] * 6}} if adaptive else {},
                 "norms": {layer: math.exp(-epoch) * (1 + i) for i, layer in enumerate(LAYERS)} if policy else None,
+                "simulated_seconds": 1.5 * (epoch + 1) if period else None,
+                "consensus_distance": 0.3 * away if period else None,
                 "compression_error": 0.1 / (epoch + 1) if compressor == "qsgd" else None,
             }
         )

@@ -7,6 +7,7 @@ from accordion_bench.report.compare.arms import lab_text
 from accordion_bench.report.compare.beside import describes_its_link
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.times import on_link
+from accordion_bench.report.render.captions import heading
 from tests.report.test_figures import run
 
 LAB = {"hosts": 4, "rate": 1e8, "slow_host": {}, "delay": 0.0}
@@ -60,3 +61,12 @@ def test_at_its_own_slowest_link_a_run_has_its_own_network():
     (arm,), _ = group([replace(made, config={**made.config, "network": network})])
     assert on_link(arm, 2e8).cost("all_to_all") == Network(**network).cost("all_to_all")
     assert on_link(arm, 1e8).cost("all_to_all").bandwidth == 5e7
+
+
+def test_batches_that_differ_from_worker_to_worker():
+    """Their sum is the batch of all; they are another setting than equal batches."""
+    arms, _ = group([run(batch_size=[64, 32, 32, 32]), run("topk", batch_size=40)])
+    unequal, equal = arms
+    assert (unequal.batch, unequal.batch_each, equal.batch, equal.batch_each) == (160, "64+32+32+32", 160, 40)
+    assert unequal.batches == ("64+32+32+32",) and unequal.setting != equal.setting
+    assert heading(unequal).startswith("resnet8 on digits, 4 workers x 64+32+32+32 samples")

@@ -453,3 +453,32 @@ def test_codebooks_are_drawn_where_a_policy_has_moved_them():
         (axes,) = figures_of(arms, only=["codebooks"])["codebooks"].axes
     assert axes.get_title("left") == "ALQ (QSGD 2 bits), 2 bits" and len(axes.lines) == 2
     assert sorted(max(line.get_ydata()) for line in axes.lines) == pytest.approx([0.3, 1.0])
+
+
+def with_column(run_, name, values):
+    """A run whose rows, and summary, have one more column."""
+    rows = [{**row, name: value} for row, value in zip(run_.rows, values, strict=True)]
+    return replace(run_, rows=rows, summary={**run_.summary, name: values[-1]})
+
+
+def curve_of(axes):
+    (line,) = [line for line in axes.lines if line.get_gid() == "curve"]
+    return line.get_xdata().tolist(), line.get_ydata().tolist()
+
+
+def test_simulated_time_is_drawn_of_arms_that_have_it():
+    seconds = [3.0, 7.0, 9.0, 14.0, 15.0, 20.0]
+    arms = arms_of(run(), with_column(run(sync="drawn_times"), "simulated_seconds", seconds))
+    (axes,) = curves.accuracy_simulated(arms).axes
+    xs, ys = curve_of(axes)
+    assert xs == seconds and axes.get_xlabel() == "simulated time, computing alone [s]"
+    assert ys == [100 * row["accuracy"] for row in arms[1].runs[0].rows]
+    assert curves.accuracy_simulated(arms[:1]) is None
+
+
+def test_the_consensus_distance_is_drawn_over_steps():
+    distances = [0.5, 0.4, 0.2, 0.3, 0.1, 0.05]
+    arms = arms_of(run(), with_column(run(sync="gossip"), "consensus_distance", distances))
+    (axes,) = curves.consensus_distance(arms).axes
+    assert curve_of(axes) == ([10.0, 20.0, 30.0, 40.0, 50.0, 60.0], distances)
+    assert axes.get_yscale() == "log" and curves.consensus_distance(arms[:1]) is None

@@ -179,7 +179,16 @@ def test_what_the_page_does_not_draw_itself_is_a_picture_in_it(tmp_path):
     assert shown == [b"norms-digits", b"variance", b"variance"]
     assert found[0]["alt"].startswith("Norms of the summed gradients: resnet8 on digits")
     drawn = [name for name in figures.NAMES if name not in figures.INTERACTIVE]
-    assert drawn == ["norms", "variance", "codebooks", "bits_bucket", "period", "workers"]
+    assert drawn == [
+        "accuracy_simulated",
+        "consensus_distance",
+        "norms",
+        "variance",
+        "codebooks",
+        "bits_bucket",
+        "period",
+        "workers",
+    ]
 
 
 def test_the_page_draws_every_arm(report):

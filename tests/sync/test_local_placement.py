@@ -45,6 +45,11 @@ RUNS = {
     "gossip in a ring, used late": ["sync=gossip", "sync.graph=ring", "sync.delay=1"],
     "late workers": ["sync=diloco", "sync.period=5", "sync.quorum=2", "sync.lateness=0.5"],
     "late workers with topk": ["sync=slowmo", "sync.period=5", "sync.quorum=2", "sync.lateness=0.5", "compressor=topk"],
+    "batches that differ": ["sync=diloco", "sync.period=5", "batch_size=[7,2,3,1]"],
+    "groups with batches that differ": ["sync=hierarchical", "sync.groups=[[2,2],[6,4]]", "batch_size=[7,2,3,1]"],
+    "late workers with batches that differ": [
+        *("sync=diloco", "sync.period=5", "sync.quorum=2", "sync.lateness=0.5", "batch_size=[7,2,3,1]"),
+    ],
     "late workers with powersgd": [
         *("sync=local_sgd", "sync.period=5", "sync.quorum=1", "sync.lateness=0.5", "compressor=powersgd")
     ],
@@ -66,6 +71,7 @@ FOUR = (
     "late workers",
     "late workers with topk",
     "groups with adacomp",
+    "groups with batches that differ",
 )  # also in four processes
 MOVED = (
     "noloco",
@@ -76,6 +82,7 @@ MOVED = (
     "groups with signs",
     "groups with topk",
     "groups with adacomp",
+    "late workers with batches that differ",
 )  # in mid-round
 
 

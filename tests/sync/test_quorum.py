@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from accordion_bench.batches import weights
 from accordion_bench.network.link_model import Network, exchanges_of
-from accordion_bench.sync.quorum import shares_of
 from tests.kit import local
 from tests.kit.helpers import residuals
 from tests.kit.local import deviation, trained, trainer_for
@@ -128,9 +128,9 @@ def test_evaluation_sees_late_differences(tmp_path):
 
 
 def test_shares_are_weights_by_samples():
-    assert shares_of([12, 12, 12]) == [1.0, 1.0, 1.0]
-    assert shares_of([10, 20, 30]) == [0.5, 1.0, 1.5]
-    assert sum(shares_of([7, 3, 11, 40])) == pytest.approx(4)
+    assert weights([12, 12, 12]) == [1.0, 1.0, 1.0]
+    assert weights([10, 20, 30]) == [0.5, 1.0, 1.5]
+    assert sum(weights([7, 3, 11, 40])) == pytest.approx(4)
 
 
 # ---- who

@@ -111,7 +111,7 @@ def test_only_whole_parts_are_told(width, expected):
 
 def test_only_the_leader_speaks(tmp_path, capsys):
     trainer = trainer_for(tmp_path)
-    trainer.progress = progress.Progress(False, trainer.sampler.per_worker)
+    trainer.progress = progress.Progress(False, trainer.sampler.seen)
     trainer.fit()
     assert capsys.readouterr().out == ""
 
@@ -128,10 +128,11 @@ def test_the_speed_counts_samples_of_all_workers(tmp_path, monkeypatch):
     """96 samples in a second, of which the last batch is a partial one."""
     trainer = trainer_for(tmp_path, "epochs=1", "batch_size=5")
     monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
+    trainer.sampler.begin_epoch(0, 5)
     trainer.progress.begin_epoch(trainer.position)
     monkeypatch.setattr(progress.time, "monotonic", lambda: 1.0)
     trainer.position.step_in_epoch = trainer.position.steps_per_epoch
-    assert trainer.progress._samples_per_second(trainer.position, trainer.comm) == 96
+    assert trainer.progress._samples_per_second(trainer.position) == 96
 
 
 def test_no_silence(monkeypatch):

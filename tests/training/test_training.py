@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import BN_POLICIES
-from accordion_bench.datasets.loader import Sampler
+from accordion_bench.datasets.sampler import Sampler, Sharding
 from accordion_bench.models.resnet import CifarResNet, ResNet18
 from accordion_bench.position import StepInfo
 from accordion_bench.processes import placement
@@ -97,7 +97,7 @@ class TestSampler:
 
     def test_reshuffled_or_static(self):
         for sharding, same in (("reshuffled", False), ("static", True)):
-            sampler = Sampler(100, 4, 0, sharding)
+            sampler = Sampler(100, 4, 0, Sharding(sharding))
             sampler.begin_epoch(0, 8)
             first = sampler.batch(2, 1)
             sampler.begin_epoch(1, 8)

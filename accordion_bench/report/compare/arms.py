@@ -1,7 +1,7 @@
 """Arms: runs that differ only in their seed; and the dense one that each is compared with."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -39,7 +39,7 @@ class Arm:
     label: str
     runs: tuple[Run, ...]
     setting: str = ""
-    batches: tuple[int, ...] = ()
+    batches: tuple[int | str, ...] = ()
     control: bool = False
     apart: str = ""
 
@@ -100,7 +100,13 @@ class Arm:
     def batch(self) -> int | None:
         """Samples per step over all workers, at the start of the run; None where a loop does not tell."""
         size = self.config["batch_size"]
-        return None if size is None else self.workers * size
+        return sum(size) if isinstance(size, list) else None if size is None else self.workers * size
+
+    @property
+    def batch_each(self) -> int | str | None:
+        """Samples per step of each worker, at the start; `64+32+32` where they differ, None where it is not told."""
+        size = self.config["batch_size"]
+        return "+".join(map(str, size)) if isinstance(size, list) else size
 
     @property
     def batch_text(self) -> str:
@@ -207,6 +213,11 @@ def differences(arm: Arm, other: Arm) -> list[str]:
     other_class = {key.split(".")[0] for key in keys if key.endswith("._target_")}
     names = [f"{name} {arm.chosen(name) or None} ({other.chosen(name) or None})" for name in sorted(other_class)]
     return names + [f"{k} {own.get(k)} ({theirs.get(k)})" for k in keys if k.split(".")[0] not in other_class]
+
+
+def in_order(sizes: Iterable[int | str]) -> list[int | str]:
+    """Batch sizes from small to large; those that differ from worker to worker come last."""
+    return sorted(sizes, key=lambda size: (isinstance(size, str), size))
 
 
 def _of_method(key: str) -> bool:

@@ -139,7 +139,7 @@ def columns(name: str) -> tuple[Column, ...]:
         Column("model", lambda arm, _: arm.named("model")),
         Column("dataset", lambda arm, _: arm.named("dataset")),
         Column("workers", lambda arm, _: arm.workers),
-        Column("batch_size", lambda arm, _: arm.config["batch_size"], "batch size"),
+        Column("batch_size", lambda arm, _: arm.batch_each, "batch size"),
         Column("epochs", lambda arm, _: arm.config["epochs"]),
         Column("scale", lambda arm, _: arm.scale),
         Column("experiment", lambda arm, _: arm.chosen("experiment")),
@@ -186,6 +186,7 @@ def columns(name: str) -> tuple[Column, ...]:
         *_timed("modelled_seconds", "modelled time"),
         _seconds("modelled_comm_seconds", "modelled communication", "modelled comm."),
         *_against_time("modelled_seconds"),
+        Column("simulated_seconds"),
         Column("baseline", lambda _, dense: dense.label if dense else "", "against"),
     )
 

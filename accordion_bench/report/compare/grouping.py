@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from accordion_bench.network.link_options import CUSTOM
-from accordion_bench.report.compare.arms import Arm, fingerprint
+from accordion_bench.report.compare.arms import Arm, fingerprint, in_order
 from accordion_bench.report.compare.show import listed
 from accordion_bench.report.compare.times import at_common_speed
 from accordion_bench.report.read.load import Run
@@ -110,7 +110,7 @@ def _placed(arms: Sequence[Arm]) -> list[Arm]:
         control = for_home is not None
         home = home if for_home is None else for_home
         together = [other for i, other in enumerate(arms) if homes[i] == home and controlled[i] is None]
-        batches = sorted({size for other in together if (size := other.config.get("batch_size"))})
+        batches = in_order({size for other in together if (size := other.batch_each)})
         label = f"{arm.label}, 1 worker" if control and "1 worker" not in arm.label else arm.label
         label = f"{label}, {arm.batch_text}" if len(batches) > 1 else label
         label = arm.called or label

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from accordion_bench.options import checks
 from accordion_bench.processes.waiting import BUSY
 from accordion_bench.report.compare.arms import HOOK, Arm
 from accordion_bench.report.compare.show import listed, show_seeds
@@ -71,7 +72,7 @@ def dense_command(arm: Arm) -> str:
         dense = [*kept, "+arm=dense"]  # after the experiment, which would have the last word
         config, own = arm.config, {_key(word) for word in kept}
         if arm.workers == 1:  # a control, which the experiment's dense arm is none for
-            sizes = {"workers": 1, "batch_size": config["batch_size"], "epochs": config["epochs"]}
+            sizes = {"workers": 1, "batch_size": checks.show(config["batch_size"]), "epochs": config["epochs"]}
             dense += [f"{key}={value}" for key, value in sizes.items() if key not in own]
     return shlex.join(["python", "-m", "accordion_bench", *sweep, *dense, seeds])
 

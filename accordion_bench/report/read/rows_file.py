@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accordion_bench.options.conf_dir import read_options, yaml_files
-from accordion_bench.report.read.schema import is_count
+from accordion_bench.report.read.schema import is_batch_size
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.metrics import LOSSES, METRICS, OF_AN_EPOCH, Metric, is_number, metric
 
@@ -125,7 +125,7 @@ def _config(first: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict
         "sync": options.get("sync") or {},
         "seed": _told(first, "seed"),
         "epochs": rows[-1]["epoch"] + 1 if epochs is None else epochs,
-        "batch_size": next(filter(is_count, sizes), None),
+        "batch_size": next(filter(is_batch_size, sizes), None),
         "workers": run.get("workers"),
     }
     if any(row.get("modelled_seconds") is not None for row in rows):

@@ -33,6 +33,11 @@ def is_count(value: Any) -> bool:
     return is_number(value) and isinstance(value, int) and value > 0
 
 
+def is_batch_size(value: Any) -> bool:
+    """Whether it is samples per worker and step: a number, or a list of one for each worker."""
+    return is_count(value) or (isinstance(value, list) and value != [] and all(map(is_count, value)))
+
+
 def is_finite(value: Any) -> bool:
     """Whether it is a number that can be squared and multiplied."""
     return is_number(value) and -LARGEST < value < LARGEST
@@ -47,6 +52,7 @@ def is_finite_or_none(value: Any) -> bool:
 
 
 Count = Annotated[int, is_count]
+BatchSize = Annotated[int, is_batch_size]
 Number = Annotated[float, is_number]
 Finite = Annotated[float, is_finite]
 Name = Annotated[str, lambda value: isinstance(value, str) and len(value) <= NAME]
@@ -80,7 +86,7 @@ class ConfigFile:
     """config.yaml."""
 
     epochs: Count
-    batch_size: Count
+    batch_size: BatchSize
     seed: int | None
     compressor: Options
     adaptive: Options | None

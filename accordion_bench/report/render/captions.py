@@ -122,7 +122,7 @@ SPEED_TOLD = 0.05  # how far from the common speed runs are named
 
 def heading(arm: Arm) -> str:
     """`resnet8 on digits, 4 workers x 32 samples, 60 epochs`; a subset of the data and a scale below full are named."""
-    config, sizes = arm.config, arm.batches or (arm.config["batch_size"],)
+    config, sizes = arm.config, arm.batches or (arm.batch_each,)
     each = "" if None in sizes else f" x {' or '.join(map(str, sizes))} samples"
     workers = f"{counted(arm.workers, 'worker')}{each}"
     scale = "" if arm.scale == "full" else f" (scale={arm.scale}: not the full experiment)"

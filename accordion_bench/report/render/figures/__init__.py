@@ -12,8 +12,10 @@ from accordion_bench.report.render.figures.curves import (
     accuracy_bytes,
     accuracy_epoch,
     accuracy_modelled,
+    accuracy_simulated,
     accuracy_time,
     accuracy_wire,
+    consensus_distance,
     tradeoff,
 )
 from accordion_bench.report.render.figures.gradients import norms, variance
@@ -46,6 +48,10 @@ KINDS = {
     "accuracy_wire": FigureKind(lambda arms, _: accuracy_wire(arms)),
     "accuracy_time": FigureKind(lambda arms, _: accuracy_time(arms)),
     "accuracy_modelled": FigureKind(accuracy_modelled),
+    "accuracy_simulated": FigureKind(lambda arms, _: accuracy_simulated(arms), "Against simulated time"),
+    "consensus_distance": FigureKind(
+        lambda arms, _: consensus_distance(arms), "Distance of the workers from their mean"
+    ),
     "time_to_target": FigureKind(lambda arms, _: to_target(arms)),
     "tradeoff": FigureKind(lambda arms, _: tradeoff(arms)),
     "breakdown": FigureKind(lambda arms, _: breakdown(arms)),

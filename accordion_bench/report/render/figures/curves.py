@@ -27,6 +27,7 @@ from accordion_bench.report.render.figures.scales import (
     entry,
     interval,
     interval_bar,
+    log_axis,
     name_height,
     scores,
     seeds,
@@ -116,9 +117,58 @@ def accuracy_time(arms: Sequence[Arm]) -> Figure | None:
     return _figure(arms, lambda arm: column(arm, "seconds"), "measured training time [s]")
 
 
-def _figure(arms: Sequence[Arm], x: Callable[[Arm], Array], label: str, bars: bool = True) -> Figure | None:
-    """One panel, or several with dense in each where there are many arms."""
-    shown = [pair for pair in zip(arms, looks(arms), strict=True) if "bytes" not in label or pair[0].sends()]
+def accuracy_simulated(arms: Sequence[Arm]) -> Figure | None:
+    """The metric against simulated time, of the arms whose workers' times are drawn."""
+
+    def drawn(arm: Arm) -> bool:
+        return bool(arm.values("simulated_seconds"))
+
+    label = "simulated time, computing alone [s]"
+    return _figure(arms, lambda arm: column(arm, "simulated_seconds"), label, of=drawn)
+
+
+def consensus_distance(arms: Sequence[Arm]) -> Figure | None:
+    """How far workers are from their mean, over the steps, of the arms whose rows say it."""
+    pairs = zip(arms, looks(arms), strict=True)
+    shown = [(arm, look) for arm, look in pairs if (column(arm, "consensus_distance") > 0).any()]
+    if not shown or too_short(arms):
+        return None
+    sheet = Sheet(1)
+    (axes,) = sheet.panels
+    low, high = math.inf, 0.0
+    for arm, look in shown:
+        steps, distances = column(arm, "step").mean(axis=0), column(arm, "consensus_distance")
+        mean = distances.mean(axis=0)
+        axes.plot(steps, mean, color=look.colour, linestyle=look.line, gid="curve")
+        axes.plot(steps, mean, zorder=4, **look.point, markersize=3.5)
+        if arm.n > 1:
+            axes.fill_between(
+                steps, distances.min(axis=0), distances.max(axis=0), color=look.colour, alpha=0.13, linewidth=0
+            )
+        seen = distances[distances > 0]
+        low, high = min(low, float(seen.min())), max(high, float(seen.max()))
+    log_axis(axes, low, high)
+    axes.set_ylim(low / 1.3, high * 1.3)
+    axes.set_xlabel("step [count]")
+    axes.set_ylabel("distance from mean [log scale]")
+    axes.grid()
+    note = (
+        f"{heading(arms[0])}; {seeds(arms)}. Root mean square over the workers of the distance between a worker's "
+        "parameters and their mean, at the end of each epoch; the last one before the final average."
+    )
+    return sheet.finish(note, [entry(look, arm.label) for arm, look in shown])
+
+
+def _figure(
+    arms: Sequence[Arm],
+    x: Callable[[Arm], Array],
+    label: str,
+    bars: bool = True,
+    of: Callable[[Arm], bool] | None = None,
+) -> Figure | None:
+    """One panel, or several with dense in each where there are many arms; of arms that send, on an axis of bytes."""
+    has_place = of or (Arm.sends if "bytes" in label else lambda _: True)
+    shown = [pair for pair in zip(arms, looks(arms), strict=True) if has_place(pair[0])]
     if not shown or too_short(arms):
         return None
     parts = panes(shown)

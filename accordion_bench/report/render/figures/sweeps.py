@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from accordion_bench.methods.labels import drives, label, policies_of
-from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.arms import Arm, in_order
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures.curves import points_note
 from accordion_bench.report.render.figures.scales import (
@@ -218,9 +218,9 @@ def by_method(arms: Sequence[Arm]) -> list[Line]:
     for name, members in named.items():
         parts = {name: members}
         if len({arm.workers for arm in members}) < len(members):
-            sizes = sorted({arm.config["batch_size"] for arm in members if arm.config["batch_size"] is not None})
-            parts = {f"{name}, {b} samples each": [a for a in members if a.config["batch_size"] == b] for b in sizes}
-            parts[name] = [arm for arm in members if arm.config["batch_size"] is None]
+            sizes = in_order({size for arm in members if (size := arm.batch_each) is not None})
+            parts = {f"{name}, {b} samples each": [a for a in members if a.batch_each == b] for b in sizes}
+            parts[name] = [arm for arm in members if arm.batch_each is None]
         for own, group in parts.items():
             points = sorted(((arm.workers, arm) for arm in group), key=lambda point: point[0])
             if len({count for count, _ in points}) > 1:

@@ -1,0 +1,146 @@
+"""Which sample is whose, in each step of an epoch."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from accordion_bench.batches import UnequalSteps
+from accordion_bench.datasets.label_shards import label_counts, shards_by_label
+from accordion_bench.tensors import keyed_rng
+
+
+class Sharding(NamedTuple):
+    """How the samples of an epoch are shared out among the workers.
+
+    how: `reshuffled` in every epoch; `static`; `dirichlet`: each worker has a shard of its own, whose labels differ
+        from those of others, and which is reshuffled in every epoch; or `consecutive`: samples are segments of one
+        sequence, cut into A x batch size strands of equal length, the last ones filled up from its beginning; entry i
+        of a worker's next batch continues entry i. Batches are always whole.
+    batches: samples per step of each worker, where they differ; () = all have the same.
+    alpha: of `dirichlet`, the concentration; smaller = fewer labels for each worker.
+    labels: of `dirichlet`, of all samples that are loaded, [n].
+    """
+
+    how: str = "reshuffled"
+    batches: tuple[int, ...] = ()
+    alpha: float = 1.0
+    labels: Tensor | None = None
+
+
+class Sampler:
+    """Shards a keyed permutation over the workers; the last, partial batch is kept.
+
+    As in torch's DistributedSampler, worker w takes entries w, w + A, ... and the permutation is filled up from its own
+    beginning, so that all workers have equally many. Where batches differ, each step takes the next entries, one worker
+    after the other, and every sample is seen once, see `UnequalSteps`.
+
+    Args:
+        size: training samples.
+        workers: A.
+        seed: of the run.
+        sharding: how they are shared out.
+        samples: numbers of the training samples among all that are loaded; None = 0 to size - 1.
+        device: where batches are wanted; an epoch's order goes there once.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        workers: int,
+        seed: int,
+        sharding: Sharding = Sharding(),  # noqa: B008 -- immutable
+        samples: Tensor | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.size, self.workers, self.seed, self.sharding = size, workers, seed, sharding
+        self.samples, self.device = samples, device
+        self.consecutive = sharding.how == "consecutive"
+        self.unequal = UnequalSteps(size, sharding.batches) if sharding.batches else None
+        self.per_worker = -(-size // workers)
+        self._batch_size = 1
+        self.shards = self._by_label() if sharding.how == "dirichlet" else []
+
+    def _by_label(self) -> list[Tensor]:
+        """The samples of each worker, where these are its own in all epochs."""
+        labels, each = self._labels(), divmod(self.size, self.workers)
+        sizes = [each[0] + (worker < each[1]) for worker in range(self.workers)]
+        if self.unequal is not None:
+            sizes = list(self.unequal.of_epoch())
+        return shards_by_label(labels, sizes, self.sharding.alpha, self.seed)
+
+    def _labels(self) -> Tensor:
+        """Of the training samples."""
+        assert self.sharding.labels is not None
+        labels = self.sharding.labels.cpu()
+        return labels if self.samples is None else labels[self.samples]
+
+    def label_counts(self) -> list[list[int]]:
+        """Of each worker, how many samples of each label it has; [] where they share all samples anew."""
+        return label_counts(self._labels(), self.shards) if self.shards else []
+
+    def steps(self, batch_size: int) -> int:
+        """Optimizer steps per epoch."""
+        if self.unequal is None:
+            return -(-self.per_worker // batch_size)
+        return -(-self.size // sum(self.unequal.sizes)) if self.consecutive else self.unequal.steps
+
+    def begin_epoch(self, epoch: int, batch_size: int) -> None:
+        """Draw the order of this epoch."""
+        self._batch_size = batch_size
+        if self.consecutive:
+            self._strands = torch.arange(batch_size, device=self.device)
+            return
+        if self.shards:
+            self._reshuffle(epoch)
+            return
+        keyed = 0 if self.sharding.how == "static" else epoch
+        order = torch.randperm(self.size, generator=keyed_rng.generator(self.seed, "order", keyed))
+        if self.samples is not None:
+            order = self.samples[order]
+        if self.unequal is not None:
+            self._order = order.to(self.device)
+            return
+        total = self.per_worker * self.workers
+        order = order.repeat(-(-total // self.size))[:total]
+        self._shards = order.to(self.device).view(self.per_worker, self.workers).T
+
+    def _reshuffle(self, epoch: int) -> None:
+        """Draw the order of each worker's own shard; equal batches fill it up from its beginning."""
+        orders = []
+        for worker, shard in enumerate(self.shards):
+            generator = keyed_rng.generator(self.seed, "shard order", epoch, worker)
+            order = shard[torch.randperm(len(shard), generator=generator)]
+            orders.append(order if self.samples is None else self.samples[order])
+        if self.unequal is None:
+            filled = [order.repeat(2)[: self.per_worker] for order in orders]
+            self._shards = torch.stack(filled).to(self.device)
+        else:
+            self._own = [order.to(self.device) for order in orders]
+
+    def batch(self, worker: int, step: int) -> Tensor:
+        """Indices of one worker's samples in one step of the epoch."""
+        if self.consecutive:
+            sizes = self.sharding.batches or (self._batch_size,) * self.workers
+            strands = sum(sizes[:worker]) + self._strands[: sizes[worker]]
+            return (strands * self.steps(self._batch_size) + step) % self.size
+        if self.unequal is not None:
+            sizes = self.unequal.of(step)
+            if self.shards:
+                first = step * self.unequal.sizes[worker]
+                return self._own[worker][first : first + sizes[worker]]
+            first = self.unequal.before(step) + sum(sizes[:worker])
+            return self._order[first : first + sizes[worker]]
+        return self._shards[worker, step * self._batch_size : (step + 1) * self._batch_size]
+
+    def sizes(self, step: int) -> tuple[int, ...]:
+        """Samples of each worker in a step of the epoch, where batches differ; () = all have the same."""
+        if self.unequal is None:
+            return ()
+        return self.unequal.sizes if self.consecutive else self.unequal.of(step)
+
+    def seen(self, step: int) -> int:
+        """Samples of all workers in the steps of the epoch before one."""
+        if self.unequal is not None:
+            return self.unequal.before(step)
+        return min(step * self._batch_size, self.per_worker) * self.workers

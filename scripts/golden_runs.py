@@ -189,6 +189,10 @@ SCHEMES = {
     "streaming_diloco": images("sync=streaming_diloco", "sync.period=4", "sync.delay=1", *HEAVY_BALL),
     "sparta": images("sync=sparta", "sync.sparta=0.05", *HEAVY_BALL),
     "gossip": images("sync=gossip", "sync.delay=1", *HEAVY_BALL),
+    "desloc": images(
+        *("sync=desloc", "sync.period=1", "sync.clip=0.01", "compressor=topk", "optimizer=adamw"),
+        *("optimizer.lr=0.001", *LINEAR),
+    ),
     "noloco": images("sync=noloco", "sync.period=2", *HEAVY_BALL),
     "zerooneadam": images(
         *("sync=zerooneadam", "optimizer=adamw", "optimizer.lr=0.0005", "sync.freeze_step=4", "sync.refreshes=1"),

@@ -101,8 +101,7 @@ class Muon(torch.optim.Optimizer):
         if ns_precision not in PRECISIONS:
             raise checks.ValueRefused("ns_precision", "bfloat16 or null", ns_precision, "bfloat16")
         checks.number("adamw_factor", adamw_factor, above=0, instead=0.05)
-        if len(betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
-            raise checks.ValueRefused("betas", "two numbers at least 0 and below 1", list(betas), [0.9, 0.95])
+        betas = checks.betas(betas, [0.9, 0.95])
         params = list(params)
         if kinds is None:
             kinds = [MATRIX if is_matrix(param) else VECTOR for param in params]
@@ -118,7 +117,7 @@ class Muon(torch.optim.Optimizer):
             groups.append({"params": own, "kind": kind, "weight_decay": decay})
         options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "kind": MATRIX}
         options |= {"adjust_lr_fn": adjust_lr_fn, "ns_steps": ns_steps, "ns_precision": ns_precision}
-        super().__init__(groups, {"lr": lr, "adamw_factor": adamw_factor, "betas": tuple(betas), **options})
+        super().__init__(groups, {"lr": lr, "adamw_factor": adamw_factor, "betas": betas, **options})
 
     @staticmethod
     def split_in_words(model: nn.Module) -> str:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import accordion_bench as ab
+from accordion_bench.optimizers.lion import Lion
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import yaml_files
 from tests.kit import by_hand, small_net
@@ -95,6 +96,8 @@ def optimizer_beside(model: nn.Module, passed: dict[str, Any]) -> torch.optim.Op
         wanted = optimizer_for(group, choice if isinstance(choice, str) else next(iter(choice)))
         if wanted["_target_"].endswith("AdamW"):
             return torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.01)
+        if wanted["_target_"].endswith("Lion"):
+            return Lion(model.parameters(), lr=0.01, weight_decay=0.1)
         if not wanted["momentum"]:
             return sgd(model, 0.0)
     return sgd(model)

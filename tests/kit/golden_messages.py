@@ -94,6 +94,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "fp4": [{}, {"bucket_size": None}, {"bucket_size": 100}, {"scope": "model"}, {"residual": "aggregate"}],
     "fp8": [{}, {"format": "e5m2", "bucket_size": None}, {"bucket_size": 100}, {"scope": "model"}],
     "int8": [{}, {"rounding": "nearest"}, {"bucket_size": None}, {"bucket_size": 100}, {"scope": "model"}],
+    "lion": [{}, {"vote": "mean"}, {"scope": "model"}],
     "natural": [{}, {"exponent_bits": 7}, {"scope": "model"}],
     "nuqsgd": [
         {},

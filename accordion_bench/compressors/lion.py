@@ -1,0 +1,86 @@
+"""Distributed Lion: each worker sends the signs that its own Lion would step by; they are counted or averaged.
+
+Tensor suffixes: W local workers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.base import Context, Exchanged, State
+from accordion_bench.compressors.demo import signs_of
+from accordion_bench.compressors.sign import Sign
+from accordion_bench.compressors.traits import OptimizerPart
+from accordion_bench.compressors.two_way import TwoWay
+from accordion_bench.compressors.wrapper import Wrapper
+from accordion_bench.options import checks
+from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.same_shape import Blocks
+
+VOTES = {"majority": "two_way", "mean": "all_gather"}
+
+
+class DistributedLion(Wrapper):
+    """u_w = sgn(b1 m_w + (1 - b1) g_w);  m_w <- b2 m_w + (1 - b2) g_w;  update = majority or mean of u_w.
+
+    x <- x - eta lambda x - eta update: what remains of the optimizer, Lion, decays the weights. One bit per coordinate
+    and worker travels; its majority comes back in one more, with a keyed coin where it is a tie. A bit cannot say 0:
+    sgn 0 = +1 here, so that coordinates without any gradient drift. One worker is Lion elsewhere. Tensors that travel
+    dense move by sgn of the mean of what would be signed, where sgn 0 = 0.
+
+    Args:
+        vote: `majority`, by owners, one bit each way; `mean`: all workers' signs are gathered, and steps are smaller
+            where workers disagree.
+        betas: b1 and b2, the optimizer's.
+
+    Source: Liu et al. 2024, "Communication Efficient Distributed Training with Distributed Lion" (arXiv 2404.00438).
+    """
+
+    description = replace(
+        Wrapper.description,
+        display_names={"lion": "Distributed Lion"},
+        collective_reason="compressor.vote decides what carries its signs",
+        no_error_feedback="its momenta stay with the workers, as they are",
+        kernels=("cpu", "cuda"),
+        requires={"optimizer": "lion"},
+    )
+
+    traits = replace(
+        Sign.traits,
+        reduces="other",
+        scaled=False,
+        collectives=("two_way",),
+        optimizer=OptimizerPart(frozenset({"momentum"}), fits=("Lion",), takes=frozenset({"betas"})),
+    )
+
+    def __init__(self, vote: str = "majority", betas: Sequence[float] = (0.9, 0.99)) -> None:
+        self.vote = checks.choice("vote", vote, list(VOTES))
+        self.betas = checks.betas(betas, [0.9, 0.99])
+        super().__init__(TwoWay(Sign()) if vote == "majority" else Sign())
+        self.traits = replace(type(self).traits, collectives=(VOTES[vote],))
+
+    def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
+        state = self.inner.init(specs, comm, like)
+        for spec, m_W in zip(specs, Blocks(specs, comm.local_workers, like).tensors, strict=True):
+            state.setdefault(spec.name, {})["momentum_W"] = m_W
+        return state
+
+    @torch.no_grad()
+    def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+        """b1 m_w + (1 - b1) g_w."""
+        return self._signed(xs_W, [state[spec.name]["momentum_W"] for spec in ctx.specs])
+
+    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        ms_W = [state[spec.name]["momentum_W"] for spec in ctx.specs]
+        out = self.inner.exchange(self._signed(xs_W, ms_W), ctx, state, comm)
+        if ms_W:
+            torch._foreach_lerp_(ms_W, list(xs_W), 1 - self.betas[1])
+        pairs = zip(out.update, ctx.levels, strict=True)
+        update = [signs_of(mean) if level is None else mean for mean, level in pairs]
+        return Exchanged(update, out.subtract_sent_)
+
+    def _signed(self, xs_W: Sequence[Tensor], ms_W: Sequence[Tensor]) -> list[Tensor]:
+        return list(torch._foreach_lerp(list(xs_W), list(ms_W), self.betas[0])) if ms_W else []

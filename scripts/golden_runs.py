@@ -108,6 +108,7 @@ COMPRESSORS = {
     "acpsgd": images("compressor=acpsgd"),
     "arctopk": images("compressor=arctopk"),
     "dion": images("compressor=dion", "optimizer=adamw", "optimizer.lr=0.002", *LINEAR),
+    "dion2": images("compressor=dion2", "optimizer=adamw", "optimizer.lr=0.002", *LINEAR),
     "lion": images("compressor=lion", "optimizer=lion", "optimizer.lr=0.002", *LINEAR),
     "onebitadam": images("compressor=onebitadam", "optimizer=adamw", "optimizer.lr=0.002", "compressor.freeze_step=4"),
 }

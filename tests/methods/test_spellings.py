@@ -7,9 +7,9 @@ from accordion_bench.options.conf_dir import conf_dir
 from tests.kit.figures import node
 
 SPELLED = {
-    "compressor": "ACP-SGD, AdaComp, ARC-TopK, ATOMO, bf16, DeMo, DGC, Dion, dist-EF-blockSGD, EF-signSGD, fp16, fp4, "
-    "fp8, int8, Distributed Lion, natural compression, dense, NUQSGD, 1-bit SGD, 1-bit Adam, PowerSGD, QSGD, QSGDinf, "
-    "RandomK, signSGD, Signum, TernGrad, threshold, TopK, TRN",
+    "compressor": "ACP-SGD, AdaComp, ARC-TopK, ATOMO, bf16, DeMo, DGC, Dion, Dion2, dist-EF-blockSGD, EF-signSGD, "
+    "fp16, fp4, fp8, int8, Distributed Lion, natural compression, dense, NUQSGD, 1-bit SGD, 1-bit Adam, PowerSGD, "
+    "QSGD, QSGDinf, RandomK, signSGD, Signum, TernGrad, threshold, TopK, TRN",
     "sync": "DES-LOC, DiLoCo, dense, gossip SGD, hierarchical local SGD, local SGD, NoLoCo, overlap local SGD, "
     "post-local SGD, SlowMo, SPARTA, Streaming DiLoCo, 0/1 Adam",
     "adaptive": "Accordion, AccordionBatch, AccordionSync, AdaBatch, AdaComm, AdaQS, Advised, ALQ, ALQ-G, ALQ-N, AMQ, "

@@ -26,7 +26,7 @@ BYTES = [
     *("dataset.context=8", "dataset.subset=200", "dataset.limit_eval=300", "batch_size=4", "optimizer=adamw"),
 ]
 OPTIONS = {
-    "dion": ["optimizer=adamw"],
+    **{name: ["optimizer=adamw"] for name in ("dion", "dion2")},
     "lion": ["optimizer=lion"],
     "onebitadam": ["optimizer=adamw", "schedule.warmup_epochs=0"],
 }

@@ -99,6 +99,10 @@ COMPRESSORS = {
     ),
     "atomo": images("compressor=atomo", "epochs=2"),
     "demo": images("compressor=demo", "optimizer.momentum=0", "optimizer.lr=0.002", *LINEAR),
+    "demo_one_bit": images(
+        *("compressor=demo", "compressor.value_bits=1", "compressor.k=8", "optimizer.momentum=0"),
+        *("optimizer.lr=0.002", *LINEAR),
+    ),
     "fp4": images("compressor=fp4"),
     "topk_chunk": images(
         *("compressor=topk", "compressor.chunk=8", "compressor.value_bits=2", "compressor.clip=median"),

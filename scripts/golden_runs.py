@@ -99,6 +99,10 @@ COMPRESSORS = {
     ),
     "atomo": images("compressor=atomo", "epochs=2"),
     "demo": images("compressor=demo", "optimizer.momentum=0", "optimizer.lr=0.002", *LINEAR),
+    "demo_one_bit": images(
+        *("compressor=demo", "compressor.value_bits=1", "compressor.k=8", "optimizer.momentum=0"),
+        *("optimizer.lr=0.002", *LINEAR),
+    ),
     "fp4": images("compressor=fp4"),
     "topk_chunk": images(
         *("compressor=topk", "compressor.chunk=8", "compressor.value_bits=2", "compressor.clip=median"),
@@ -109,6 +113,8 @@ COMPRESSORS = {
     "arctopk": images("compressor=arctopk"),
     "gradiveq": images("compressor=gradiveq", "compressor.basis_steps=2", "compressor.period=6"),
     "dion": images("compressor=dion", "optimizer=adamw", "optimizer.lr=0.002", *LINEAR),
+    "dion2": images("compressor=dion2", "optimizer=adamw", "optimizer.lr=0.002", *LINEAR),
+    "lion": images("compressor=lion", "optimizer=lion", "optimizer.lr=0.002", *LINEAR),
     "onebitadam": images("compressor=onebitadam", "optimizer=adamw", "optimizer.lr=0.002", "compressor.freeze_step=4"),
 }
 
@@ -193,6 +199,10 @@ SCHEMES = {
     "drawn_times": images(
         *("sync=drawn_times", "sync.rule=k_async", "sync.first=2", "sync.worker_times=[[1,1],[1,2],[2,1],[1,0]]"),
         *HEAVY_BALL,
+    ),
+    "desloc": images(
+        *("sync=desloc", "sync.period=1", "sync.clip=0.01", "compressor=topk", "optimizer=adamw"),
+        *("optimizer.lr=0.001", *LINEAR),
     ),
     "noloco": images("sync=noloco", "sync.period=2", *HEAVY_BALL),
     "zerooneadam": images(

@@ -334,12 +334,12 @@ class Rehearsal:
         )
 
     def _averaged(self) -> dict[str, float]:
-        """Bytes of the optimizer's buffers that the scheme averages."""
+        """Bytes of the optimizer's buffers that the scheme averages, in the mean over its averagings."""
         found: dict[str, float] = {}
-        if self.sync.buffer_averagings(1, 1):
-            for own in self.optimizer.state.values():
-                for key in averaged(own):
-                    found[key] = found.get(key, 0.0) + size_of([own[key]])
+        for own in self.optimizer.state.values():
+            for key in averaged(own):
+                if interval := self.sync.buffer_interval(key):
+                    found[key] = found.get(key, 0.0) + size_of([own[key]]) / interval
         return found
 
     def buckets(self) -> list[OfBucket]:

@@ -34,7 +34,7 @@ from accordion_bench.processes.machine import as_in_a_run
 from accordion_bench.processes.placement import Placement, place
 from accordion_bench.run_config import RunConfig
 from accordion_bench.sync.base import Sync
-from accordion_bench.sync.outer import exchange_of_buffers
+from accordion_bench.sync.outer import exchanges_of_buffers
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.training.training_step import TrainingStep
 
@@ -165,9 +165,9 @@ def exchanges(training: TrainingStep, parts: Components) -> list[Made]:
             made += [_made(exchange, dense, StepInfo(plan))] if dense else []
             made.append(_made(exchange, times_in(local) - dense, info))
         made += [_made(exchange, local, info) for exchange in training.sync.between()]
-        if times := training.sync.buffer_averagings(local, plan.period):
-            buffers = exchange_of_buffers(training.inner, Comm(training.comm.workers, 1, 0, device))
-            made += [_made(buffers, times, info)] if buffers.numel else []
+        of_buffers = exchanges_of_buffers(training.inner, Comm(training.comm.workers, 1, 0, device))
+        times_of = {key: training.sync.buffer_averagings(local, plan.period, key) for key in of_buffers}
+        made += [_made(exchange, times_of[key], info) for key, exchange in of_buffers.items() if times_of[key]]
     return made
 
 

@@ -152,15 +152,21 @@ class DeMo(Compressor):
     the signs, 2 bits per coordinate. The number of workers changes the bytes, never the training.
 
     The unit of the coefficients on the wire is that of lr x gradient; what float16 cannot express (below 6e-8, above
-    65,504) stays in d.
+    65,504) stays in d. With `value_bits=1` a coefficient travels as its sign; update = sign( T^-1 (sum of the signs) ),
+    and d loses the coefficients themselves. k 4 to 8 is usual then.
 
-    Source: Peng, Quesnelle, Kingma 2024 (arXiv 2411.19870), Algorithm 1.
+    Source: Peng, Quesnelle, Kingma 2024 (arXiv 2411.19870), Algorithm 1; one bit: DisTrO, in the code of psyche.
     """
 
     k: int = option("coefficients sent per chunk; lower k = more compression", default=32, at_least=1, instead=NEAREST)
     decay: float = option("of the workers' momenta, per step", default=0.999, at_least=0, at_most=1)
     chunk: int = option("largest side of a chunk", default=64, at_least=1)
     value_dtype: str = option(default="float32", choices=tuple(VALUES))
+    value_bits: int | None = option(
+        "1 = signs of the coefficients in one bit each (DisTrO), with k 4 to 8; null = value_dtype",
+        default=None,
+        choices=(1,),
+    )
 
     chosen_as = {
         "demo": Choice(
@@ -195,7 +201,7 @@ class DeMo(Compressor):
         super().__post_init__()
         if self.k > (most := self.chunk**2):
             raise ValueRefused("k", f"at most {most}, the coefficients of a chunk", self.k, most)
-        self.dtype = VALUES[self.value_dtype]
+        self.dtype, self.signs = VALUES[self.value_dtype], self.value_bits is not None
 
     # ---- bytes
 
@@ -203,9 +209,13 @@ class DeMo(Compressor):
         """How a tensor is cut."""
         return Chunks.of(spec, self.chunk)
 
+    def value_bytes(self, k: int) -> int:
+        """Of the k values, or signs, of a chunk."""
+        return (k + 7) // 8 if self.signs else k * self.dtype.itemsize
+
     def chunk_bytes(self, chunks: Chunks, k: int) -> int:
         """B, the message of one chunk: k values and their positions."""
-        return k * self.dtype.itemsize + index_codes.index_bytes(chunks.numel, k)[1]
+        return self.value_bytes(k) + index_codes.index_bytes(chunks.numel, k)[1]
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         if level is None or spec.numel == 0:
@@ -291,13 +301,17 @@ class DeMo(Compressor):
             positions_W = rows_W.abs().topk(group.k, dim=2, sorted=False).indices.sort(dim=2).values
             values_W = rows_W.gather(2, positions_W)
             self._refuse_non_finite(values_W, group, ctx, comm)
-            limit = torch.finfo(self.dtype).max
-            cut_W = torch.where(values_W.isfinite(), values_W.clamp(-limit, limit), values_W)
-            sent = SentChunks(positions_W, cut_W.to(self.dtype).to(values_W.dtype))
+            sent = SentChunks(positions_W, values_W if self.signs else self._as_sent(values_W))
             rows_W.scatter_add_(2, positions_W, -sent.values)
         if beside_W is None:
             torch._foreach_copy_(deltas_W, list(rows_W.split(group.counts, dim=1)))
         return sent
+
+    def _as_sent(self, values_W: Tensor) -> Tensor:
+        """Values as the others decode them."""
+        limit = torch.finfo(self.dtype).max
+        cut_W = torch.where(values_W.isfinite(), values_W.clamp(-limit, limit), values_W)
+        return cut_W.to(self.dtype).to(values_W.dtype)
 
     @staticmethod
     def _refuse_non_finite(values_W: Tensor, group: ChunkGroup, ctx: Context, comm: Comm) -> None:
@@ -341,23 +355,28 @@ class DeMo(Compressor):
         """Messages [W, C, B] of a group: per chunk values, then positions."""
         assert sent.positions is not None
         (W, _, k), N = sent.values.shape, group.shape.numel
-        values = sent.values.to(self.dtype).view(-1, k).view(torch.uint8)
+        rows = sent.values.reshape(-1, k)
+        values = index_codes.pack_bits(rows >= 0) if self.signs else rows.to(self.dtype).view(torch.uint8)
         packed = torch.cat([values, index_codes.encode_indices(sent.positions.view(-1, k), N)], dim=1)
         return packed.view(W, -1, packed.shape[1])
 
     def _sign_of_mean(self, message_A: Tensor, group: ChunkGroup, dtype: torch.dtype) -> Tensor:
         """Signs of some chunks [.., N] from all workers' messages [A, .. B]."""
-        return signs_of(group.shape.chunks_from(self._mean_over_senders(message_A, group, dtype)))
+        return signs_of(group.shape.chunks_from(self._over_senders(message_A, group, dtype)))
 
-    def _mean_over_senders(self, message_A: Tensor, group: ChunkGroup, dtype: torch.dtype) -> Tensor:
-        """Coefficients of some chunks [.., N], each averaged over the workers that sent it."""
+    def _over_senders(self, message_A: Tensor, group: ChunkGroup, dtype: torch.dtype) -> Tensor:
+        """Coefficients of some chunks [.., N], each averaged over the workers that sent it; signs are summed."""
         chunks, k, A = group.shape, group.k, len(message_A)
         assert k is not None
-        rows, end = message_A.reshape(-1, self.chunk_bytes(chunks, k)), k * self.dtype.itemsize
+        rows, end = message_A.reshape(-1, self.chunk_bytes(chunks, k)), self.value_bytes(k)
         # a clone, because contiguous() leaves a single row at an offset and stride that are no multiple of 4
-        sent = rows[:, :end].clone(memory_format=torch.contiguous_format).view(self.dtype)
-        values_A = sent.to(dtype).view(A, -1, k)
+        sent = rows[:, :end].clone(memory_format=torch.contiguous_format)
+        numbers = index_codes.unpack_bits(sent, k).to(dtype) * 2 - 1 if self.signs else sent.view(self.dtype)
+        values_A = numbers.to(dtype).view(A, -1, k)
         positions_A = index_codes.decode_indices(rows[:, end:].contiguous(), chunks.numel, k).view(A, -1, k)
+        if self.signs:
+            everyone = values_A.new_zeros(values_A.shape[1], chunks.numel)
+            return everyone.scatter_add_(1, positions_A.transpose(0, 1).flatten(1), values_A.transpose(0, 1).flatten(1))
         senders = values_A.new_zeros(values_A.shape[1], chunks.numel)
         everywhere = positions_A.transpose(0, 1).flatten(1)  # counts are exact in any order of summation
         senders.scatter_add_(1, everywhere, torch.ones_like(everywhere, dtype=dtype))

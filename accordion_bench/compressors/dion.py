@@ -20,6 +20,8 @@ from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.low_rank import batches, keep_queries, keyed_normal, of_batches, together, with_columns
 from accordion_bench.compressors.probe import Probed, probe_exchanged
 from accordion_bench.compressors.traits import OptimizerPart, Traits
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import NEAREST, Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
@@ -77,8 +79,62 @@ def _probe_input(compressor: "Dion", ps_W: Sequence[Tensor], ctx: Context, state
     return probe_exchanged(compressor, ps_W, ctx, empty, workers)
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Compressor.description.idle(cls, options, context)
+    if not context.weight_decay:
+        yield "own_decay", "optimizer.weight_decay is 0"
+
+
 @with_options
-class Dion(Compressor):
+class OrthonormalSteps(Compressor):
+    """Steps of hidden matrices from a momentum that stays with each worker; `optimizer=adamw` has everything else."""
+
+    momentum: float = option("0 = none", default=0.95, at_least=0, below=1)
+    lr_factor: float = option("learning rate of the matrices as a multiple of optimizer.lr", default=10.0, above=0)
+    own_decay: bool = option(
+        "true = matrices decay at their own rate, lr_factor times as fast (the authors)", default=False
+    )
+
+    description = replace(
+        Compressor.description,
+        no_error_feedback="the momentum keeps what was not sent",
+        requires={"optimizer": "adamw"},
+        idle=_idle,
+        probe_input=_probe_input,
+    )
+
+    traits = Traits(
+        min_ndim=2,
+        tables=False,
+        reduces="other",
+        optimizer=OptimizerPart(frozenset({"momentum", "lr"}), "parameter", shares_steps=True, fits=("AdamW",)),
+        replays=True,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        factor = self.lr_factor if self.own_decay else 1.0
+        self.traits = replace(self.traits, optimizer=replace(self.traits.optimizer, decay_factor=factor))
+
+    def takes_step(self, spec: TensorSpec, level: float | None) -> bool:
+        return level is not None and spec.ndim >= self.traits.min_ndim and min(spec.matrix) >= 2
+
+    def compresses(self, spec: TensorSpec, level: float | None) -> bool:
+        return self.takes_step(spec, level)
+
+    def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
+        taken = [spec for spec in specs if self.takes_step(spec, 1) and not spec.table]
+        momenta_W = Blocks(taken, comm.local_workers, like).tensors
+        return {spec.name: {"momentum_W": M_W} for spec, M_W in zip(taken, momenta_W, strict=True)}
+
+    def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+        """M + g of the matrices."""
+        found = zip(xs_W, ctx.specs, ctx.levels, strict=True)
+        return [state[s.name]["momentum_W"] + x_W if self.takes_step(s, level) else x_W for x_W, s, level in found]
+
+
+@with_options
+class Dion(OrthonormalSteps):
     """M_w <- M_w + g_w;  P = orth(mean_w M_w Q);  R = mean_w M_w^T P;  M_w <- M_w - (1 - mu) P R^T;
     Q <- R / norms of its columns;  x <- x - eta sqrt(n/m) P Q^T, for each hidden matrix [n, m].
 
@@ -88,7 +144,7 @@ class Dion(Compressor):
     for the same step. A matrix with M = 0 rests.
 
     Embeddings, the output layer and vectors travel dense, and are `optimizer=adamw`'s. It decays the matrices, too, by
-    x <- x (1 - lr lambda), and sees no gradient of them.
+    x <- x (1 - lr lambda) unless `own_decay` says otherwise, and sees no gradient of them.
 
     mu is what is left in M_w of the direction that has been taken; each of r directions of a square matrix moves by
     eta, whatever the gradient's size.
@@ -97,8 +153,6 @@ class Dion(Compressor):
     """
 
     rank: int = option("lower rank = more compression", default=16, at_least=1, instead=NEAREST)
-    momentum: float = option("0 = none", default=0.95, at_least=0, below=1)
-    lr_factor: float = option("learning rate of the matrices as a multiple of optimizer.lr", default=10.0, above=0)
 
     chosen_as = {
         "dion": Choice(
@@ -109,39 +163,18 @@ class Dion(Compressor):
         )
     }
 
-    description = replace(
-        Compressor.description,
-        advised_levels=(4, 16, 64),
-        no_error_feedback="the momentum keeps what was not sent",
-        requires={"optimizer": "adamw"},
-        why_dense=_why_dense,
-        probe_input=_probe_input,
-    )
+    description = replace(OrthonormalSteps.description, advised_levels=(4, 16, 64), why_dense=_why_dense)
 
-    traits = Traits(
-        knob="rank",
-        pair=(4, 16),
-        min_ndim=2,
-        tables=False,
-        reduces="other",
-        optimizer=OptimizerPart(frozenset({"momentum", "lr"}), "parameter", shares_steps=True, fits=("AdamW",)),
-        replays=True,
-    )
+    traits = replace(OrthonormalSteps.traits, knob="rank", pair=(4, 16))
 
     # ---- which matrices, and their bytes
 
     def kind(self, spec: TensorSpec, level: float | None) -> MatrixKind | None:
         """How a matrix is exchanged; None = it is the optimizer's."""
-        if level is None or spec.ndim < self.traits.min_ndim or min(spec.matrix) < 2:
+        if level is None or not self.takes_step(spec, level):
             return None
         rank = min(*spec.matrix, int(level))
         return MatrixKind(rank, rank * sum(spec.matrix) >= spec.numel)
-
-    def takes_step(self, spec: TensorSpec, level: float | None) -> bool:
-        return self.kind(spec, level) is not None
-
-    def compresses(self, spec: TensorSpec, level: float | None) -> bool:
-        return self.kind(spec, level) is not None
 
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
@@ -152,11 +185,6 @@ class Dion(Compressor):
         return [Transfer("all_reduce", 4 * side) for side in sides]
 
     # ---- one step
-
-    def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
-        taken = [spec for spec in specs if self.takes_step(spec, 1) and not spec.table]
-        momenta_W = Blocks(taken, comm.local_workers, like).tensors
-        return {spec.name: {"momentum_W": M_W} for spec, M_W in zip(taken, momenta_W, strict=True)}
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         kinds = [self.kind(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
@@ -237,14 +265,6 @@ class Dion(Compressor):
             return keyed_normal(ctx, "dion", spec.name, (min(spec.matrix), columns), rank)
 
         return with_columns(kept, rank, draw, like)
-
-    # ---- looking
-
-    def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
-        """M + g of the matrices."""
-        kinds = [self.kind(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
-        pairs = zip(xs_W, ctx.specs, kinds, strict=True)
-        return [x_W if kind is None else state[spec.name]["momentum_W"] + x_W for x_W, spec, kind in pairs]
 
 
 def unit_rows(rows: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ class OptimizerPart:
             for the others.
         weight_decay_mode: how the optimizer still decays: `after_decode` with its momentum, `decoupled` without,
             `in_gradient`: added to the gradient before compression.
+        decay_factor: weights whose step it takes decay at so many times the optimizer's rate.
         fits: classes of the optimizers that may stand beside it: they decay the weights. The first is what the user is
             told to choose, in lower case.
         takes: what the constructor is given besides its own options: `momentum`, the optimizer's `momentum` and
@@ -28,6 +29,7 @@ class OptimizerPart:
     units: str = "gradient"
     shares_steps: bool = False
     weight_decay_mode: str = "decoupled"
+    decay_factor: float = 1.0
     fits: tuple[str, ...] = ("SGD",)
     takes: frozenset[str] = frozenset()
 

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping
 
 from accordion_bench.comm.graphs import EVALUATION, EXCHANGE, UPDATE, WORKERS
+from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.config.components import Components
 from accordion_bench.forward.task import task_of
 from accordion_bench.options.checks import ValueRefused
@@ -22,7 +23,8 @@ def stays_eager(config: RunConfig, parts: Components, processes: int) -> dict[st
     compressors = [parts.wrapped.compressor, *([parts.differences().compressor] if parts.sync.local else [])]
     if not all(compressor.traits.replays for compressor in compressors):
         reasons[EXCHANGE] = "what the compressor sends depends on the data"
-    if "fused" not in inspect.signature(target(config.optimizer, "optimizer")).parameters:
+    left = optimizer_node(config.optimizer, parts.wrapped.compressor)
+    if "fused" not in inspect.signature(target(left, "optimizer")).parameters:
         reasons[UPDATE] = "torch has no fused kernel for this optimizer"
     return reasons
 

@@ -42,13 +42,7 @@ class AdamW(torch.optim.AdamW):
         fused: bool | None = None,
         **options: Any,
     ) -> None:
-        groups: list[dict[str, Any]] = [{"params": list(params)}]
-        if decay_on is not None:
-            checks.choice("decay_on", decay_on, ["matrices"])
-            matrices = [param for param in groups[0]["params"] if param.ndim > 1]
-            others = [param for param in groups[0]["params"] if param.ndim <= 1]
-            groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-            groups = [group for group in groups if group["params"]]
+        groups = decaying_groups(params, decay_on)
         super().__init__(groups, lr=lr, betas=betas, weight_decay=weight_decay, fused=fused, **options)
 
 
@@ -66,3 +60,20 @@ class Decay(AdamW):
             if group["weight_decay"] and params:
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         return loss
+
+
+def decaying_groups(params: Iterable[nn.Parameter], decay_on: str | None) -> list[dict[str, Any]]:
+    """Groups of parameters that decay, and that do not.
+
+    Args:
+        params: all of them.
+        decay_on: see `AdamW`.
+    """
+    groups: list[dict[str, Any]] = [{"params": list(params)}]
+    if decay_on is not None:
+        checks.choice("decay_on", decay_on, ["matrices"])
+        matrices = [param for param in groups[0]["params"] if param.ndim > 1]
+        others = [param for param in groups[0]["params"] if param.ndim <= 1]
+        groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+        groups = [group for group in groups if group["params"]]
+    return groups

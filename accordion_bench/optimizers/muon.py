@@ -12,42 +12,10 @@ from accordion_bench.optimizers.inner import MATRIX, TABLE, VECTOR, is_matrix, p
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.units import counted
-
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-TINY = 1e-7  # a matrix with a smaller norm is not blown up to 1
-
-
-def orthogonalise(x_G: Tensor, steps: int = 5, dtype: torch.dtype | None = None) -> Tensor:
-    """X <- X / ||X||_F;  A = X X^T;  X <- a X + (b A + c A^2) X, so often: U S V^T becomes about U V^T.
-
-    The polynomial a s + b s^3 + c s^5 acts on each singular value s alone. It is steep at 0 and does not converge to 1:
-    after 5 steps singular values that were between 0.002 and 1 are between 0.68 and 1.21, which trains as well.
-
-    Args:
-        x_G: matrices [G, n, m] of one shape; zero matrices stay zero.
-        steps: how often.
-        dtype: type of the products; None = that of x_G.
-
-    Returns:
-        as x_G, in its type.
-
-    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
-    """
-    a, b, c = COEFFICIENTS
-    tall = x_G.shape[1] > x_G.shape[2]
-    x = x_G.mT if tall else x_G  # the Gram matrix of the shorter side is the smaller one
-    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=TINY)
-    x = x.to(dtype or x_G.dtype)
-    for _ in range(steps):
-        gram = torch.bmm(x, x.mT)
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, polynomial, x, beta=a)
-    return (x.mT if tall else x).to(x_G.dtype)
-
+from accordion_bench.tensors.newton_schulz import PRECISIONS, orthogonalise
 
 SCALES = ("original", "match_rms_adamw")
 ADAMW_EPS = 1e-8
-PRECISIONS = {None: None, "bfloat16": torch.bfloat16}
 
 
 class Muon(torch.optim.Optimizer):
@@ -101,8 +69,7 @@ class Muon(torch.optim.Optimizer):
         if ns_precision not in PRECISIONS:
             raise checks.ValueRefused("ns_precision", "bfloat16 or {null}", ns_precision, "bfloat16")
         checks.number("adamw_factor", adamw_factor, above=0, instead=0.05)
-        if len(betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
-            raise checks.ValueRefused("betas", "two numbers at least 0 and below 1", list(betas), [0.9, 0.95])
+        betas = checks.betas(betas, [0.9, 0.95])
         params = list(params)
         if kinds is None:
             kinds = [MATRIX if is_matrix(param) else VECTOR for param in params]
@@ -118,7 +85,7 @@ class Muon(torch.optim.Optimizer):
             groups.append({"params": own, "kind": kind, "weight_decay": decay})
         options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay, "kind": MATRIX}
         options |= {"adjust_lr_fn": adjust_lr_fn, "ns_steps": ns_steps, "ns_precision": ns_precision}
-        super().__init__(groups, {"lr": lr, "adamw_factor": adamw_factor, "betas": tuple(betas), **options})
+        super().__init__(groups, {"lr": lr, "adamw_factor": adamw_factor, "betas": betas, **options})
 
     @staticmethod
     def split_in_words(model: nn.Module) -> str:

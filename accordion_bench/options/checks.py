@@ -214,6 +214,14 @@ def boolean(key: str, value: Any, instead: bool = True) -> bool:
     return value
 
 
+def betas(value: Any, instead: list[float]) -> tuple[float, float]:
+    """Two memories of an optimizer, in [0, 1)."""
+    pair = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    if len(pair) != 2 or not all(_is_number(beta, (int, float)) and 0 <= beta < 1 for beta in pair):
+        raise ValueRefused("betas", "two numbers at least 0 and below 1", pair or value, instead)
+    return pair[0], pair[1]
+
+
 def choice(key: str, value: Any, choices: Sequence[str]) -> str:
     """One of `choices`; the closest one is suggested."""
     if value not in choices:

@@ -211,12 +211,17 @@ class Sync(Component, Stateful):
         """How many averagings of each part of `split` so many local steps have."""
         return []
 
-    def buffer_averagings(self, steps: int, period: int) -> int:
-        """How often the inner optimizers' buffers are averaged in so many local steps.
+    def buffer_interval(self, key: str) -> int:
+        """After how many averagings the inner optimizers' buffers of a name are averaged, too; 0 = never."""
+        return 0
+
+    def buffer_averagings(self, steps: int, period: int, key: str) -> int:
+        """How often the inner optimizers' buffers of a name are averaged in so many local steps.
 
         Args:
             steps: in all.
             period: H, at the start.
+            key: their name.
         """
         return 0
 

@@ -75,9 +75,21 @@ class EveryStep(Sync):
         if taken:
             rate: Rate = 1.0 if self.exchange.compressor.traits.optimizer.units == "parameter" else lr
             params: list[Tensor] = [as_real(self.axis.params[i]) for i in taken]
+            if self.exchange.compressor.traits.optimizer.decay_factor != 1:
+                self._decay_at_its_rate(taken, params, lr)
             updates = [updates[i] for i in taken]
             if isinstance(rate, int | float):
                 torch._foreach_sub_(params, updates, alpha=rate)
             else:
                 torch._foreach_sub_(params, list(torch._foreach_mul(updates, [rate[i] for i in taken])))
         self.clock.lap("update")
+
+    def _decay_at_its_rate(self, taken: list[int], params: list[Tensor], lr: Rate) -> None:
+        """x <- x (1 - f lr lambda) / (1 - lr lambda): the optimizer has decayed them at its own rate."""
+        factor = self.exchange.compressor.traits.optimizer.decay_factor
+        decays = {id(x): group["weight_decay"] for group in self.inner.common.param_groups for x in group["params"]}
+        rates = [lr if isinstance(lr, int | float) else lr[i] for i in taken]
+        pairs = zip(rates, (decays[id(self.axis.params[i])] for i in taken), strict=True)
+        left = [(1 - factor * rate * decay) / (1 - rate * decay) if rate * decay != 1 else 1.0 for rate, decay in pairs]
+        for share in dict.fromkeys(left):
+            torch._foreach_mul_([x for x, own in zip(params, left, strict=True) if own == share], share)

@@ -3,7 +3,7 @@
 z   the consensus      x_w   parameters of worker w      D = mean(z - x_w)
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -169,15 +169,20 @@ def averaged(state: Mapping[str, Any]) -> list[str]:
 
 
 @torch.no_grad()
-def average_buffers(inner: Optimizers) -> None:
-    """Replace every buffer by its mean over all workers, sent as it is; counts of steps stay."""
+def average_buffers(inner: Optimizers, due: Callable[[str], bool] = lambda key: True) -> None:
+    """Replace buffers by their means over all workers, sent as they are; counts of steps stay.
+
+    Args:
+        inner: the optimizers.
+        due: whether the buffers of a name are averaged.
+    """
     rows = [
         [optimizer.state.get(x, {}) for x in replica]
         for optimizer, replica in zip(inner.of_replicas, inner.axis.replicas, strict=True)
     ]
     # an optimizer may keep other buffers of one parameter than of another
     held = [(i, key) for i, own in enumerate(rows[0]) for key in averaged(own)]
-    for key in dict.fromkeys(key for _, key in held):
+    for key in filter(due, dict.fromkeys(key for _, key in held)):
         holders = [i for i, its in held if its == key]
         stacked = [torch.stack([as_real(row[i][key]) for row in rows]) for i in holders]
         inner.axis.comm.ledger.paper_count(sum(x_W[0].numel() for x_W in stacked))
@@ -188,8 +193,8 @@ def average_buffers(inner: Optimizers) -> None:
     inner.axis.comm.clock.lap("exposed")
 
 
-def exchange_of_buffers(inner: Optimizers, comm: Comm) -> Exchange:
-    """An exchange that sends what an average of the buffers sends, for forecasts.
+def exchanges_of_buffers(inner: Optimizers, comm: Comm) -> dict[str, Exchange]:
+    """By name of the buffers, an exchange that sends what their average sends, for forecasts.
 
     Args:
         inner: the optimizers, after a step.
@@ -198,11 +203,14 @@ def exchange_of_buffers(inner: Optimizers, comm: Comm) -> Exchange:
     axis = inner.axis
     optimizer, params = (inner.of_replicas[0], axis.replicas[0]) if axis.replicas else (inner.common, axis.params)
     states = [(spec.name, optimizer.state.get(param, {})) for spec, param in zip(axis.specs, params, strict=True)]
-    named = [(f"{name}.{key}", as_real(own[key])) for name, own in states for key in averaged(own)]
-    specs = [TensorSpec(name, tuple(buffer.shape)) for name, buffer in named]
-    exchange = Exchange(Dense(), specs, Ladder(), comm, axis.like)
-    exchange.what = "buffer"
-    return exchange
+    found: dict[str, list[TensorSpec]] = {}
+    for name, own in states:
+        for key in averaged(own):
+            found.setdefault(key, []).append(TensorSpec(f"{name}.{key}", tuple(as_real(own[key]).shape)))
+    exchanges = {key: Exchange(Dense(), specs, Ladder(), comm, axis.like) for key, specs in found.items()}
+    for exchange in exchanges.values():
+        exchange.what = "buffer"
+    return exchanges
 
 
 @torch.no_grad()

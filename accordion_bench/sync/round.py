@@ -211,9 +211,12 @@ class Round(Sync):
         sent = self.when.sent(steps, self.when.period)
         return [len(range(p, sent, self.fragments)) for p in range(self.fragments)]
 
-    def buffer_averagings(self, steps: int, period: int) -> int:
-        at_the_switch = self.phase1 == "model" and self.switch_step != 0
-        return self.when.used(steps, period) + at_the_switch if self.buffers == "average" else 0
+    def buffer_interval(self, key: str) -> int:
+        return 1 if self.buffers == "average" else 0
+
+    def buffer_averagings(self, steps: int, period: int, key: str) -> int:
+        at_the_switch, interval = self.phase1 == "model" and self.switch_step != 0, self.buffer_interval(key)
+        return (self.when.used(steps, period) + at_the_switch) // interval if interval else 0
 
     def ends_apart(self, steps: int, period: int) -> bool:
         period = self.when.period if self.groups else period
@@ -308,7 +311,7 @@ class Round(Sync):
         if not self.forked:
             return self.every_step.before_step(lr)
         if local and not self.count and (self.phase1 == "model" or self.buffers == "reset"):
-            treat_buffers(self.inner, self.buffers or "keep")  # the last synchronous step was an averaging, too
+            self.treat_buffers()  # the last synchronous step was an averaging, too
         if self.since == 0:
             self.round_lr = lr if isinstance(lr, int | float) else lr[0]
             self.period = self.position.plan.period
@@ -373,7 +376,11 @@ class Round(Sync):
             self.learn(group.values(own), group.rows)
         self.who.inherit(self.tier)
         if of_all:
-            treat_buffers(self.inner, self.buffers or "keep")
+            self.treat_buffers()
+
+    def treat_buffers(self) -> None:
+        """What becomes of the inner optimizers' buffers at an averaging of all."""
+        treat_buffers(self.inner, self.buffers or "keep")
 
     def learn(self, z: list[Tensor], rows: range) -> None:
         """Some local workers learn of a new z."""

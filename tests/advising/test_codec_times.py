@@ -87,6 +87,16 @@ def test_averaged_buffers_are_sent_like_one_more_model_each(optimizer, buffers):
         assert sum(stage.rounds for stage in stages) == (1 + buffers) * 2 * (workers - 1)
 
 
+def test_moments_are_sent_as_often_as_their_periods_say():
+    adam = read_options(yaml_file("optimizer", "adamw"))
+    desloc, plain = (
+        measured_method(arm_of(sync=name, optimizer=adam), SPECS, budget=0.0) for name in ("desloc", "local_sgd")
+    )
+    for workers in (2, 24):
+        assert desloc.payload(workers) == pytest.approx((1 + 1 / 3 + 1 / 6) * plain.payload(workers))
+        assert desloc.wire(workers) == pytest.approx((1 + 1 / 3 + 1 / 6) * plain.wire(workers))
+
+
 CROWDED = [
     ("int8", 8),
     ("qsgd", 16),

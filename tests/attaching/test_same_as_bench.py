@@ -59,6 +59,11 @@ LOCAL: list[tuple[str, list[str], dict[str, Any]]] = [
         ["sync=diloco", "sync.period=3", "sync.sparta=0.1"],
         {"sync": "diloco", "period": 3, "sparta": 0.1},
     ),
+    (
+        "desloc",
+        ["sync=desloc", "sync.period=2", "sync.clip=0.01", "optimizer=adamw"],
+        {"sync": "desloc", "period": 2, "clip": 0.01},
+    ),
     ("gossip", ["sync=gossip", "sync.delay=1"], {"sync": "gossip", "delay": 1}),
     ("noloco", ["sync=noloco", "sync.period=3"], {"sync": "noloco", "period": 3}),
     (
@@ -177,7 +182,7 @@ def test_every_policy(tmp_path):
 
 
 def test_some_local_methods(tmp_path):
-    some = ("slowmo", "diloco", "late workers", "streaming", "sparta", "noloco", "gossip")
+    some = ("slowmo", "diloco", "late workers", "streaming", "sparta", "noloco", "gossip", "desloc")
     together(2, local_as_bench, tmp_path, [case for case in LOCAL if case[0] in some])
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import accordion_bench as ab
+from accordion_bench.optimizers.lion import Lion
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import yaml_files
 from tests.kit import by_hand, small_net
@@ -57,6 +58,7 @@ ALL: dict[str, dict[str, Any]] = {
     "sparta": {"sync": {"sparta": {"sparta": 0.2}}},
     "diloco with sparta": {"sync": "diloco", "period": 4, "sparta": 0.2},
     "noloco": {"sync": "noloco", "period": 4},
+    "desloc": {"sync": "desloc", "period": 2, "variance_period": 4, "momentum_period": 2},
     "gossip, used late": {"sync": "gossip", "graph": "ring", "delay": 1},
     "cocod": {"sync": "overlap_local_sgd", "period": 4, "delay": 3, "merge": "cocod", "beta": 0.0},
     "post-local before the switch": {"sync": "post_local_sgd", "period": 3, "switch_step": 7},
@@ -81,6 +83,7 @@ PLAIN = [
     "sparta",
     "noloco",
     "gossip, used late",
+    "desloc",
     "post-local before the switch",
     "adacomm",
     "onebitadam",
@@ -98,6 +101,8 @@ def optimizer_beside(model: nn.Module, passed: dict[str, Any]) -> torch.optim.Op
         wanted = optimizer_for(group, choice if isinstance(choice, str) else next(iter(choice)))
         if wanted["_target_"].endswith("AdamW"):
             return torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.01)
+        if wanted["_target_"].endswith("Lion"):
+            return Lion(model.parameters(), lr=0.01, weight_decay=0.1)
         if not wanted["momentum"]:
             return sgd(model, 0.0)
     return sgd(model)

@@ -75,12 +75,16 @@ def test_the_exact_average_at_the_end_is_counted(options, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [["sync=local_sgd", "optimizer=adamw", "sync.phase1=model"], ["sync=overlap_local_sgd", "sync.delay=1"]],
-    ids=["at the switch", "late"],
+    [
+        ["sync=local_sgd", "optimizer=adamw", "sync.phase1=model", "sync.buffers=average"],
+        ["sync=overlap_local_sgd", "sync.delay=1", "sync.buffers=average"],
+        ["sync=desloc", "optimizer=adamw", "epochs=6"],
+    ],
+    ids=["at the switch", "late", "with periods of their own"],
 )
 def test_averages_of_buffers_are_counted(options, tmp_path):
-    options = [*options, "sync.period=3", "sync.buffers=average", "sync.switch_step=1"]
-    cfg = composed.run(tmp_path / "runs", *options, "epochs=1")
+    options = ["epochs=1", *options, "sync.period=3", "sync.switch_step=1"]
+    cfg = composed.run(tmp_path / "runs", *options)
     summary = sent(cfg)
     assert forecast(cfg) == pytest.approx((summary["payload_bytes"], summary["wire_bytes"]), rel=0, abs=3)
 

@@ -56,8 +56,8 @@ def test_it_costs_no_import_of_torch(typed, tmp_path):
         ("epochs=3,seed=1", "epochs=3 seed=1"),
         ("adaptive=[]", "adaptive=none"),
         ("compressor=[powersgd]", "compressor=powersgd"),
-        ("compressor=zzzzqqq", "--help compressor for all 30"),
-        ("-m compressor=none,zzzzqqq", "--help compressor for all 30"),
+        ("compressor=zzzzqqq", "--help compressor for all 32"),
+        ("-m compressor=none,zzzzqqq", "--help compressor for all 32"),
         ("+experiment=accordion/table1", "+experiment=accordion/table1_resnet18 (nearest of"),
     ],
 )

@@ -172,7 +172,7 @@ def test_a_coefficient_is_averaged_over_its_senders():
     values = torch.tensor([[1.0, 6.0], [0.0, 5.0], [3.0, -2.0]]).view(3, 1, 2)
     group = ChunkGroup([0], [chunks], 2)
     message_A = demo._pack(SentChunks(positions, values), group)
-    mean = demo._mean_over_senders(message_A, group, torch.float32)
+    mean = demo._over_senders(message_A, group, torch.float32)
     expected = torch.zeros(16)
     expected[[0, 3, 5, 7]] = torch.tensor([1.0, 3.0, 5.0, -2.0])  # at 3, the zero that was sent counts
     torch.testing.assert_close(mean.flatten(), expected)
@@ -303,3 +303,64 @@ def test_trains_with_decoupled_weight_decay(tmp_path):
     (folder,) = tmp_path.iterdir()
     rows = RunFolder(folder).read_metrics()
     assert len(rows) == 2 and rows[1]["train_loss"] < rows[0]["train_loss"]
+
+
+# ---- one bit
+
+
+def one_bit_twin(spec, gradients, deltas, step_size, k, decay):
+    """Update and each worker's momentum, chunk by chunk as DisTrO has it: signs travel, the coefficients are taken."""
+    n, m = spec.matrix if spec.ndim > 1 else (spec.numel, 1)
+    a, b = largest_divisor(n, 8), largest_divisor(m, 8)
+    A, B = dct_matrix(a, **FLOAT64), dct_matrix(b, **FLOAT64)
+    update = torch.zeros(n, m, dtype=torch.float64)
+    for w, g in enumerate(gradients):
+        deltas[w] = decay * deltas[w] + step_size * g.reshape(n, m)
+    for top in range(0, n, a):
+        for left in range(0, m, b):
+            total = torch.zeros(a, b, dtype=torch.float64)
+            for w in range(len(gradients)):
+                block = deltas[w][top : top + a, left : left + b]
+                q = (A @ block @ B.T).flatten()
+                kept = torch.zeros_like(q)
+                for i in sorted(range(a * b), key=lambda i: -abs(float(q[i])))[:k]:
+                    kept[i] = q[i]
+                total += kept.sign().view(a, b)
+                deltas[w][top : top + a, left : left + b] = block - A.T @ kept.view(a, b) @ B
+            update[top : top + a, left : left + b] = (A.T @ total @ B).sign()
+    return update.view(spec.shape)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_one_bit_is_index_and_sign(workers):
+    specs = [TensorSpec("w", (16, 24)), TensorSpec("v", (24,)), TensorSpec("c", (8, 2, 3, 3))]
+    options = {"k": 3, "chunk": 8, "decay": 0.995, "value_bits": 1}
+    exchange, plan = exchange_for("demo", workers, specs, **options)
+    deltas = {s.name: [torch.zeros(*(s.matrix if s.ndim > 1 else (s.numel, 1))).double()] * workers for s in specs}
+    for step in range(5):
+        xs_W = gradients(specs, workers=workers, step=step).tensors
+        updates = exchange([x_W.clone() for x_W in xs_W], StepInfo(plan, step, 0.1 + step))
+        for spec, x_W, update in zip(specs, xs_W, updates, strict=True):
+            expected = one_bit_twin(spec, x_W, deltas[spec.name], 0.1 + step, 3, 0.995)
+            torch.testing.assert_close(update, expected, rtol=0, atol=0)
+            kept_W = exchange.state[spec.name]["delta_W"]
+            found_W = exchange.compressor.chunks(spec).inverse(kept_W)
+            for w in range(workers):
+                torch.testing.assert_close(found_W[w].view(-1), deltas[spec.name][w].view(-1), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("k", [4, 8, 20])
+def test_bytes_of_one_bit(k):
+    spec = TensorSpec("w", (64, 128))
+    compressor = DeMo(k, value_bits=1)
+    each = (k + 7) // 8 + index_codes.index_bytes(4096, k)[1]
+    assert payload_bytes(compressor, spec, k, 4) == 2 * each
+    exchange, plan = exchange_for("demo", 4, [spec], k=k, value_bits=1)
+    exchange(gradients([spec]).tensors, StepInfo(plan, 0, 0.1))
+    assert exchange.comm.ledger.columns()["payload_bytes"] == 2 * each
+
+
+@pytest.mark.parametrize("bits", [0, 2, 1.5, True, "1"])
+def test_bits_that_are_none(bits):
+    with pytest.raises(ConfigError, match=r"^value_bits must be 1 \(signs\) or null \(values\), got"):
+        DeMo(value_bits=bits)

@@ -58,7 +58,7 @@ DISTEF = "compressor=distefblocksgd"
 REFUSED = [
     (
         ["compressor=powersdg"],
-        "compressor must be a known name, got powersdg; type compressor=powersgd \\(nearest of 30: powersgd, ",
+        "compressor must be a known name, got powersdg; type compressor=powersgd \\(nearest of 32: powersgd, ",
     ),
     (["adaptive=[accordion,foo]"], "adaptive must be a known name, got foo; type --help adaptive"),
     (["model=resnet19"], "model must be a known name, got resnet19; type model=resnet"),

@@ -56,7 +56,7 @@ EVERYWHERE = frozenset(
 )
 SIZED_BY_DATA = frozenset({"adacomp", "dgc", "threshold"})
 SIGNS_OF_NOTHING = frozenset({"demo"})
-MATRICES = frozenset({"powersgd", "acpsgd", "arctopk", "dion", "atomo"})
+MATRICES = frozenset({"powersgd", "acpsgd", "arctopk", "dion", "dion2", "atomo"})
 CLOSE, CODES = 1e-5, 0.05
 
 
@@ -75,6 +75,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "demo": [{}, {"chunk": 8, "value_dtype": "bfloat16"}, {"value_dtype": "float16", "decay": 0.9}],
     "dgc": [{}, {"warmup_epochs": 0, "clip": 0.5}, {"sample_share": 0.2}],
     "dion": [{}, {"momentum": 0}],
+    "dion2": [{}, {"momentum": 0}, {"ns_precision": "bfloat16"}],
     "distefblocksgd": [
         {},
         {"server": "literal"},
@@ -99,6 +100,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "fp4": [{}, {"bucket_size": None}, {"bucket_size": 100}, {"scope": "model"}, {"residual": "aggregate"}],
     "fp8": [{}, {"format": "e5m2", "bucket_size": None}, {"bucket_size": 100}, {"scope": "model"}],
     "int8": [{}, {"rounding": "nearest"}, {"bucket_size": None}, {"bucket_size": 100}, {"scope": "model"}],
+    "lion": [{}, {"vote": "mean"}, {"scope": "model"}],
     "natural": [{}, {"exponent_bits": 7}, {"scope": "model"}],
     "nuqsgd": [
         {},

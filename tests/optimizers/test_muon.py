@@ -9,9 +9,10 @@ from torch import nn
 
 from accordion_bench.optimizers import muon
 from accordion_bench.optimizers.inner import MATRIX, TABLE, VECTOR
-from accordion_bench.optimizers.muon import orthogonalise, scale_of
+from accordion_bench.optimizers.muon import scale_of
 from accordion_bench.optimizers.torch_optim import without_dynamo
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.tensors.newton_schulz import orthogonalise
 
 Muon, TorchMuon = without_dynamo(muon.Muon), without_dynamo(torch.optim.Muon)
 EXACT = {"ns_precision": None}

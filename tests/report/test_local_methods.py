@@ -68,6 +68,7 @@ def test_every_scheme_has_a_name_with_its_period(scheme):
         (["sync=sparta", "sync.sparta=0.01"], "SPARTA 1 %"),
         (["sync=diloco", "sync.sparta=0.005"], "DiLoCo, H 30, SPARTA 0.5 %"),
         (["sync=diloco", "sync.sparta=0.005", "compressor=topk"], "DiLoCo, H 30, SPARTA 0.5 %, TopK 10 %"),
+        (["sync=desloc", "compressor=topk"], "DES-LOC, H 32, TopK 10 %"),
         (["sync=noloco", "sync.period=20"], "NoLoCo, H 20"),
         (["adaptive=[slowmo,accordion]", "compressor=powersgd"], "Accordion (SlowMo, H 12, PowerSGD rank 2/1)"),
     ],

@@ -27,6 +27,7 @@ ARMS = {
     "noloco": ["sync=noloco", "sync.period=5"],
     "gossip": ["sync=gossip"],
     "gossip, used late": ["sync=gossip", "sync.delay=1", "sync.period=2"],
+    "desloc": ["sync=desloc", "sync.period=2", "optimizer=adamw", "sync.clip=0.05"],
     "groups": ["sync=hierarchical", "sync.groups=[[3,2],[9,4]]", "compressor=topk"],
     "groups with queries of their own": ["sync=hierarchical", "sync.groups=[[3,2],[9,4]]", "compressor=powersgd"],
     "two-way": ["sync=local_sgd", "sync.period=5", "compressor=distefblocksgd"],

@@ -43,6 +43,10 @@ RUNS = {
     "noloco": ["sync=noloco", "sync.period=5"],
     "gossip": ["sync=gossip", "sync.period=2"],
     "gossip in a ring, used late": ["sync=gossip", "sync.graph=ring", "sync.delay=1"],
+    "desloc": [
+        *("sync=desloc", "sync.period=5", "sync.momentum_period=5", "sync.variance_period=10", "sync.clip=0.05"),
+        "optimizer=adamw",
+    ],
     "late workers": ["sync=diloco", "sync.period=5", "sync.quorum=2", "sync.lateness=0.5"],
     "late workers with topk": ["sync=slowmo", "sync.period=5", "sync.quorum=2", "sync.lateness=0.5", "compressor=topk"],
     "batches that differ": ["sync=diloco", "sync.period=5", "batch_size=[7,2,3,1]"],
@@ -68,6 +72,7 @@ FOUR = (
     "noloco",
     "gossip",
     "gossip in a ring, used late",
+    "desloc",
     "late workers",
     "late workers with topk",
     "groups with adacomp",
@@ -76,6 +81,7 @@ FOUR = (
 MOVED = (
     "noloco",
     "gossip in a ring, used late",
+    "desloc",
     "overlap",
     "late workers with topk",
     "streaming",

@@ -25,7 +25,11 @@ BYTES = [
     *("model=gpt_nano", "model.layers=1", "model.width=16", "model.heads=2", "dataset=pydocs_bytes", "epochs=3"),
     *("dataset.context=8", "dataset.subset=200", "dataset.limit_eval=300", "batch_size=4", "optimizer=adamw"),
 ]
-OPTIONS = {"dion": ["optimizer=adamw"], "onebitadam": ["optimizer=adamw", "schedule.warmup_epochs=0"]}
+OPTIONS = {
+    **{name: ["optimizer=adamw"] for name in ("dion", "dion2")},
+    "lion": ["optimizer=lion"],
+    "onebitadam": ["optimizer=adamw", "schedule.warmup_epochs=0"],
+}
 
 
 class Drops(nn.Module):

@@ -1,0 +1,60 @@
+"""Lion: steps of one size in every coordinate, by the sign of an interpolated momentum."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from accordion_bench.optimizers.adamw import decaying_groups
+from accordion_bench.options import checks
+
+
+class Lion(torch.optim.Optimizer):
+    """u = sgn(b1 m + (1 - b1) g);  m <- b2 m + (1 - b2) g;  x <- x - lr lambda x - lr u, with sgn 0 = 0.
+
+    Args:
+        params: what is trained.
+        lr: learning rate, a third to a tenth of AdamW's.
+        betas: b1 and b2, each in [0, 1); larger = longer memory.
+        weight_decay: lambda, three to ten times AdamW's.
+        decay_on: see `AdamW`.
+
+    Class attributes:
+        decaying: see `AdamW`.
+
+    Raises:
+        ConfigError: a value breaks a rule.
+
+    Source: Chen et al. 2023 (arXiv 2302.06675).
+    """
+
+    decaying = "accordion_bench.optimizers.adamw.Decay"
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float = 1e-4,
+        betas: Sequence[float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        decay_on: str | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "betas": checks.betas(betas, [0.9, 0.99]), "weight_decay": weight_decay}
+        super().__init__(decaying_groups(params, decay_on), defaults)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step from the gradients."""
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            if not params:
+                continue
+            gradients, (b1, b2) = [param.grad for param in params], group["betas"]
+            for param in params:
+                self.state[param].setdefault("exp_avg", torch.zeros_like(param))
+            momenta = [self.state[param]["exp_avg"] for param in params]
+            updates = torch._foreach_lerp(gradients, momenta, b1)
+            torch._foreach_sign_(updates)
+            torch._foreach_lerp_(momenta, gradients, 1 - b2)
+            if group["weight_decay"]:
+                torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(params, updates, alpha=-group["lr"])

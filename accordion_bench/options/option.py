@@ -59,7 +59,7 @@ class Option:
         key, instead = key or self.name, self.default if self.instead is None else self.instead
         if value is None and (types.NoneType in self.kinds or self.default is None):
             return value
-        if self.choices and all(isinstance(choice, str) for choice in self.choices):
+        if len(self.choices) > 1 and all(isinstance(choice, str) for choice in self.choices):
             return checks.choice(key, value, self.choices)
         if self.choices:
             return self._chosen(key, value, instead)
@@ -75,7 +75,7 @@ class Option:
         return value
 
     def _chosen(self, key: str, value: Any, instead: Any) -> Any:
-        """One of several choices, not all of which are words."""
+        """One of a few choices, not all of which are words, or the only one beside null."""
         if any(type(value) is type(choice) and value == choice for choice in self.choices):
             return value
         names = [None] if types.NoneType in self.kinds else []

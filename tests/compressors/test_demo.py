@@ -362,5 +362,5 @@ def test_bytes_of_one_bit(k):
 
 @pytest.mark.parametrize("bits", [0, 2, 1.5, True, "1"])
 def test_bits_that_are_none(bits):
-    with pytest.raises(ConfigError, match=r"^value_bits must be 1 \(signs\) or null \(values\), got"):
+    with pytest.raises(ConfigError, match=r"^value_bits must be null or 1, got"):
         DeMo(value_bits=bits)

@@ -173,7 +173,7 @@ def test_its_own_decay_is_another_training(tmp_path):
     (["compressor.density=0"], "compressor.density must be a number above 0 and at most 1, got 0; type .*=0.25"),
     (["compressor.density=1.5"], "compressor.density must be a number above 0 and at most 1, got 1.5; type"),
     (["compressor.own_decay=2"], "compressor.own_decay must be true or false, got 2; type"),
-    (["compressor.ns_precision=half"], "compressor.ns_precision must be bfloat16 or null, got half; type"),
+    (["compressor.ns_precision=half"], "compressor.ns_precision must be null or bfloat16, got half; type"),
     (["compressor.ns_steps=0"], "compressor.ns_steps must be an integer of at least 1, got 0; type"),
     (["optimizer=sgd"], "optimizer must be adamw, because .*; type optimizer=adamw"),
 ])  # fmt: skip

@@ -244,8 +244,8 @@ def test_other_workers_get_the_mean_of_what_was_kept_rounded():
 # ---- words
 
 REFUSED = {
-    "residual_bits=4": "compressor.residual_bits must be 8, 32 or null, got 4; type compressor.residual_bits=8",
-    "residual_bits=true": "compressor.residual_bits must be 8, 32 or null, got true",
+    "residual_bits=4": "compressor.residual_bits must be null, 8 or 32, got 4; type compressor.residual_bits=8",
+    "residual_bits=true": "compressor.residual_bits must be null, 8 or 32, got true",
     "residual_momentum=1": "compressor.residual_momentum must be a number at least 0 and below 1, got 1; type",
     "residual_reset=-1": "compressor.residual_reset must be an integer of at least 0, got -1; type",
     "error_feedback=lcoo": "compressor.error_feedback must be true, false, ef21 or loco, got lcoo",

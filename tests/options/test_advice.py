@@ -41,7 +41,7 @@ def test_a_name(group, name, instead):
             "h100",
             "behind python -m accordion_bench.advise, got a run, which computes on what is here; type --dry-run",
         ),
-        ("rank", "4", "type compressor.rank=4 (an option of compressor=acpsgd, atomo, dion, powersgd)"),
+        ("rank", "4", "type compressor.rank=4 (an option of compressor=acpsgd, atomo, dion, gradiveq, powersgd)"),
         ("compressor.rank", "4", "type compressor=powersgd compressor.rank=4 "),
         ("eta", "0.3", "type adaptive.accordion.eta=0.3 "),
         ("learning_rate", "1", "type optimizer.lr=1"),

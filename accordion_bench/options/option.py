@@ -80,7 +80,7 @@ class Option:
             return value
         names = [None] if types.NoneType in self.kinds else []
         *most, last = (show(one) for one in [*names, *self.choices])
-        raise ValueRefused(key, f"{', '.join(most)} or {last}", value, instead)
+        raise ValueRefused(key, f"{', '.join(most)} or {last}" if most else last, value, instead)
 
 
 def option(

@@ -160,10 +160,8 @@ class Background(AtOnce):
             while not receipt.exists():
                 if self._given_up.wait(POLL):
                     return None
-            found |= {
-                name: (size, checksum)
-                for name, (size, checksum) in json.loads(receipt.read_text(encoding="utf-8")).items()
-            }
+            files = json.loads(receipt.read_text(encoding="utf-8"))
+            found |= {name: (size, checksum) for name, (size, checksum) in files.items()}
             with contextlib.suppress(FileNotFoundError):
                 receipt.unlink()
         return found

@@ -43,8 +43,13 @@ def considered(optimizer: Config | None = None) -> list[AdvisedArm]:
         optimizer: as a configuration says it; None = SGD with momentum, as `optimizer=sgd`.
     """
     arms = [arm for name in yaml_files("compressor") for arm in at_levels(name, optimizer)]
-    arms += [arm_of(sync=name, optimizer=optimizer) for name in yaml_files("sync") if name != SYNCHRONOUS]
+    arms += [arm_of(sync=name, optimizer=optimizer) for name in yaml_files("sync") if _is_local(name)]
     return sorted(arms, key=lambda arm: FIRST.get(arm.overrides, len(FIRST)))
+
+
+def _is_local(sync: str) -> bool:
+    """Whether workers take steps of their own: schemes of synchronous steps save no communication."""
+    return bool(target(_options("sync", sync), "sync").local)
 
 
 def at_levels(name: str, optimizer: Config | None = None) -> list[AdvisedArm]:

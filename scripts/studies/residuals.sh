@@ -25,6 +25,5 @@ trap 'rm -rf "$scratch"' EXIT
 $python -m accordion_bench.report "$runs"/* --out "$scratch"
 kept=results/residuals
 mkdir -p "$kept"
-cp "$scratch"/{table.csv,comparison.png} "$kept"
-$python -m scripts.few_colours "$kept"/*.png
+cp "$scratch"/table.csv "$kept"
 echo "kept in $kept"

@@ -19,6 +19,7 @@ STREAMS = {
     "fp4": "FP4",
     "fp8": "Blockwise",
     "int8": "Blockwise",
+    "lion": "Sign",
     "natural": "Natural",
     "nuqsgd": "Quantiser",
     "onebit": "OneBit",

@@ -49,11 +49,12 @@ def draw(found: dict[str, list[float]]) -> Figure:
 
 def main() -> None:
     """Write the figure and the table."""
-    argparse.ArgumentParser("scripts.studies.sparse_wire", description=__doc__).parse_args()
+    parser = argparse.ArgumentParser("scripts.studies.sparse_wire", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results/sparse_wire"), help="default: results/sparse_wire")
+    folder = parser.parse_args().out
     found = {name: of_method(*method) for name, method in METHODS.items()}
     found["dense all-reduce"] = [2 * (w - 1) / w * dense_bytes(SPEC) / 1e6 for w in WORKERS]
-    folder = Path("results/sparse_wire")
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with styled():
         reduce_colours(save(draw(found), folder / "wire"))
     lines = ["# Wire of sparse methods over 2 to 64 workers", "", "`python -m scripts.studies.sparse_wire`", ""]

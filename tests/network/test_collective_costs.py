@@ -34,6 +34,8 @@ def test_wire_and_rounds_are_what_the_ledger_charges(kind, workers):
         ledger.all_to_all([each // workers] * workers)
     elif kind == "all_gather_uneven":
         ledger.all_gather_uneven([each] * workers)
+    elif kind == PAIRS:
+        ledger.send_receive(each, range(workers))
     else:
         getattr(ledger, kind)(each)
     columns = ledger.columns()

@@ -18,7 +18,7 @@ def test_the_answer_stands_before_five_names():
     [
         ("compressor", "PowerSGD", "type compressor=powersgd "),
         ("dataset", "cifar-10", "type dataset=cifar10 "),
-        ("optimizer", "SGD", "type optimizer=sgd (there are adamw, muon, sgd, sgd_plus_gradient)"),
+        ("optimizer", "SGD", "type optimizer=sgd (there are adamw, lion, muon, sgd, sgd_plus_gradient)"),
         ("compressor", "dense", "type compressor=none "),  # the name of its class
         ("compressor", "accordion", "type adaptive=accordion"),
         ("adaptive", "powersgd", "type compressor=powersgd"),

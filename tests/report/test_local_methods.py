@@ -55,7 +55,7 @@ def test_every_scheme_has_a_name_with_its_period(scheme):
     label = labels.label(cfg)
     assert "_" not in label
     assert label.endswith(f", H {period}") if period else label in (
-        "dense", "hierarchical local SGD, H 4/16", "SPARTA 0.5 %", "0/1 Adam"
+        "dense", "drawn times", "hierarchical local SGD, H 4/16", "SPARTA 0.5 %", "0/1 Adam"
     )  # fmt: skip
 
 
@@ -102,7 +102,9 @@ def test_the_scheme_is_compared_not_warned_of(tmp_path):
 
 def test_the_dense_command_is_synchronous(tmp_path):
     typed = "python -m accordion_bench sync=local_sgd sync.period=4 epochs=4"
-    (arm,) = grouping.group([Run(tmp_path, {"seed": 0, "choices": {}}, {"command": typed}, {"workers": 4})])[0]
+    (arm,) = grouping.group(
+        [Run(tmp_path, {"seed": 0, "batch_size": 32, "choices": {}}, {"command": typed}, {"workers": 4})]
+    )[0]
     expected = "python -m accordion_bench compressor=none adaptive=none epochs=4 seed=0"
     assert provenance.dense_command(arm) == expected
 

@@ -37,6 +37,7 @@ SMALLEST = {
     "studies.compare_advised": ["--epochs", "2", "--seeds", "0", "--runs", "TMP/runs", "--page", "TMP/page.md"],
     "studies.end_of_gloo": ["--pairs", "1", "--only", "attach, detach"],
     "studies.entropy": [],
+    "studies.sparse_wire": ["--out", "TMP/wire"],
     "studies.local_methods": ["--minutes", "0", "--runs", "TMP/runs", "--out", "TMP/out"],
     "golden": ["--compare", "accordion_powersgd"],
     "golden_messages": ["--compare", "--only", "cpu", "bf16"],
@@ -58,12 +59,18 @@ PARTS = {
     *("gpu.exchange", "gpu.sections", "gpu.steps", "studies.grace_codecs"),
     *(f"studies.advice_{part}" for part in ("cells", "measure", "trial", "predict", "compare", "break_even")),
 }
-STUDIES = ("studies.compressors", "studies.papers", "studies.time_to_accuracy", "studies.validate_model")
+STUDIES = (
+    "studies.compressors",
+    "studies.papers",
+    "studies.residuals",
+    "studies.time_to_accuracy",
+    "studies.validate_model",
+)
 SHELL = ("demo", *STUDIES)
 SHOWN = {"demo_report", "studies.draw_kept"}  # from what is kept here: tested below
 KEPT = {"studies.report_kept", "few_colours"}  # what stays of a report: the end of `papers`; test_claims.py
-# make install; demo and compressors, one after another; make wheel; a package index; test_try_cases
-OTHERWISE = {"setup", "studies.figures", "try_wheel", "lock", "try_cases"}
+# make install; demo and compressors, one after another; make wheel; a package index; test_try_cases; test_option
+OTHERWISE = {"setup", "studies.figures", "try_wheel", "lock", "try_cases", "options"}
 
 
 def test_every_script_is_tried():

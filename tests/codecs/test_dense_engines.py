@@ -258,6 +258,7 @@ def test_messages_and_sums(numba, coding, size):
         sums_are_equal(numba, dense, dtype, senders)
 
 
+@pytest.mark.sample(2)
 @every_coding
 def test_messages_and_sums_on_a_device(device, coding):
     dense = Dense.of(coding, SHORT, 8)
@@ -343,6 +344,7 @@ def test_norms_by_triton(triton, kind, size):
     norms_are_equal(triton, kind, size, (7, 0, 350))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("size", [13, 333, None], ids=str)
 @every_rule
 def test_numbers_of_blocks_by_triton(triton, rule, size):
@@ -370,6 +372,7 @@ def test_messages_and_sums_by_triton(triton, coding):
 MEASURED = ["2 bits", "3 bits", "4 bits", "zero level", "symmetric", "any levels", "e4m3", "int8 at random", "e3m0"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("size", [8, 512, 2048])
 @pytest.mark.parametrize("name", MEASURED)
 def test_scales_of_small_blocks_are_made_with_their_codes_by_triton(triton, name, size):

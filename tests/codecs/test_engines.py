@@ -79,6 +79,7 @@ def tiles_by(there: There, forms, rows_W) -> Message:
     return message
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("coded", [False, True], ids=["exact", "two bits"])
 @pytest.mark.parametrize(("limit", "k"), [(8, 1), (8, 5), (64, 40), (3, 9)])

@@ -78,6 +78,7 @@ def moved(message: Message, there: There) -> Message:
     return message._replace(rows=there.to(message.rows if isinstance(message.rows, Tensor) else list(message.rows)))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_case
 def test_messages(there, case, dtype):
@@ -90,6 +91,7 @@ def test_messages(there, case, dtype):
             assert [row.cpu().tolist() for row in found.rows] == [row.tolist() for row in expected.rows]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_case
 def test_sums(there, case, dtype):

@@ -110,7 +110,8 @@ def main() -> None:
     parser.add_argument("--codecs", type=int, metavar="MILLIONS", help="of floats; exchanges in the place of steps")
     parser.add_argument("--only", nargs="*", help="some arms; `qsgd, fed` is qsgd as its file has it, with feedback")
     args = parser.parse_args()
-    arms = args.only or (sorted(yaml_files("compressor")) if args.codecs else list(ARMS))
+    both = sorted({file.stem for file in args.old.glob("conf/compressor/*.yaml")} & set(yaml_files("compressor")))
+    arms = args.only or (both if args.codecs else list(ARMS))
     program, given = (CODECS, [arms, args.codecs]) if args.codecs else (INSIDE, {arm: ARMS[arm] for arm in arms})
     folders = {"old": args.old, "new": Path.cwd()}
     print(f"old {commit(args.old).strip()}, new {commit(folders['new']).strip()}; {args.rounds} rounds\n")

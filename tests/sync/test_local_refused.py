@@ -98,7 +98,7 @@ REFUSED = [
     (["sync=gossip", "sync.delay=2"], "sync.delay must be an integer of at most 1, got 2; type sync.delay=0"),
     (["sync=gossip", "compressor=topk"], "compressor must be none with sync=gossip, whose workers .*, got topk; type"),
     (["sync=gossip", "adaptive=qsr", "schedule=cosine"], "drives the period .*, got sync=gossip, whose .*; type sync"),
-    (["sync=desloc", "sync.period=0"], "sync.period must be an integer of at least 1, got 0; type sync.period=8"),
+    (["sync=desloc", "sync.period=0"], "sync.period must be an integer of at least 1, got 0; type sync.period=32"),
     (["sync=desloc", "sync.momentum_period=40"], "momentum_period must be a multiple of period=32, got 40; type .*=96"),
     (["sync=desloc", "sync.variance_period=16"], "variance_period must be a multiple of .*, got 16; type .*=192"),
     (["sync=desloc", "sync.variance_period=0"], "variance_period must be an integer of at least 1, got 0; type .*=192"),
@@ -110,7 +110,7 @@ REFUSED = [
     (["sync=noloco", "sync.buffers=average"], "sync.buffers must be one of keep, reset, got average; .*keep"),
     (["sync=noloco", "sync.outer_momentum=1"], "sync.outer_momentum must be .* below 1, got 1; .*=0.3"),
     (["sync=noloco", "sync.outer_lr=0"], "sync.outer_lr must be a number above 0, got 0; type sync.outer_lr=0.7"),
-    (["sync=noloco", "sync.period=0"], "sync.period must be an integer of at least 1, got 0; type sync.period=8"),
+    (["sync=noloco", "sync.period=0"], "sync.period must be an integer of at least 1, got 0; type sync.period=50"),
 ]  # fmt: skip
 
 

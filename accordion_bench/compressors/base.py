@@ -20,6 +20,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.component import Component
 from accordion_bench.options.option import options_of
 from accordion_bench.plan import RunFacts, TensorSpec
+from accordion_bench.tensors.same_shape import Blocks
 
 State = dict[str, dict[str, Any]]
 """Per parameter name, the compressor's tensors; a key ending in `_W` has one row per local worker."""
@@ -150,6 +151,13 @@ class Compressor(Component):
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         """What would be compressed of tensors [W, ...]: with residual and momentum; changes nothing."""
         return list(xs_W)
+
+
+def zeros_in_state(state: State, key: str, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
+    """The state, with zeros [W, ...] of some tensors under a key, in one allocation."""
+    for spec, zeros_W in zip(specs, Blocks(specs, comm.local_workers, like).tensors, strict=True):
+        state.setdefault(spec.name, {})[key] = zeros_W
+    return state
 
 
 def remembered(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State
+from accordion_bench.compressors.base import Context, Exchanged, State, zeros_in_state
 from accordion_bench.compressors.threshold import Threshold
 from accordion_bench.compressors.traits import OptimizerPart
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import Blocks, one_allocation
+from accordion_bench.tensors.same_shape import one_allocation
 
 
 @with_options
@@ -84,8 +84,7 @@ class DGC(Wrapper):
         return level ** ((int(epoch) + 1) / (self.warmup_epochs + 1))
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
-        us_W, vs_W = (Blocks(specs, comm.local_workers, like).tensors for _ in range(2))
-        return {spec.name: {"u_W": u, "v_W": v} for spec, u, v in zip(specs, us_W, vs_W, strict=True)}
+        return zeros_in_state(zeros_in_state({}, "u_W", specs, comm, like), "v_W", specs, comm, like)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         us_W = [state[spec.name]["u_W"] for spec in ctx.specs]

@@ -15,7 +15,7 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_, zeros_in_state
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.low_rank import batches, keep_queries, keyed_normal, of_batches, together, with_columns
 from accordion_bench.compressors.probe import Probed, probe_exchanged
@@ -24,7 +24,6 @@ from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import NEAREST, Choice, option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import Blocks
 
 
 class MatrixKind(NamedTuple):
@@ -124,8 +123,7 @@ class OrthonormalSteps(Compressor):
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         taken = [spec for spec in specs if self.takes_step(spec, 1) and not spec.table]
-        momenta_W = Blocks(taken, comm.local_workers, like).tensors
-        return {spec.name: {"momentum_W": M_W} for spec, M_W in zip(taken, momenta_W, strict=True)}
+        return zeros_in_state({}, "momentum_W", taken, comm, like)
 
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         """M + g of the matrices."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_, zeros_in_state
 from accordion_bench.compressors.tree import Tree
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import Wrapper
@@ -17,7 +17,6 @@ from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import Blocks
 
 RATE = 0.1
 
@@ -77,15 +76,11 @@ class EF21(Wrapper):
         self.description = replace(self.description, collective_reason=reason)
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
-        state = self.inner.init(specs, comm, like)
-        for spec, v_W in zip(specs, Blocks(specs, comm.local_workers, like).tensors, strict=True):
-            state.setdefault(spec.name, {})["momentum_W"] = v_W
+        state = zeros_in_state(self.inner.init(specs, comm, like), "momentum_W", specs, comm, like)
         compressible = [spec for spec in specs if spec.ndim >= self.traits.min_ndim]
-        gaps_W = Blocks(compressible, comm.local_workers, like).tensors
-        for spec, gap_W in zip(compressible, gaps_W, strict=True):
-            state[spec.name]["residual_W"] = gap_W
+        for spec in compressible:
             state[spec.name]["estimate"] = torch.zeros(spec.shape, dtype=like.dtype, device=like.device)
-        return state
+        return zeros_in_state(state, "residual_W", compressible, comm, like)
 
     @torch.no_grad()
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:

@@ -17,10 +17,9 @@ from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
-from accordion_bench.options.option import option, with_options
+from accordion_bench.options.option import option, options_of, with_options
 from accordion_bench.plan import TensorSpec
 
-RESIDUAL_OPTIONS = ("residual", "residual_units", "zero_lr", "residual_decay", "residual_bits")
 GROWS = (
     "compressor.error_feedback=true keeps what was lost, and this compressor may lose more than there was: the "
     "residual can grow without end (qsgd at its defaults: to 3,000 gradients in 100 steps)"
@@ -29,7 +28,7 @@ GROWS = (
 
 def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
     chosen = options.get("error_feedback") or False
-    for key in RESIDUAL_OPTIONS if chosen not in (True, "loco") else ():
+    for key in options_of(ErrorFeedback) if chosen not in (True, "loco") else ():
         yield key, f"compressor.error_feedback is {checks.show(chosen)}"
     if not context.gradients:
         yield "residual_units", "no gradients are exchanged"

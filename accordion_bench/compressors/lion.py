@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, zeros_in_state
 from accordion_bench.compressors.demo import signs_of
 from accordion_bench.compressors.description import TRAVEL
 from accordion_bench.compressors.sign import Sign
@@ -20,7 +20,6 @@ from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import Blocks
 
 VOTES = {"majority": "two_way", "mean": "all_gather"}
 
@@ -78,10 +77,7 @@ class DistributedLion(Wrapper):
         self.traits = replace(type(self).traits, collectives=(VOTES[self.vote],))
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
-        state = self.inner.init(specs, comm, like)
-        for spec, m_W in zip(specs, Blocks(specs, comm.local_workers, like).tensors, strict=True):
-            state.setdefault(spec.name, {})["momentum_W"] = m_W
-        return state
+        return zeros_in_state(self.inner.init(specs, comm, like), "momentum_W", specs, comm, like)
 
     @torch.no_grad()
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:

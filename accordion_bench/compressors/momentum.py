@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State
+from accordion_bench.compressors.base import Context, Exchanged, State, zeros_in_state
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import Blocks, one_allocation
+from accordion_bench.tensors.same_shape import one_allocation
 
 
 def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
@@ -52,10 +52,7 @@ class WorkerMomentum(Wrapper):
         self.traits = replace(self.inner.traits, optimizer=replace(optimizer, owns=owns, weight_decay_mode=mode))
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
-        state = self.inner.init(specs, comm, like)
-        for spec, m_W in zip(specs, Blocks(specs, comm.local_workers, like).tensors, strict=True):
-            state.setdefault(spec.name, {})["momentum_W"] = m_W
-        return state
+        return zeros_in_state(self.inner.init(specs, comm, like), "momentum_W", specs, comm, like)
 
     @torch.no_grad()
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:

@@ -3,7 +3,7 @@
 Tensor suffixes: W local workers, B bytes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -91,17 +91,23 @@ class EightBits(Floats):
             torch._foreach_copy_([state[ctx.specs[i].name][BYTES] for i in ids], coded)
 
     def opened(self, kept: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-        found = super().opened(kept)
-        for entries, spec in ((found[name], spec) for name, spec in self.specs.items() if name in found):
-            if (own := entries.get(BYTES)) is not None:
-                entries[BYTES] = self._decoded([spec], [own[None]], own.new_zeros((), dtype=torch.float64))[0][0]
-        return found
+        return self._changed(
+            kept, lambda specs, x_W: self._decoded(specs, x_W, x_W[0].new_zeros((), dtype=torch.float64))
+        )
 
     def closed(self, kept: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-        found = super().opened(kept)
-        for entries, spec in ((found[name], spec) for name, spec in self.specs.items() if name in found):
-            if (own := entries.get(BYTES)) is not None:
-                entries[BYTES] = self._encoded([spec], [own[None]])[0][0]
+        return self._changed(kept, self._encoded)
+
+    def _changed(
+        self,
+        kept: Mapping[str, Mapping[str, Tensor]],
+        change: Callable[[Sequence[TensorSpec], Sequence[Tensor]], list[Tensor]],
+    ) -> dict[str, dict[str, Tensor]]:
+        """One worker's entries of a state, with other residuals."""
+        found = {name: dict(entries) for name, entries in kept.items()}
+        for name, spec in self.specs.items():
+            if (own := found.get(name, {}).get(BYTES)) is not None:
+                found[name][BYTES] = change([spec], [own[None]])[0][0]
         return found
 
     def _bucket(self, specs: Sequence[TensorSpec], xs_W: Sequence[Tensor]) -> Bucket:

@@ -81,9 +81,9 @@ class Tree(Wrapper):
     description = replace(Wrapper.description, why_dense=_why_dense, probe_input=probe_exchanged)
     inner: Sparse
 
-    def __init__(self, inner: Sparse) -> None:
-        super().__init__(inner)
-        self.traits = replace(inner.traits, replays=False)  # messages side by side are not captured
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.traits = replace(self.inner.traits, replays=False)  # messages side by side are not captured
 
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None

@@ -1,7 +1,7 @@
 """What a claim needs: its tables, arms, rates and seeds, from a YAML file of `plans`, as a list of runs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +108,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Plan:
-    """A claim: its name, its tables in the order in which they are run, and what these differ in (`curve.py`)."""
+    """A claim: its name, its tables in the order in which they are run, and what these differ in (`curve.py`).
+
+    `names` says what figures call an arm, where not by its own name.
+    """
 
     claim: str
     tables: Sequence[Table]
     curve: Mapping[str, Any] | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def table(self, name: str) -> Table:
         """The table of that name.
@@ -161,7 +165,7 @@ def read_plan(claim: str) -> Plan:
         raise SystemExit(f"CLAIM must be one of {', '.join(names())}, got {claim}")
     told: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
     tables = [_table(name, {**told, **own}, told["always"]) for name, own in told["tables"].items()]
-    return Plan(claim, tables, told.get("curve"))
+    return Plan(claim, tables, told.get("curve"), told.get("names", {}))
 
 
 def names() -> list[str]:

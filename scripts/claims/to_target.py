@@ -4,11 +4,11 @@ Training is the same behind any link, bit for bit; so it runs once, several runs
 is measured behind links, on an idle machine. The target is what every seed of one arm has reached at some look: the
 worst of their best. A plan's table names that arm, the baseline, and the tables of the same claim with a lab:
 
-    to_target: {of: dense, baseline: dense_bf16, links: [hosts-2-100mbit, hosts-2-1gbit]}
+    to_target: {of: dense, baseline: dense_bf16, links: {hosts-2-100mbit: 100 Mbit/s, hosts-2-1gbit: 1 Gbit/s}}
 
-An arm of those tables stands for the one of the same name, whatever engine it has. For looks within an epoch type a
-`target` that no run reaches. Where some arms train longer in a table of their own, `beside` names the table that has
-that arm and the baseline.
+`links` says what figures call each link, and the plan's `names` what they call each arm. An arm of those tables stands
+for the one of the same name, whatever engine it has. For looks within an epoch type a `target` that no run reaches.
+Where some arms train longer in a table of their own, `beside` names the table that has that arm and the baseline.
 """
 
 import math
@@ -37,7 +37,9 @@ NOISE = (
 
 
 def write_to_target(plan: Plan, table: Table, outcomes: Sequence[Outcome], records: pd.DataFrame, out: Path) -> None:
-    """to_target.md and to_target.png of a table whose plan asks for them; nothing where no run that counts is done.
+    """to_target.md, to_target.png (curves) and times.png of a table whose plan asks for them.
+
+    Nothing is written where no run that counts is done.
 
     Args:
         plan, table: which.
@@ -57,7 +59,10 @@ def write_to_target(plan: Plan, table: Table, outcomes: Sequence[Outcome], recor
     judged = _judged(done[table.to_target["of"]])
     note = f"Target: {judged.show(target)}, validation. {NOISE}"
     (out / "to_target.md").write_text(f"{text}\n\n{note}\n", encoding="utf-8")
-    draw(done, step, target, looks_of_claim(plan), out / "to_target.png")
+    looks = looks_of_claim(plan)
+    titled = {table.to_target["links"][link]: seconds for link, seconds in step.items()}
+    draw(done, titled, target, looks, out / "to_target.png", plan.names)
+    draw_times(steps, titled, table.to_target["baseline"], looks, out / "times.png", plan.names)
 
 
 def _beside(plan: Plan, told: Mapping[str, Any]) -> list[Outcome]:
@@ -138,12 +143,21 @@ def _mean(values: Sequence[float], how: Callable[[float], str], unit: str = "") 
     return how(sum(values) / len(values)) + ("" if math.isnan(half) else f" ± {digits(half, 2)}") + unit
 
 
+def _times(ratios: Sequence[float]) -> str:
+    """`8.1 ± 0.8 x`, as short as a figure needs it."""
+    mean = sum(ratios) / len(ratios)
+    places = 1 if mean >= 1 else 2
+    half = half_width(ratios) if len(set(ratios)) > 1 else math.nan
+    return f"{mean:.{places}f}" + ("" if math.isnan(half) else f" ± {half:.{places}f}") + " x"
+
+
 def draw(
     done: Mapping[str, Mapping[int, Run]],
     step: Mapping[str, Mapping[str, float]],
     target: float,
     looks: Mapping[str, ArmLook],
     file: Path,
+    names: Mapping[str, str],
 ) -> None:
     """The metric against the time behind each link, a line per seed, and the target."""
     figure, panels = plt.subplots(
@@ -158,7 +172,7 @@ def draw(
             for number, run in enumerate(runs.values()):
                 counts, values = seen(run)
                 times, shown = [count * seconds[arm] for count in counts], [judged.scaled(value) for value in values]
-                panel.plot(times, shown, label=arm if number == 0 else None, **style)
+                panel.plot(times, shown, label=names.get(arm, arm) if number == 0 else None, **style)
         panel.axhline(judged.scaled(target), color="0.4", linewidth=0.8, label="target")
         panel.set_xscale("log")
         panel.set_yscale("log")
@@ -167,8 +181,50 @@ def draw(
         panel.grid(alpha=0.25)
     panels[0, 0].set_ylabel(f"{judged.words}, validation")
     drawn = panels[0, 0].get_legend_handles_labels()
-    figure.legend(*drawn, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    figure.legend(*drawn, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     figure.savefig(file, dpi=130)
+    plt.close(figure)
+
+
+def draw_times(
+    steps: Mapping[str, Mapping[int, int | None]],
+    step: Mapping[str, Mapping[str, float]],
+    baseline: str,
+    looks: Mapping[str, ArmLook],
+    file: Path,
+    names: Mapping[str, str],
+) -> None:
+    """The time to the target behind each link: a point for each seed that reached it, and how many times sooner.
+
+    Args:
+        steps: arm -> seed -> steps to the target.
+        step: what a link is called -> arm -> seconds of a step.
+        baseline: the arm that others are compared with.
+        looks: of the arms.
+        file: the picture.
+        names: what arms are called, where not by their own name.
+    """
+    arms = [arm for arm in steps if all(arm in seconds for seconds in step.values())]
+    size = (4.3 * len(step) + 1.6, 0.42 * len(arms) + 1.1)
+    figure, panels = plt.subplots(1, len(step), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for panel, (link, seconds) in zip(panels[0], step.items(), strict=True):
+        for row, arm in enumerate(arms):
+            times = [count * seconds[arm] for count in steps[arm].values() if count is not None]
+            if not times:
+                continue
+            panel.plot(times, [row] * len(times), **looks[arm].point, markersize=7)
+            ratios = sooner(steps[arm], steps[baseline], seconds[arm], seconds[baseline])
+            if arm != baseline and ratios:
+                panel.annotate(_times(ratios), (max(times), row), (9, 0), textcoords="offset points", va="center")
+        panel.set_title(f"behind {link}", fontsize=11)
+        panel.set_xlim(0, 1.4 * panel.get_xlim()[1])
+        panel.margins(y=0.1)
+        panel.set_xlabel("time to the target [s]")
+        panel.xaxis.set_major_formatter("{x:,.0f}")
+        panel.grid(alpha=0.25)
+    panels[0, 0].set_yticks(range(len(arms)), [names.get(arm, arm) for arm in arms])
+    panels[0, 0].invert_yaxis()
+    figure.savefig(file, dpi=110)
     plt.close(figure)
 
 

@@ -29,6 +29,10 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "num_components", f"{context.group}.fit is {fit}"
     if fit == "single":
         yield "norm_weight", f"{context.group}.fit is {fit}"
+    if options.get("method") == "amq":
+        yield "sweeps", f"{context.group}.method is amq"
+    elif options.get("solver") == "official":
+        yield "sweeps", f"{context.group}.solver is official, which stops where the published code does"
 
 
 def _smoke_options(options: Config, knob: str) -> Config:
@@ -73,6 +77,12 @@ class FittedCodebook(Policy):
     )
     initial: str = option(
         "levels before the first update", default="exponential", choices=("exponential", "compressor")
+    )
+    sweeps: int | None = option(
+        "of alq and alqg: at most so many passes over the levels; null = 100 of alq, 30 of alqg, which would need more",
+        default=None,
+        at_least=1,
+        instead=1000,
     )
     solver: str = option("where the published code stops", default="exact", choices=("exact", "official"))
 
@@ -152,8 +162,8 @@ class FittedCodebook(Policy):
         if self.method == "amq":
             return amq(dist, bits, zero_level, previous[-2], self.solver)
         if self.method == "alqg":
-            return alqg(dist, bits, zero_level, previous)
-        return alq(dist, bits, zero_level, previous, solver=self.solver)
+            return alqg(dist, bits, zero_level, previous, self.sweeps or 30)
+        return alq(dist, bits, zero_level, previous, self.sweeps or 100, solver=self.solver)
 
     def update(self, signals: Signals, plan: Plan) -> Plan:
         dist = self.distribution(signals.statistics)

@@ -94,7 +94,8 @@ def alqg(
 ) -> Fit:
     """ALQG: gradient steps l_j <- l_j - sign(g_j) min(0.1 |g_j|, delta_j / 2), delta_j the smaller gap to a neighbour.
 
-    Arguments and result as for `alq`.
+    Arguments and result as for `alq`. 30 sweeps are few where coordinates are small beside their norm: psi ends above
+    ALQ's (docs/algorithms.md says by how much), and the next update goes on from there.
     """
     dist = dist.symmetric()
     starts = initial_levels(dist, bits, zero_level, previous)

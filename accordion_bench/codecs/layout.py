@@ -188,6 +188,14 @@ class Message(NamedTuple):
         """The layout of all senders."""
         return self.layouts[0]
 
+    def ones(self, field: str) -> "Message":
+        """The same messages of one layout, with 1 in the place of every number of a field."""
+        rows, own = self.rows.clone(), self.layout.fields[field]
+        for count, offset in zip(own.counts.tolist(), own.offsets.tolist(), strict=True):
+            ones = torch.ones(count, dtype=own.dtype, device=rows.device).view(torch.uint8)
+            rows[:, offset : offset + len(ones)] = ones
+        return self._replace(rows=rows)
+
     def take(self, which: Sequence[int]) -> "Message":
         """The same bytes, with the fields of some tensors alone."""
         own = {id(layout): layout.take(which) for layout in self.layouts}

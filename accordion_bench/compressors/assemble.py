@@ -115,7 +115,7 @@ def pseudo_gradient_compressor(node: Config, name: str = "this one") -> Wrapped:
             "which has a momentum of its own",
             *instead,
         )
-    if compressor.traits.reduces != "mean":
+    if compressor.traits.reduces not in ("mean", "senders"):
         what = {"sum": "a sum over the workers", "vote": "a vote of signs"}.get(compressor.traits.reduces, "signs")
         raise ConfigError(
             f"compressor must keep the size of what it averages where workers take local steps, got {name}, "

@@ -86,7 +86,9 @@ class ErrorFeedback(Wrapper):
         self.kept_as = EightBits() if (self.residual_bits or self.usual_bits) == 8 else Floats()
         reduces = self.inner.traits.reduces
         if self.residual == "aggregate" and reduces != "mean":
-            raise checks.ValueRefused("residual", f"local, because the update is a {reduces}", self.residual, "local")
+            raise checks.ValueRefused(
+                "residual", f"local, because the update is {reduces}, no mean", self.residual, "local"
+            )
         if reduces in ("vote", "other"):
             rule = f"{{false}}, because the update is a {reduces}, which says nothing of the size of what was lost"
             raise checks.ValueRefused("error_feedback", rule, self.form, False)

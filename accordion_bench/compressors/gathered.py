@@ -129,6 +129,12 @@ class Gathered(Compressor):
         rows = comm.all_gather(message.rows[:, :size]) if size else message.rows.new_empty(comm.workers, 0)
         return Message(rows, [message.layout] * comm.workers)
 
+    def combined(self, likes: Sequence[Tensor], everyones: Message, bucket: Bucket) -> Sequence[Tensor]:
+        """The update of the tensors of a bucket, which are like these: the mean of what all workers have sent."""
+        target = target_like(likes, self.takes_empty, divisor=len(everyones.layouts))
+        self.add_bucket_(target, everyones, bucket)
+        return target.rows_R
+
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         compressed = compressed_levels(self, ctx)
         gathered = [i for i, level in compressed.items() if self.pays(ctx.specs[i], level, comm.workers)]
@@ -146,9 +152,8 @@ class Gathered(Compressor):
             first = range(len(gathered))
             part = sent.bucket.take(first)
             everyones = self.gather(sent.message.take(first), part, comm)
-            target = target_like([xs_W[i][0] for i in gathered], self.takes_empty, divisor=comm.workers)
-            self.add_bucket_(target, everyones, part)
-            for i, mean in zip(gathered, target.rows_R, strict=True):
+            means = self.combined([xs_W[i][0] for i in gathered], everyones, part)
+            for i, mean in zip(gathered, means, strict=True):
                 update[i] = mean.view(xs_W[i][0].shape)
             if self.entropy != "none":
                 saved = self.saved_bytes(everyones, part)

@@ -21,6 +21,7 @@ from accordion_bench.codecs.tiles import BINS, TileForm, Tiles, floats, in_order
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Exchanged, State
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
+from accordion_bench.compressors.gathered import target_like
 from accordion_bench.compressors.sparse import Sparse
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
@@ -155,16 +156,21 @@ class TopK(Sparse):
     tile of a matrix by itself, see `TiledMessages`: k = ceil(density tile), indices of ceil(log2 tile) bits.
 
     `floor` is Accordion's count: k may be 0; so is `sum` over the workers, under which compressed tensors see A times
-    the learning rate. Values of 2 bits are one of four, which the message brings. `median` clips tensor by tensor: v_w
-    <- v_w min(1, median_A ||v|| / ||v_w||); the residual keeps what is cut off. Messages are then gathered at any
-    number of workers: everybody must see all norms.
+    the learning rate. `senders` is the mean over the workers that have sent a coordinate, as SparseLoCo's authors code
+    it: where s of A have, A / s times the mean. Values of 2 bits are one of four, which the message brings.
+    `median` clips tensor by tensor: v_w <- v_w min(1, median_A ||v|| / ||v_w||); the residual keeps what is cut off.
+    With both, messages are gathered at any number of workers: every worker must see all of them.
 
     Ties go to the lower index. Source: Aji and Heafield 2017; Stich et al. 2018; tiles: Sarfi et al. 2025 (SparseLoCo).
     """
 
     density: float = option("share kept; lower density = more compression", default=0.1, above=0, at_most=1)
     count: str = option(default="at_least_one", choices=("at_least_one", "floor"))
-    reduce: str = option(default="mean", choices=("mean", "sum"))
+    reduce: str = option(
+        "over all workers; senders: a mean over those that have sent a coordinate (SparseLoCo's code)",
+        default="mean",
+        choices=("mean", "sum", "senders"),
+    )
     chunk: int | None = option(
         "largest side of a tile of which the largest entries are sent; null = of whole tensors, SparseLoCo 64",
         default=None,
@@ -230,6 +236,10 @@ class TopK(Sparse):
             raise ValueRefused("value_bits", "{null} where chunk is {null}", self.value_bits, None)
         elif self.clip != "none":
             raise ValueRefused("clip", "none where chunk is {null}", self.clip, "none")
+        elif self.reduce == "senders":
+            reason = "every worker must see who has sent a coordinate"
+            self.traits = replace(self.traits, collectives=("all_gather",))
+            self.description = replace(self.description, collective_reason=reason)
 
     def kept(self, spec: TensorSpec, level: float) -> int:
         """k, the number of entries that one worker sends."""
@@ -258,7 +268,15 @@ class TopK(Sparse):
             self.tiles.add_bucket_(target, message, bucket)
 
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
-        return self.clip == "median" or super().pays(spec, level, workers)
+        return self.clip == "median" or self.reduce == "senders" or super().pays(spec, level, workers)
+
+    def combined(self, likes: Sequence[Tensor], everyones: Message, bucket: Bucket) -> Sequence[Tensor]:
+        if self.reduce != "senders":
+            return super().combined(likes, everyones, bucket)
+        sums, counts = target_like(likes, False), target_like(likes, False)
+        self.add_bucket_(sums, everyones, bucket)
+        self.add_bucket_(counts, everyones.ones("values" if self.tiles is None else "numbers"), bucket)
+        return torch._foreach_div(sums.rows_R, torch._foreach_clamp_min(counts.rows_R, 1))
 
     def gather(self, message: Message, bucket: Bucket, comm: Comm) -> Message:
         everyones = super().gather(message, bucket, comm)

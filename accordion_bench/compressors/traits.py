@@ -48,7 +48,8 @@ class Traits:
         tables: embeddings and the output layer have levels, too; else they always travel dense.
         whole_model: whether `compressor.scope=model` (all tensors as one vector) makes sense.
         reduces: `mean`: sum(update) + mean(residual) = sum(mean gradient) under error feedback; `estimate`: the update
-            is the mean of what was sent since the beginning; else `sum`, `vote`, ...
+            is the mean of what was sent since the beginning; `senders`: a coordinate's mean over those that have sent
+            it; else `sum`, `vote`, ...
         unbiased: E[update] = mean gradient, over the compressor's own draws, without error feedback.
         contracts: E||C(x) - x||^2 <= ||x||^2 for every x, over the compressor's own draws; None = where it is biased.
         scaled: whether messages carry a magnitude (plain signs do not).

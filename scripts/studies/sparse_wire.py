@@ -20,6 +20,7 @@ WORKERS = range(2, 65)
 METHODS = {
     "TopK, gather": ("topk", "all_gather"),
     "TopK, tree (gTopK)": ("topk", "tree"),
+    "TopK, two-way (Ok-Topk)": ("topk", "two_way"),
 }
 TICKS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 SHOWN = (2, 3, 4, 8, 16, 32, 64)

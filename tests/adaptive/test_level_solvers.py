@@ -383,6 +383,13 @@ def test_alqg_descends_along_the_gradient(zero_level):
     assert alqg(wide, 3, zero_level, sweeps=400).psi == pytest.approx(alq(wide, 3, zero_level).psi, rel=1e-6)
 
 
+def test_alqg_needs_more_sweeps_where_coordinates_are_small():
+    dist = normal(0.05)
+    best, few, more = alq(dist, 3, True), alqg(dist, 3, True), alqg(dist, 3, True, sweeps=300)
+    assert few.sweeps == 30 and few.psi > 1.05 * best.psi
+    assert more.sweeps == 300 and best.psi <= more.psi < 1.001 * best.psi
+
+
 @pytest.mark.parametrize("zero_level", [False, True])
 def test_amq_finds_the_lower_of_its_minima(zero_level):
     p = torch.exp(torch.linspace(-6.9, -0.001, 4001, dtype=torch.float64))

@@ -8,8 +8,10 @@ import torch
 
 from accordion_bench.codecs import index_codes, selection
 from accordion_bench.codecs.selection import top_indices
+from accordion_bench.compressors.assemble import check_collective
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.compressors.topk import TopK
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
 from tests.kit.helpers import SPECS, exchange_for, gradients
@@ -181,6 +183,28 @@ def test_faithful_switches():
     floor, plan = exchange_for("topk", specs=spec, density=0.01, error_feedback=False, count="floor")
     assert (floor(xs_W, StepInfo(plan, 0, 0.1))[0] == 0).all()
     assert floor.comm.ledger.columns()["payload_bytes"] == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk": 4}, {"chunk": 4, "value_bits": 2}], ids=str)
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_mean_over_the_senders_divides_by_those_that_have_sent_a_coordinate(options, workers):
+    spec, alone = [TensorSpec("m", (8, 12))], {"error_feedback": False, "density": 0.3, **options}
+    xs_W = gradients(spec, workers=workers).tensors
+    exchange, plan = exchange_for("topk", workers, specs=spec, reduce="senders", **alone)
+    update = exchange(xs_W, StepInfo(plan, 0, 0.1))[0]
+    single, plan = exchange_for("topk", 1, specs=spec, **alone)
+    sent_A = torch.stack([single([x_W[None]], StepInfo(plan, 0, 0.1))[0] for x_W in xs_W[0]])
+    senders = (sent_A != 0).sum(0)
+    torch.testing.assert_close(update, sent_A.sum(0) / senders.clamp_min(1), rtol=1e-6, atol=0)
+    assert workers == 1 or len(set(senders.view(-1).tolist())) > 2
+
+
+def test_messages_are_gathered_where_senders_are_counted():
+    """A dense all-reduce would not say who has sent what."""
+    compressor = TopK(reduce="senders")
+    assert compressor.pays(TensorSpec("m", (10, 10)), 0.99, 64)
+    with pytest.raises(ConfigError, match=r"collective must be all_gather, because every worker must see who has sent"):
+        check_collective(compressor, "tree")
 
 
 def test_density_counts_are_exact():

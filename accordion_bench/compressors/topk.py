@@ -276,7 +276,8 @@ class TopK(Sparse):
         sums, counts = target_like(likes, False), target_like(likes, False)
         self.add_bucket_(sums, everyones, bucket)
         self.add_bucket_(counts, everyones.ones("values" if self.tiles is None else "numbers"), bucket)
-        return torch._foreach_div(sums.rows_R, torch._foreach_clamp_min(counts.rows_R, 1))
+        senders = torch._foreach_clamp_min(list(counts.rows_R), 1)
+        return torch._foreach_div(list(sums.rows_R), list(senders))
 
     def gather(self, message: Message, bucket: Bucket, comm: Comm) -> Message:
         everyones = super().gather(message, bucket, comm)

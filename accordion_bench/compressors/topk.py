@@ -127,10 +127,11 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 
 
 def _label_suffix(options: Config) -> str:
+    over = ", mean over senders" if options.get("reduce") == "senders" else ""
     if options.get("chunk") is None:
-        return " along a tree" if options.get("collective") == "tree" else ""
+        return (" along a tree" if options.get("collective") == "tree" else "") + over
     bits = f", {options['value_bits']} bits" if options.get("value_bits") else ""
-    return f" of tiles{bits}{', clipped' if options.get('clip') == 'median' else ''}"
+    return f" of tiles{bits}{', clipped' if options.get('clip') == 'median' else ''}{over}"
 
 
 def _contraction(compressor: "TopK", spec: TensorSpec, level: float) -> float | None:

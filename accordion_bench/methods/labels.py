@@ -74,10 +74,7 @@ def label(config: Config) -> str:
     knob, name = knob_of(node), _name(node, choice)
     levels = levels_of(config, knob) if knob else []
     text = f"{name} {show_level(knob, *levels)}" if levels else name
-    if own := declared(node):
-        if own.label_suffix is None:
-            raise ValueError(f"options of {name} cannot be understood")
-        text += own.label_suffix
+    text += _suffix(name, declared(node))
     feedback = node.get("error_feedback")
     named = isinstance(feedback, str) and feedback in FORMS
     text += f", {FORMS[str(feedback)]}" if named else ""
@@ -125,12 +122,26 @@ def scheme_of(config: Config) -> str:
     choice, beside = preset_of("sync", choice, node)
     scheme = declared(node)
     shares = scheme.shares if scheme else {}
-    name = _name(node, choice) + _in_brackets(beside, ("period", "groups", *shares))
+    name = _name(node, choice)
+    name += _suffix(name, scheme) + _in_brackets(beside, ("period", "groups", *shares))
     said = [name, *([f"H {'/'.join(f'{period:g}' for period in periods)}"] if periods else [])]
     for key in [key for key in shares if node.get(key) is not None]:
         share = f"{shares[key]} {show_level('density', node[key])}"
         said = [share] if name == shares[key] else [*said, share]
     return ", ".join(said)
+
+
+def _suffix(name: str, own: Declared | None) -> str:
+    """What a class says of its options behind its name.
+
+    Raises:
+        ValueError: they are too strange.
+    """
+    if own is None:
+        return ""
+    if own.label_suffix is None:
+        raise ValueError(f"options of {name} cannot be understood")
+    return own.label_suffix
 
 
 def _in_brackets(options: Config, elsewhere: Collection[str] = ()) -> str:

@@ -39,6 +39,12 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "budget", "sync.rule is not anytime"
 
 
+def _label_suffix(options: Config) -> str:
+    rule = {"k_sync": "K-sync", "k_async": "K-async"}.get(str(options.get("rule")), str(options.get("rule")))
+    first = options.get("first")
+    return f", {rule}" + (f" {first}" if first is not None and rule != "anytime" else "")
+
+
 @with_options
 class DrawnTimes(EveryStep):
     """Gradients of the workers that have come by a drawn time; which workers, see the module.
@@ -59,7 +65,9 @@ class DrawnTimes(EveryStep):
     Ferdinand et al. 2019 (arXiv 1810.02976, anytime minibatch).
     """
 
-    description = replace(Sync.description, display_names={"drawn_times": "drawn times"}, idle=_idle)
+    description = replace(
+        Sync.description, display_names={"drawn_times": "drawn times"}, idle=_idle, label_suffix=_label_suffix
+    )
 
     without_averages = "which averages the gradients of some workers, as they come"
     keeps: ClassVar[tuple[str, ...]] = ("now", "ready", "draws", "read_at", "used", "staleness")

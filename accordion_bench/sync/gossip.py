@@ -88,6 +88,11 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "graph", "a lone worker has no neighbours" if context.workers == 1 else "two workers are neighbours"
 
 
+def _label_suffix(options: Config) -> str:
+    graph = options.get("graph")
+    return f", {graph}" if graph in GRAPHS[1:] else ""
+
+
 @with_options
 class Gossip(Round):
     """After every H steps x_w <- p (x_w + sum_j x_j), over the n neighbours j that send to w; p = 1 / (n + 1).
@@ -120,7 +125,9 @@ class Gossip(Round):
         )
     }
 
-    description = replace(Round.description, display_names={"gossip": "gossip SGD"}, idle=_idle)
+    description = replace(
+        Round.description, display_names={"gossip": "gossip SGD"}, idle=_idle, label_suffix=_label_suffix
+    )
 
     keeps = ("forked", "since", "count", "round_lr", "period", "u", "under_way")
     without_averages = "whose workers mix with neighbours and never have one mean of all"

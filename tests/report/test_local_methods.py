@@ -55,7 +55,7 @@ def test_every_scheme_has_a_name_with_its_period(scheme):
     label = labels.label(cfg)
     assert "_" not in label
     assert label.endswith(f", H {period}") if period else label in (
-        "dense", "drawn times", "hierarchical local SGD, H 4/16", "SPARTA 0.5 %", "0/1 Adam"
+        "dense", "drawn times, K-sync", "hierarchical local SGD, H 4/16", "SPARTA 0.5 %", "0/1 Adam"
     )  # fmt: skip
 
 
@@ -71,6 +71,12 @@ def test_every_scheme_has_a_name_with_its_period(scheme):
         (["sync=desloc", "compressor=topk"], "DES-LOC, H 32, TopK 10 %"),
         (["sync=noloco", "sync.period=20"], "NoLoCo, H 20"),
         (["adaptive=[slowmo,accordion]", "compressor=powersgd"], "Accordion (SlowMo, H 12, PowerSGD rank 2/1)"),
+        (["sync=drawn_times", "sync.first=3"], "drawn times, K-sync 3"),
+        (["sync=drawn_times", "sync.rule=k_async", "sync.first=2"], "drawn times, K-async 2"),
+        (["sync=drawn_times", "sync.rule=anytime"], "drawn times, anytime"),
+        (["sync=gossip"], "gossip SGD, H 1"),
+        (["sync=gossip", "sync.graph=ring"], "gossip SGD, ring, H 1"),
+        (["compressor=topk", "compressor.reduce=senders"], "TopK 10 %, mean over senders"),
     ],
 )
 def test_labels_of_local_methods(overrides, expected):

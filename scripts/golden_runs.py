@@ -200,6 +200,7 @@ SCHEMES = {
         *("sync=drawn_times", "sync.rule=k_async", "sync.first=2", "sync.worker_times=[[1,1],[1,2],[2,1],[1,0]]"),
         *HEAVY_BALL,
     ),
+    "adpsgd": images("sync=adpsgd", "sync.worker_times=[[1,1],[1,2],[2,1],[1,0]]", *HEAVY_BALL),
     "desloc": images(
         *("sync=desloc", "sync.period=1", "sync.clip=0.01", "compressor=topk", "optimizer=adamw"),
         *("optimizer.lr=0.001", *LINEAR),

@@ -89,6 +89,7 @@ class Replicas:
         shared: the values [...] that all workers have in common: the parameters, or since `fork` the last consensus.
         gradients_W: their gradients of this step, [W, ...], contiguous in whatever memory format the model is.
         replicas: since `fork`, the parameters of each local worker.
+        resting: local workers that take no step now; their optimizers leave replica and state as they are.
         in_place: updates are handed to the optimizer in the same memory at each step, copied if need be: what is
             captured reads them there.
     """
@@ -102,6 +103,7 @@ class Replicas:
         self.like = self.shared[0]
         self.replicas: list[list[nn.Parameter]] = []
         self.gradients_W: list[Tensor] = []
+        self.resting: set[int] = set()
         self.in_place = False
         self._laid_out: dict[nn.Parameter, Tensor] = {}  # updates in their parameter's memory format
 

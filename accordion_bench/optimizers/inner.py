@@ -135,7 +135,7 @@ class InnerOptimizers:
         optimizers = self.of_replicas or [self.common]
         for row, replica in enumerate(self.axis.replicas if self.of_replicas else []):
             for x, gradient_W in zip(replica, self.axis.gradients_W, strict=True):
-                x.grad = as_kind_of(gradient_W[row], x)
+                x.grad = None if row in self.axis.resting else as_kind_of(gradient_W[row], x)
         if all(optimizer.defaults.get("fused") for optimizer in optimizers):
             lr = float(np.float32(lr))  # as a kernel reads it from the device, so that captured updates are the same
             if do is not None:

@@ -39,7 +39,7 @@ class EveryStep(Sync):
     def exchanges(self) -> list[Placed]:
         return [Placed("gradient", self.exchange, range(self.exchange.comm.local_workers))]
 
-    def before_step(self, lr: Rate) -> CompletedExchange:
+    def before_step(self, lr: Rate) -> CompletedExchange | None:
         axis, traits, decay = self.axis, self.exchange.compressor.traits, self.context.weight_decay
         if decay and traits.optimizer.owns and traits.optimizer.weight_decay_mode == "in_gradient":
             for param, gradient_W in zip(axis.params, axis.gradients_W, strict=True):

@@ -27,6 +27,7 @@ RUNS = {
     "sparse averages": ["sync=sparta", "sync.sparta=0.01", "sync.switch_step=2"],
     "sparse averages beside others": ["sync=diloco", "sync.period=3", "sync.sparta=0.01", "compressor=topk"],
     "pairs": ["sync=noloco", "sync.period=4"],
+    "AD-PSGD": ["sync=adpsgd"],
     "drawn times": ["sync=drawn_times", "sync.rule=k_async", "sync.first=2"],
     "neighbours": ["sync=gossip", "sync.graph=ring", "sync.period=2"],
     "post-local": ["sync=post_local_sgd", "sync.switch_step=3", "sync.period=2", "compressor=qsgd"],

@@ -10,7 +10,7 @@ SPELLED = {
     "compressor": "ACP-SGD, AdaComp, ARC-TopK, ATOMO, bf16, DeMo, DGC, Dion, Dion2, dist-EF-blockSGD, EF-signSGD, "
     "fp16, fp4, fp8, GradiVeQ, int8, Distributed Lion, natural compression, dense, NUQSGD, 1-bit SGD, 1-bit Adam, "
     "PowerSGD, QSGD, QSGDinf, RandomK, signSGD, Signum, TernGrad, threshold, TopK, TRN",
-    "sync": "DES-LOC, DiLoCo, drawn times, dense, gossip SGD, hierarchical local SGD, local SGD, NoLoCo, "
+    "sync": "AD-PSGD, DES-LOC, DiLoCo, drawn times, dense, gossip SGD, hierarchical local SGD, local SGD, NoLoCo, "
     "overlap local SGD, post-local SGD, SlowMo, SPARTA, Streaming DiLoCo, 0/1 Adam",
     "adaptive": "Accordion, AccordionBatch, AccordionSync, AdaBatch, AdaComm, AdaQS, Advised, ALQ, ALQ-G, ALQ-N, AMQ, "
     "AMQ-N, GraVAC, GrowBatch, L-GreCo, NoiseScale, QSR, schedule",

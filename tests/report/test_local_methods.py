@@ -55,7 +55,7 @@ def test_every_scheme_has_a_name_with_its_period(scheme):
     label = labels.label(cfg)
     assert "_" not in label
     assert label.endswith(f", H {period}") if period else label in (
-        "dense", "drawn times, K-sync", "hierarchical local SGD, H 4/16", "SPARTA 0.5 %", "0/1 Adam"
+        "dense", "AD-PSGD", "drawn times, K-sync", "hierarchical local SGD, H 4/16", "SPARTA 0.5 %", "0/1 Adam"
     )  # fmt: skip
 
 

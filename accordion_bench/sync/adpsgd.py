@@ -1,0 +1,183 @@
+"""AD-PSGD in simulated time: a worker averages with another one when its gradient is there, and waits for no one else.
+
+Tensor suffixes: W local workers, A all workers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, with_options
+from accordion_bench.plan import TensorSpec
+from accordion_bench.position import Rate, StepInfo
+from accordion_bench.sync.base import Placed, Sync, SyncContext
+from accordion_bench.sync.drawn_times import DrawnTimes
+from accordion_bench.sync.outer import exact_average
+from accordion_bench.sync.who import PeerExchange
+from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.same_shape import Blocks
+
+
+class Meetings(PeerExchange):
+    """The mean of the parameters of workers that meet; those who meet no one keep theirs.
+
+    Attributes:
+        pairs: who meets in this step; a worker is in one pair at most.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> None:
+        super().__init__(specs, comm, like)
+        self.pairs: list[tuple[int, int]] = []
+
+    @property
+    def messages(self) -> int:
+        return 1
+
+    def targets(self, step: int) -> list[Any]:
+        partner: list[int | None] = [None] * self.comm.workers
+        for one, other in self.pairs:
+            partner[one], partner[other] = other, one
+        return [partner]
+
+    def predicted_bytes(self, info: StepInfo) -> int:
+        return 4 * self.numel * 2 * len(self.pairs) // self.comm.workers
+
+
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Sync.description.idle(cls, options, context)
+
+
+@with_options
+class ADPSGD(DrawnTimes):
+    """When worker w's gradient is there: x_w, x_j <- (x_w + x_j) / 2 of a drawn j, then x_w <- x_w - eta g_w(r_w).
+
+    r_w is what worker w read when it began, x_w after its last update; others may have met it since. It then reads x_w
+    and begins anew. Gradients come by drawn times, as in `DrawnTimes`; a step of the run takes as many of them, in
+    their order, as meet in disjoint pairs and as `first` allows: these do not depend on each other, so that the result
+    is that of one gradient after the other. Each worker has an optimizer of its own.
+
+    The mean of all x_w is moved by the gradients alone, and evaluated; after the last step all workers average exactly.
+    Payload 4 N bytes from each worker of a pair to the other.
+
+    Source: Lian et al. 2018 (arXiv 1710.06952).
+    """
+
+    description = replace(
+        Sync.description, display_names={"adpsgd": "AD-PSGD"}, idle=_idle, smoke_options=lambda options, knob: {}
+    )
+    without_averages = "whose workers meet in pairs and never have one mean of all"
+    gradient_exchange = False
+    weighs = False
+    rule: str = field(init=False, default="k_async")
+    budget: float | None = field(init=False, default=None)
+
+    chosen_as = {
+        "adpsgd": Choice(
+            "workers with drawn computing times, each of which averages with a drawn other when it is ready (AD-PSGD, "
+            "Lian et al. 2018), simulated"
+        )
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.finished = False
+        self.own_W: list[Tensor] = []
+
+    def begin(self, context: SyncContext) -> None:
+        super().begin(context)
+        self.inner.fork()
+        specs, like = self.axis.specs, self.axis.like
+        self.meetings = Meetings(specs, self.comm, like)
+        self.meetings.finite = self.runner.finite
+        self.own_W = Blocks(specs, self.comm.local_workers, like).tensors
+        for row in range(self.comm.local_workers):
+            self._keep(row)
+
+    def _keep(self, row: int) -> None:
+        """What a local worker's replica holds is x_w."""
+        torch._foreach_copy_([x_W[row] for x_W in self.own_W], self.axis.values(row))
+
+    # ---- a step
+
+    def samples_used(self, batches: Sequence[int]) -> list[int]:
+        """Draw who comes in this step, and whom they meet; all gradients have equal weights in reports."""
+        A, busy = self.comm.workers, set[int]()
+        self.arrived, self.meetings.pairs = [], []
+        while len(self.arrived) < (self.first or A):
+            worker = min(range(A), key=lambda worker: (self.ready[worker], worker))  # who has come comes again
+            partner = self._partner(worker)
+            if busy & {worker, partner}:
+                break
+            busy |= {worker, partner}
+            self.arrived.append(worker)
+            self.meetings.pairs += [(worker, partner)] if partner != worker else []
+            self.staleness += self.used - self.read_at[worker]
+            self.used += 1
+            self.read_at[worker] = self.used
+            self.now = self.ready[worker]
+            self.ready[worker] += self.drawn(worker)
+        return []
+
+    def _partner(self, worker: int) -> int:
+        """Whom a worker meets now; every other one is equally likely, and a lone worker meets itself."""
+        A = self.comm.workers
+        if A == 1:
+            return worker
+        generator = keyed_rng.generator(self.runner.seed, "partner", self.used)
+        return (worker + 1 + int(torch.randint(A - 1, (), generator=generator))) % A
+
+    def before_step(self, lr: Rate) -> None:
+        self.meetings.refuse_non_finite(self.axis.gradients_W, "gradient")
+        self.clock.waits(self.meetings.kind)
+        torch._foreach_copy_(self.own_W, self.meetings(self.own_W, self.position.info()))
+        self.clock.lap("exposed")
+        here = [worker - self.comm.first_worker for worker in self.arrived if worker in self.comm.local]
+        for row in here:
+            torch._foreach_copy_(self.axis.values(row), [x_W[row] for x_W in self.own_W])
+        self.axis.resting = set(range(self.comm.local_workers)) - set(here)
+
+    @torch.no_grad()
+    def after_step(self, lr: Rate) -> None:
+        for worker in self.arrived:
+            if worker in self.comm.local:
+                self._keep(worker - self.comm.first_worker)
+        self.axis.resting = set()
+        self.clock.lap("update")
+
+    # ---- the exchange
+
+    @property
+    def exchange(self) -> Exchange:
+        return self.meetings
+
+    def gradients_go_to(self) -> None:
+        return None
+
+    def exchanges(self) -> list[Placed]:
+        return [Placed("replica", self.meetings, range(self.comm.local_workers))]
+
+    # ---- the end, and in between
+
+    def consensus(self) -> list[Tensor]:
+        """The mean of all x_w."""
+        if self.finished:
+            return self.axis.shared
+        rows = [[x_W[row] for x_W in self.own_W] for row in range(self.comm.local_workers)]
+        return self.axis.mean_over_workers(rows, "eval")
+
+    def finish(self) -> None:
+        """One exact average."""
+        for row in range(self.comm.local_workers):
+            torch._foreach_copy_(self.axis.values(row), [x_W[row] for x_W in self.own_W])
+        exact_average(self.axis)
+        self.finished = True
+
+    def own(self, row: int) -> dict[str, Any]:
+        return {"own": {spec.name: x_W[row] for spec, x_W in zip(self.axis.specs, self.own_W, strict=True)}}

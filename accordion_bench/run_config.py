@@ -1,7 +1,7 @@
 """The typed configuration of a run: the one declaration of what stands at run level and in `comm`.
 
-What an option means stands beside it in conf/config.yaml and conf/comm/auto.yaml. The config groups (model, compressor,
-sync ...) stay plain options, which the classes that they name check.
+conf/config.yaml and conf/comm are written from it (`python -m scripts.options`). The config groups (model, compressor,
+sync ...) stay plain options, which the classes that they name declare.
 """
 
 import dataclasses
@@ -13,52 +13,95 @@ from accordion_bench.batches import largest
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import NEAREST, Choice, check_options, option
 
 LONGEST_LABEL = 40  # characters: two of them still stand in one legend
+LONGEST_TIMEOUT = 1e8  # seconds, three years
+LARGEST_SEED = 2**63 - 1  # torch's, NumPy's and Python's generators take it
+MOST_EPOCHS = 10**6  # each leaves a row of metrics
+SCALES = ("full", "small", "tiny")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommConfig:
     """Processes, and how they exchange."""
 
-    backend: str = "auto"
-    processes: int | None = None
-    workers_per_process: int | None = None
-    timeout: float = 600
-    overlap: bool | None = None
-    bucket_cap_mb: float | None = None
-    engine: str = "exchange"
-    hook: str | None = None
-    hook_state: str | None = None
-    hook_options: dict | None = None
-    interface: str | None = None
+    backend: str = option(default="auto", choices=("auto", "simulated", "gloo", "nccl"))
+    processes: int | None = option("null = from workers and workers_per_process", default=None, at_least=1, instead=1)
+    workers_per_process: int | None = option(default=None, at_least=1)
+    timeout: int | float = option(
+        "seconds that a collective waits for the others", default=600, above=0, at_most=LONGEST_TIMEOUT
+    )
+    overlap: bool | None = option(
+        "exchange buckets of gradients during the backward pass; null = with gloo and nccl", default=None
+    )
+    bucket_cap_mb: int | float | None = option(
+        "MB of messages in a bucket; null = 1, then 25, and 25 of gradients for casts and on GPUs",
+        default=None,
+        above=0,
+        instead=25,
+    )
+    engine: str = option(
+        "exchange; ddp: stock DistributedDataParallel with its own hooks, the yardstick",
+        default="exchange",
+        choices=("exchange", "ddp"),
+    )
+    hook: str | None = option(
+        "of engine=ddp: a hook of anyone's, package.module:function(state, bucket); not counted", default=None
+    )
+    hook_state: str | None = option(
+        "makes that hook's state: package.module:factory(process_group, **hook_options)", default=None
+    )
+    hook_options: dict | None = option("{matrix_approximation_rank: 2} for torch's PowerSGDState, say", default=None)
+    interface: str | None = option(
+        "network interface that gloo and NCCL use, whose byte counters are recorded", default=None
+    )
+
+    chosen_as = {
+        "auto": Choice(
+            "torchrun or Slurm where they have started us; else nccl with two GPUs or more; else all workers in one "
+            "process"
+        ),
+        "gloo": Choice("processes on CPUs (or GPUs) over gloo", {"backend": "gloo"}),
+        "nccl": Choice("one process per GPU over NCCL", {"backend": "nccl"}),
+        "simulated": Choice("all workers in one process", {"backend": "simulated"}),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig:
-    """What is looked at once per epoch."""
+    """Once per epoch, for figures."""
 
-    norms: bool = False
-    error: bool = False
+    norms: bool = option("of worker 0's summed gradients, per layer", default=False)
+    error: bool = option("of worker 0's first compressed message, relative: ||x - C(x)||^2 / ||x||^2", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """When the state is saved, and how much of it stays."""
 
-    every: int | None = None
-    minutes: float = 10
-    keep: int = 2
-    best: bool = False
-    background: bool = False
+    every: int | None = option(
+        "steps between checkpoints; null = one per epoch, 0 = none but of a run that is stopped",
+        default=None,
+        at_least=0,
+    )
+    minutes: int | float = option("at least one in so many minutes; 0 = by `every` alone", default=10, at_least=0)
+    keep: int = option(
+        "newest checkpoints that stay while the run goes on; at its end the last one does",
+        default=2,
+        at_least=1,
+        instead=NEAREST,
+    )
+    best: bool = option("true = keep the weights of the best epoch, too, in best.pt", default=False)
+    background: bool = option("true = a thread writes a copy of the state while training goes on", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathsConfig:
-    """Where things are."""
+    """Folders, relative to the current one."""
 
-    data: str = "data"
-    runs: str = "results/runs"
+    data: str = option("of data sets", default="data")
+    runs: str = option("in which each run makes a folder of its own", default="results/runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,33 +121,91 @@ class RunConfig:
     comm: CommConfig = field(default_factory=CommConfig)
     network: Config
     tracker: Config
-    label: str | None = None
-    seed: int = 0
-    scale: str = "full"
-    epochs: int = 60
-    batch_size: int | list[int] = 32
-    micro_batch_size: int | None = None
-    clip_norm: float | None = None
-    clip_at: str | None = None
-    precision: str | None = None
-    compile: str | None = None
-    channels_last: bool | None = None
-    workers: int | None = None
-    device: str = "auto"
-    deterministic: bool = False
-    graphs: bool | None = None
-    workers_at_once: int = 1
-    threads: int | None = None
-    bn: str = "pooled"
-    target: float | None = None
-    target_every: float = 1.0
-    resume: str | None = None
-    resume_sweep: bool = False
+    label: str | None = option(
+        f"what reports call this arm, text of 1 to {LONGEST_LABEL} characters; null = a name made of its options",
+        default=None,
+    )
+    seed: int = option(default=0, at_least=0, at_most=LARGEST_SEED, instead=NEAREST)
+    scale: str = option("full, small, tiny: how long +experiment=... trains, and on how much data", default="full")
+    epochs: int = option(default=60, at_least=1, at_most=MOST_EPOCHS)
+    batch_size: int | list[int] = option(
+        "samples per worker and step; [64,32,32,32] = of each worker, means are weighted by them", default=32
+    )
+    micro_batch_size: int | None = option("samples per backward pass; null = the whole batch", default=None, at_least=1)
+    clip_norm: int | float | None = option("largest global L2 norm of a gradient", default=None, above=0, instead=1.0)
+    clip_at: str | None = option(
+        "before (null): each worker's, before anything else is done with it; after: of the exchanged mean",
+        default=None,
+        choices=("before", "after"),
+    )
+    precision: str | None = option(
+        "of forward and loss: float32 (null), bfloat16, or float16 with a loss scale",
+        default=None,
+        choices=("float32", "bfloat16", "float16"),
+    )
+    compile: str | None = option(
+        "torch.compile of the forward pass: inductor, or aot_eager, eager to find errors; null = none",
+        default=None,
+        choices=("inductor", "aot_eager", "eager"),
+    )
+    channels_last: bool | None = option("true = model and images in that memory format", default=None)
+    workers: int | None = option(
+        "in all; null = comm.processes x comm.workers_per_process, or 4", default=None, at_least=1
+    )
+    device: str = option(default="auto", choices=("auto", "cpu", "cuda"))
+    deterministic: bool = option(
+        "true = kernels that repeat themselves, no TF32: bit for bit on a GPU, too, and slower", default=False
+    )
+    graphs: bool | None = option(
+        "steps are captured and replayed on a GPU; null = what can be, false = nothing, true = or the run is refused",
+        default=None,
+    )
+    workers_at_once: int = option(
+        "of one process whose replayed passes a GPU computes side by side; at most the workers", default=1, at_least=1
+    )
+    threads: int | None = option(
+        "of each process on the CPU; null = OMP_NUM_THREADS, or its share of the cores where that pays",
+        default=None,
+        at_least=1,
+    )
+    bn: str = option(
+        "BatchNorm statistics to evaluate with: pooled, average, recompute, rank0, local",
+        default="pooled",
+        choices=("pooled", "average", "recompute", "rank0", "local"),
+    )
+    target: int | float | None = option(
+        "accuracy in (0, 1], or perplexity; reports the time and the bytes it took", default=None
+    )
+    target_every: int | float = option(
+        "epochs from one look for the target to the next: 1, or a share of one; looks are on no clock",
+        default=1.0,
+        above=0,
+        at_most=1,
+        instead=0.25,
+    )
+    resume: str | None = option("a run folder to continue", default=None)
+    resume_sweep: bool = option(
+        "skip what is done already under paths.runs, go on with what was stopped", default=False
+    )
     measure: MeasureConfig = field(default_factory=MeasureConfig)
-    profile: int = 0
+    profile: int = option(
+        "steps that torch.profiler records, after the first one: trace.json and profile.txt; 0 = none",
+        default=0,
+        at_least=0,
+    )
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
     choices: dict[str, str] = field(default_factory=dict)
+
+    def check_options(self) -> None:
+        """Refuse values that break their declaration.
+
+        Raises:
+            ValueRefused: for the first one.
+        """
+        check_options(self)
+        for name in PARTS:
+            check_options(getattr(self, name), f"{name}.")
 
     @classmethod
     def from_dict(cls, cfg: Config) -> "RunConfig":

@@ -2,13 +2,15 @@
 
     python -m scripts.options
 
-A file is written for each name in a class's `chosen_as`. Files of classes that declare nothing stay as they are.
+A file is written for each name in a class's `chosen_as`. Files of classes that declare nothing stay as they are. In
+conf/config.yaml the options of every run are written; what Hydra reads before and behind them stays as it is.
 """
 
+import dataclasses
 import importlib
 import pkgutil
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from accordion_bench.compressors.assemble import options_beside
 from accordion_bench.options.checks import show
 from accordion_bench.options.conf_dir import conf_dir, package_dir
 from accordion_bench.options.option import Choice, Option, options_of
+from accordion_bench.run_config import PARTS, RunConfig
 from accordion_bench.sync.outer import OuterSGD, SlowMo
 
 PACKAGES = {
@@ -25,12 +28,18 @@ PACKAGES = {
     "network": "network",
     "schedule": "schedules",
     "sync": "sync",
+    "model": "models",
+    "optimizer": "optimizers",
+    "tracker": "trackers",
+    "comm": "run_config",
 }
+EVERY_RUN = {"": RunConfig, **{name: part for name, part in PARTS.items() if name not in PACKAGES}}
 INSIDE = ("adaptive",)  # groups of which several may be chosen, each in a place of its own
 BESIDE: dict[str, Callable[[Any], Mapping[str, Option]]] = {
     "compressor": options_beside,
     "sync": lambda cls: {**options_of(SlowMo), **options_of(OuterSGD)},
 }
+CONFIG = conf_dir() / "config.yaml"
 DOCS = package_dir().parent / "docs" / "options.md"
 COLUMN = 27  # of comments
 WIDTH = 119
@@ -39,9 +48,10 @@ WIDTH = 119
 def declared(group: str) -> Iterator[tuple[str, Any, Choice]]:
     """(Name, class, what its file says) of each choice of a config group that a class declares."""
     package = importlib.import_module(f"accordion_bench.{PACKAGES[group]}")
-    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        for cls in vars(importlib.import_module(found.name)).values():
-            if isinstance(cls, type) and cls.__module__ == found.name and "chosen_as" in vars(cls):
+    inside = (found.name for found in pkgutil.iter_modules(getattr(package, "__path__", []), f"{package.__name__}."))
+    for module in (package.__name__, *inside):
+        for cls in vars(importlib.import_module(module)).values():
+            if isinstance(cls, type) and cls.__module__ == module and "chosen_as" in vars(cls):
                 yield from ((name, cls, choice) for name, choice in vars(cls)["chosen_as"].items())
 
 
@@ -75,27 +85,52 @@ def yaml_text(group: str, name: str, cls: Any, choice: Choice) -> str:
     package = [f"# @package {group}.{name}"] if group in INSIDE else []
     selected = [f"  - override /{other}@_global_.{other}: {choice}" for other, choice in choice.selects.items()]
     head = [*package, *(f"# {line}" for line in told), *(["defaults:", *selected, "  - _self_"] if selected else [])]
-    target = f"_target_: {cls.__module__}.{cls.__qualname__}"
-    return "\n".join([*head, target, *options, *brought]) + "\n"
+    path = choice.target or f"{cls.__module__}.{cls.__qualname__}"
+    target = [] if cls in PARTS.values() else [f"_target_: {path}"]  # a part of the run is no object of its own
+    return "\n".join([*head, *target, *options, *brought]) + "\n"
+
+
+def config_text() -> str:
+    """conf/config.yaml, with the options of every run."""
+    text, lines = CONFIG.read_text(encoding="utf-8"), []
+    for field in dataclasses.fields(RunConfig):
+        if one := options_of(RunConfig).get(field.name):
+            lines.append(_line(f"{field.name}: {as_yaml(one.default)}", one.comment))
+        elif part := EVERY_RUN.get(field.name):
+            inside = (_line(f"  {key}: {as_yaml(own.default)}", own.comment) for key, own in options_of(part).items())
+            lines += ["", _line(f"{field.name}:", _told(part)), *inside, ""]
+    own = "\n".join(lines).strip().replace("\n\n\n", "\n\n")
+    return "".join([text.partition("\n\n")[0], "\n\n", own, "\n", *text.partition("\nhydra:\n")[1:]])
+
+
+def _told(part: Any) -> str:
+    return f"{part.__doc__[0].lower()}{part.__doc__[1:].removesuffix('.')}"
 
 
 def tables() -> str:
     """docs/options.md: the options of each choice in a table."""
     parts = [
         "# Options",
-        "Written by `python -m scripts.options` from what the classes declare. `--help all` has the other groups, and\n"
-        "options of every run, too.",
+        "Written by `python -m scripts.options` from what the classes declare. `--help all` has the other groups, too.",
+        "## Every run",
+        _table(
+            (f"{prefix}.{key}".lstrip("."), one.default, one.comment)
+            for prefix, cls in EVERY_RUN.items()
+            for key, one in options_of(cls).items()
+        ),
     ]
     for group in PACKAGES:
         parts.append(f"## {group}")
         for name, cls, choice in sorted(declared(group), key=lambda case: case[0]):
-            rows = [
-                f"| `{key}` | `{as_yaml(value)}` | {comment} |" for key, value, comment in lines_of(group, cls, choice)
-            ]
             parts += [f"### {group}={name}", textwrap.fill(f"{choice.told[0].upper()}{choice.told[1:]}.", WIDTH)]
-            if rows:
-                parts.append("\n".join(["| option | default | |", "|---|---|---|", *rows]))
-    return "\n\n".join(parts) + "\n"
+            parts.append(_table(lines_of(group, cls, choice)))
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _table(lines: Iterable[tuple[str, Any, str]]) -> str:
+    """Option, default, comment; "" where there is none."""
+    rows = [f"| `{key}` | `{as_yaml(value)}` | {comment} |" for key, value, comment in lines]
+    return "\n".join(["| option | default | |", "|---|---|---|", *rows]) if rows else ""
 
 
 def as_yaml(value: Any) -> str:
@@ -115,6 +150,7 @@ def main() -> None:
     for group in PACKAGES:
         for name, cls, choice in declared(group):
             (conf_dir() / group / f"{name}.yaml").write_text(yaml_text(group, name, cls, choice), encoding="utf-8")
+    CONFIG.write_text(config_text(), encoding="utf-8")
     DOCS.write_text(tables(), encoding="utf-8")
 
 

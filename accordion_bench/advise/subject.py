@@ -20,14 +20,12 @@ from accordion_bench.forward.precision import autocast
 from accordion_bench.forward.task import task_of
 from accordion_bench.forward.trial import flops_per_kernel
 from accordion_bench.optimizers.inner import parameter_kinds
-from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import build, target
 from accordion_bench.options.override import key_of
 from accordion_bench.options.presets import named
 from accordion_bench.processes import threads
 from accordion_bench.run_config import RunConfig
-from accordion_bench.tensors.clip import check_clipping
 from accordion_bench.tensors.keyed_rng import key, seeded
 
 # of a model that does not say its own
@@ -111,12 +109,7 @@ def composed(overrides: Sequence[str]) -> tuple[RunConfig, str]:
 
 
 def beside(config: RunConfig) -> Beside:
-    """What a step does with gradients beside exchange and optimizer.
-
-    Raises:
-        ValueRefused: a value of clipping breaks a rule.
-    """
-    check_clipping(config.clip_norm, config.clip_at)
+    """What a step does with gradients beside exchange and optimizer."""
     return Beside(config.clip_norm, config.clip_at, config.measure.norms)
 
 
@@ -159,11 +152,10 @@ def device_of(config: RunConfig) -> torch.device:
     Raises:
         ValueRefused: there is no such device.
     """
-    name = checks.choice("device", config.device, ["auto", "cpu", "cuda"])
     there = torch.cuda.is_available()
-    if name == "cuda" and not there:
-        raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", name, "auto")
-    return torch.device("cuda" if there and name != "cpu" else "cpu")
+    if config.device == "cuda" and not there:
+        raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", "cuda", "auto")
+    return torch.device("cuda" if there and config.device != "cpu" else "cpu")
 
 
 def _threads(config: RunConfig, workers_each: int, model: nn.Module, dataset: Dataset) -> int:

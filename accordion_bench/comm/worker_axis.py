@@ -17,8 +17,6 @@ from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.real_view import as_kind_of, as_real
 from accordion_bench.tensors.same_shape import Blocks
 
-BN_POLICIES = ("pooled", "average", "recompute", "rank0", "local")
-
 
 class Passed(NamedTuple):
     """What a worker's passes leave: the loss of its batch, detached, and the gradients of a lone local worker [1, ...].

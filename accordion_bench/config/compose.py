@@ -22,8 +22,7 @@ from accordion_bench.options.checks import ConfigError, as_typed, show
 from accordion_bench.options.conf_dir import conf_dir, conf_dirs, options_of, plain, read_yaml, yaml_file
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import without_units
-
-SCALES = ("full", "small", "tiny")
+from accordion_bench.run_config import SCALES
 
 
 def register_resolvers() -> None:

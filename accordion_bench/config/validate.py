@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from torch import nn
 
-from accordion_bench.comm.worker_axis import BN_POLICIES
 from accordion_bench.config import capture_rules, ddp_rules
 from accordion_bench.config.components import Components, build_components, build_model, build_optimizer
 from accordion_bench.config.compose import refuse_unwritable
@@ -16,21 +15,21 @@ from accordion_bench.config.run_level import refuse_wrong
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.exchange.partition import sent_specs
 from accordion_bench.forward import compile, trial
-from accordion_bench.forward.precision import HALF, PRECISIONS
+from accordion_bench.forward.precision import HALF
 from accordion_bench.forward.task import task_of
 from accordion_bench.methods.compatibility import refuse_clipping_after
 from accordion_bench.optimizers.inner import parameter_kinds
+from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient
 from accordion_bench.options import checks
-from accordion_bench.options.advice import default_of
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import build, target
+from accordion_bench.options.option import options_of
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
 from accordion_bench.processes import threads
 from accordion_bench.processes.placement import Placement, processes_here, with_placement
 from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.tensors.clip import check_clipping
 
 
 def refuse_beyond(
@@ -116,24 +115,16 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     """
     refuse_wrong(config)
     check_kinds(config)
-    checks.choice("bn", config.bn, BN_POLICIES)
-    if config.precision is not None:
-        checks.choice("precision", config.precision, list(PRECISIONS))
-    check_clipping(config.clip_norm, config.clip_at)
     optimizer = config.optimizer
-    usual = default_of("optimizer.lr", config.choices) or 0.1
-    checks.number("optimizer.lr", optimizer.get("lr"), above=0, instead=usual)
-    checks.number("optimizer.weight_decay", optimizer.get("weight_decay", 0), at_least=0, instead=1e-4)
-    checks.number("optimizer.momentum", optimizer.get("momentum", 0), at_least=0, below=1, instead=0.9)
-    checks.boolean("optimizer.nesterov", optimizer.get("nesterov", False), instead=False)
+    declared = options_of(target(optimizer, "optimizer")) or options_of(SGDPlusGradient)  # of torch's, SGD's options
+    for key in [key for key in declared if key in ("lr", *optimizer)]:
+        declared[key].checked(optimizer.get(key), f"optimizer.{key}")
     if optimizer.get("nesterov") and not optimizer.get("momentum"):
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
     parts = build_components(with_placement(config, where), where.workers)
     if config.compile is not None:
         compile.refuse(config.compile, parts.dataset.task, where.device)
     capture_rules.refuse(config, parts, where)
-    if config.channels_last is not None:
-        checks.boolean("channels_last", config.channels_last)
     if config.channels_last and parts.dataset.task != "images":
         raise ValueRefused("channels_last", "null for a language model, which has no images", True, None)
     if config.precision == "float16" and parts.sync.local:

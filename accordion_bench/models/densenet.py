@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accordion_bench.models.weights import kaiming_
-from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.option import Choice, option, with_options
 
 
 class DenseLayer(nn.Module):
@@ -34,34 +35,37 @@ class Transition(nn.Module):
         return F.avg_pool2d(self.conv(F.relu(self.bn(x))), 2)
 
 
+@with_options
 class DenseNet(nn.Module):
     """Dense blocks of bottleneck layers; a transition between two of them halves the resolution.
 
     Args:
         in_channels, num_classes: of the data set.
-        growth: channels that a layer adds.
-        blocks: layers of each dense block.
-        reduction: share of the channels that a transition keeps, rounded down.
 
     Source: Huang et al. 2017 (arXiv 1608.06993). The defaults are those of the Accordion experiments: 1,000,618
     parameters with 10 classes.
     """
 
     min_size = 8  # halved three times
+    chosen_as = {
+        "densenet": Choice(
+            "DenseNet-BC as in the Accordion paper: 1,000,618 parameters with 10 classes (Huang et al. 2017)"
+        )
+    }
 
     def __init__(
         self,
         in_channels: int,
         num_classes: int,
-        growth: int = 12,
-        blocks: Sequence[int] = (6, 12, 24, 16),
-        reduction: float = 0.5,
+        growth: int = option("channels that a layer adds", default=12, at_least=1),
+        blocks: Sequence[int] = option("layers of each dense block", default=(6, 12, 24, 16)),
+        reduction: float = option(
+            "share of the channels that a transition keeps, rounded down", default=0.5, above=0, at_most=1
+        ),
     ) -> None:
         super().__init__()
-        checks.integer("growth", growth, at_least=1, instead=12)
-        checks.number("reduction", reduction, above=0, at_most=1, instead=0.5)
         if not blocks or not all(type(count) is int and count > 0 for count in blocks):
-            raise checks.ValueRefused("blocks", "a list of integers of at least 1", blocks, [6, 12, 24, 16])
+            raise ValueRefused("blocks", "a list of integers of at least 1", blocks, [6, 12, 24, 16])
         channels = 2 * growth
         layers: list[nn.Module] = [nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)]
         for block, count in enumerate(blocks):

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.models.weights import kaiming_
+from accordion_bench.options.option import Choice
 
 # channels of the branches: 1x1; 3x3 after a 1x1; 5x5 after a 1x1; 1x1 after pooling (Szegedy et al. 2015, table 1)
 BEFORE_FIRST_POOLING = [(64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)]
@@ -45,6 +46,13 @@ class GoogLeNet(nn.Module):
 
     Source: Szegedy et al. 2015 (arXiv 1409.4842).
     """
+
+    chosen_as = {
+        "googlenet": Choice(
+            "3x3 stem, no auxiliary heads, as in the Accordion paper: 6,166,250 parameters with 10 classes (Szegedy et "
+            "al. 2015)"
+        )
+    }
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__()

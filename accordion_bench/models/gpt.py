@@ -5,33 +5,47 @@ from torch import Tensor, nn
 
 from accordion_bench.models.transformer import blocks, initialise_
 from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 
 
+@with_options
 class GPT(nn.Module):
     """logits_t = E norm(x_t), x = blocks(d(E[bytes] + P)), d dropout; the embedding E is the output layer, too.
 
-    V d + P d + L (12 d^2 + 13 d) + 2 d parameters for V symbols and P positions.
+    V d + P d + L (12 d^2 + 13 d) + 2 d parameters for V symbols, P positions, L layers of width d. Dropout follows the
+    embedding, the attention and each half block.
 
     Args:
         vocabulary: number of symbols, V.
-        layers: blocks, L.
-        heads: of each block's attention; a divisor of `width`.
-        width: d, length of an embedding.
-        positions: P, the longest sequence.
-        dropout: share of activations that is zeroed after the embedding, in the attention and at the end of each half
-            block.
 
     Source: Radford et al. 2019 (GPT-2), with the exact GELU.
     """
 
     task = "bytes"
+    chosen_as = {
+        "gpt_nano": Choice("a causal transformer in a size for CPUs: 858,880 parameters with bytes"),
+        "gpt_small": Choice(
+            "a causal transformer for one GPU: 10,844,160 parameters with bytes",
+            {"layers": 6, "heads": 6, "width": 384},
+        ),
+        "gpt2": Choice(
+            "GPT-2's smallest form: 86,039,040 parameters with bytes, 124,439,808 with its own 50,257 tokens",
+            {"layers": 12, "heads": 12, "width": 768, "positions": 1024},
+        ),
+    }
 
     def __init__(
-        self, vocabulary: int, layers: int, heads: int, width: int, positions: int = 256, dropout: float = 0.0
+        self,
+        vocabulary: int,
+        layers: int = option(default=4, at_least=1),
+        heads: int = option("a divisor of the width", default=4, at_least=1),
+        width: int = option("length of an embedding", default=128, at_least=1),
+        positions: int = option("the longest sequence; dataset.context may be shorter", default=256, at_least=1),
+        dropout: float = option("share of activations that is zeroed", default=0.0, at_least=0, below=1),
     ) -> None:
         super().__init__()
         checks.integer("vocabulary", vocabulary, at_least=2)
-        self.positions = checks.integer("positions", positions, at_least=1, instead=256)
+        self.positions = positions
         checked = blocks(layers, width, heads, causal=True, dropout=dropout)
         # in the order of the forward pass: its reverse is that in which gradients are there to be exchanged
         self.embedding, self.position_embedding = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)

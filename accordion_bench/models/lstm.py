@@ -4,10 +4,12 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 
 State = tuple[Tensor, Tensor]  # (h, c), [layers, B, hidden] each
 
 
+@with_options
 class LSTM(nn.Module):
     """logits_t = V y_t + b, y = d(LSTM(.. d(LSTM(d(E[tokens]))))), d dropout; with tied weights V is E.
 
@@ -16,26 +18,32 @@ class LSTM(nn.Module):
 
     Args:
         vocabulary: number of tokens.
-        hidden: units of each layer, and the length of a token's embedding.
-        layers: recurrent layers.
-        dropout: share of activations that is zeroed after the embedding, between layers and after the last one.
-        tied: embedding and output layer are one tensor (Press and Wolf 2017; Inan et al. 2017).
 
-    3 layers x 650, tied, has 31,819,578 parameters with WikiText-2's 33,278 tokens, as in the Accordion experiments.
+    Dropout follows the embedding and each layer; weights are tied as by Press and Wolf 2017, Inan et al. 2017. 3 layers
+    x 650, tied, has 31,819,578 parameters with WikiText-2's 33,278 tokens, as in the Accordion experiments.
     Source: Zaremba et al. 2014 (arXiv 1409.2329).
     """
 
     task = "text"
+    chosen_as = {
+        "lstm": Choice(
+            "language model as in the Accordion paper: 31,819,578 parameters with WikiText-2's 33,278 tokens"
+        ),
+        "lstm_small": Choice(
+            "the same language model in a size for CPUs", {"hidden": 128, "layers": 2, "dropout": 0.2}
+        ),
+    }
 
     def __init__(
-        self, vocabulary: int, hidden: int = 650, layers: int = 3, dropout: float = 0.4, tied: bool = True
+        self,
+        vocabulary: int,
+        hidden: int = option("units of each layer, and the length of an embedding", default=650, at_least=1),
+        layers: int = option(default=3, at_least=1),
+        dropout: float = option("share of activations that is zeroed", default=0.4, at_least=0, below=1),
+        tied: bool = option("embedding and output layer are one tensor", default=True),
     ) -> None:
         super().__init__()
         checks.integer("vocabulary", vocabulary, at_least=2)
-        checks.integer("hidden", hidden, at_least=1, instead=650)
-        checks.integer("layers", layers, at_least=1, instead=3)
-        dropout = checks.number("dropout", dropout, at_least=0, below=1, instead=0.4)
-        checks.boolean("tied", tied)
         self.dropout = nn.Dropout(dropout)
         self.embedding = nn.Embedding(vocabulary, hidden)
         # one module per layer: cuDNN's dropout between layers has a generator of its own, which no seed reaches

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from accordion_bench.models.weights import kaiming_
 from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 
 
 def _conv3x3(channels_in: int, channels: int, stride: int) -> nn.Conv2d:
@@ -103,36 +104,59 @@ class ResNet(nn.Module):
         return self.fc(y.mean((2, 3)))
 
 
+@with_options
 class CifarResNet(ResNet):
-    """ResNet-(6n+2) of He et al. 2016, section 4.2: widths 16, 32, 64, parameter-free shortcuts.
+    """ResNet-(6n+2) of He et al. 2016, section 4.2: ResNet-20 on CIFAR-10 has 269,722 parameters."""
 
-    Args:
-        depth: 6n + 2: 8, 20, 32, 56, 110. ResNet-20 on CIFAR-10 has 269,722 parameters.
-    """
+    chosen_as = {
+        f"resnet{depth}": Choice(
+            "He et al. 2016 in the CIFAR form: widths 16, 32, 64, parameter-free shortcuts", {"depth": depth}
+        )
+        for depth in (8, 20, 32, 56, 110)
+    }
 
-    def __init__(self, in_channels: int, num_classes: int, depth: int) -> None:
-        checks.integer("depth", depth, at_least=8, instead=20)
+    def __init__(
+        self, in_channels: int, num_classes: int, depth: int = option("6n + 2", default=20, at_least=8)
+    ) -> None:
         if (depth - 2) % 6:
             raise checks.ValueRefused("depth", "6n + 2", depth, 6 * max(1, round((depth - 2) / 6)) + 2)
         super().__init__(in_channels, num_classes, [16, 32, 64], [(depth - 2) // 6] * 3, "A")
 
 
 class ResNet18(ResNet):
-    """ResNet-18 with a 3x3 stem, as in Accordion's CIFAR runs: 11,173,962 parameters with 10 classes."""
+    """ResNet-18 with a 3x3 stem, as in Accordion's CIFAR runs."""
+
+    chosen_as = {
+        "resnet18": Choice(
+            "3x3 stem, widths 64 to 512, 1x1 projection shortcuts: 11,173,962 parameters with 10 classes"
+        )
+    }
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__(in_channels, num_classes, [64, 128, 256, 512], [2, 2, 2, 2], "B")
 
 
 class ResNet34(ResNet):
-    """ResNet-34 with a 3x3 stem: 21,282,122 parameters with 10 classes."""
+    """ResNet-34 with a 3x3 stem."""
+
+    chosen_as = {
+        "resnet34": Choice(
+            "3x3 stem, widths 64 to 512, 1x1 projection shortcuts: 21,282,122 parameters with 10 classes"
+        )
+    }
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__(in_channels, num_classes, [64, 128, 256, 512], [3, 4, 6, 3], "B")
 
 
 class ResNet50(ResNet):
-    """ResNet-50 with a 3x3 stem, bottleneck blocks: 23,520,842 parameters with 10 classes."""
+    """ResNet-50 with a 3x3 stem, bottleneck blocks."""
+
+    chosen_as = {
+        "resnet50": Choice(
+            "3x3 stem, bottleneck blocks, 1x1 projection shortcuts: 23,520,842 parameters with 10 classes"
+        )
+    }
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__(in_channels, num_classes, [64, 128, 256, 512], [3, 4, 6, 3], "B", Bottleneck)

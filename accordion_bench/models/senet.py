@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accordion_bench.models.weights import kaiming_
-from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 
 REDUCTION = 16
 
@@ -30,19 +30,33 @@ class SEBlock(nn.Module):
         return F.relu(gate[:, :, None, None] * y + self.shortcut(x))
 
 
+@with_options
 class SENet18(nn.Module):
     """As ResNet-18, with SE blocks (two linear layers, reduction 16), biased convolutions, a ReLU after the second BN.
 
     Args:
         in_channels, num_classes: of the data set.
-        stage4: channels of the last stage; 516 as in Accordion's code gives 11,389,726 parameters with 10 classes.
 
     Source: Hu et al. 2018 (arXiv 1709.01507); the variant is that of the Accordion experiments.
     """
 
-    def __init__(self, in_channels: int, num_classes: int, stage4: int = 512) -> None:
+    chosen_as = {
+        "senet18": Choice(
+            "SE-ResNet-18, the SENet of the Accordion paper: biased convolutions, ReLU after the second BatchNorm"
+        )
+    }
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        stage4: int = option(
+            "channels of the last stage; 516 as in Accordion's code gives its 11,389,726 parameters",
+            default=512,
+            at_least=REDUCTION,
+        ),
+    ) -> None:
         super().__init__()
-        checks.integer("stage4", stage4, at_least=REDUCTION, instead=512)
         self.stem = _conv_bn(in_channels, 64, 3, 1)
         blocks, channels = [], 64
         for width, stride in ((64, 1), (128, 2), (256, 2), (stage4, 2)):

@@ -4,6 +4,7 @@ from torch import Tensor, nn
 
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.option import Choice, option, with_options
 
 # smallest image side that a family accepts, where that is not 1; maxvit and vit accept none above 224
 MIN_SIZE = {
@@ -20,7 +21,15 @@ MIN_SIZE = {
     "vit": 224,
 }
 
+IMAGENET_SIZES = {
+    "resnet18": "11,689,512",
+    "resnet50": "25,557,032",
+    "resnet101": "44,549,160",
+    "vgg16": "138,357,544",
+}
 
+
+@with_options
 class Torchvision(nn.Module):
     """A classifier of torchvision with its own random first weights, never pretrained ones.
 
@@ -29,7 +38,6 @@ class Torchvision(nn.Module):
     Args:
         in_channels: 3; torchvision's networks take colour images.
         num_classes: of the data set.
-        name: as torchvision.models.list_models spells it.
 
     Attributes:
         min_size: pixels of the smallest image side.
@@ -38,8 +46,25 @@ class Torchvision(nn.Module):
 
     min_size = 1
     usual_data = "imagenet"
+    chosen_as = {
+        "torchvision": Choice(
+            "any classifier of torchvision by its name, random weights: model=torchvision model.name=mobilenet_v2"
+        ),
+        **{
+            f"imagenet_{name}": Choice(
+                f"torchvision's {name}, the ImageNet form, random weights: {size} parameters with 1,000 classes",
+                {"name": name},
+            )
+            for name, size in IMAGENET_SIZES.items()
+        },
+    }
 
-    def __init__(self, in_channels: int, num_classes: int, name: str) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        name: str = option("as torchvision.models.list_models spells it", default="resnet18"),
+    ) -> None:
         super().__init__()
         from torchvision import models  # takes seconds to import: only runs that need it pay
 

@@ -5,7 +5,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
 
 STD = 0.02  # of first values, as in GPT-2
 
@@ -59,18 +59,14 @@ class Block(nn.Module):
 
 
 def blocks(layers: int, width: int, heads: int, causal: bool, dropout: float) -> nn.Sequential:
-    """So many blocks, of checked options.
+    """So many blocks.
 
     Raises:
-        ValueRefused: an option is wrong.
+        ValueRefused: `heads` is no divisor of `width`.
     """
-    checks.integer("layers", layers, at_least=1, instead=4)
-    checks.integer("width", width, at_least=1, instead=128)
-    checks.integer("heads", heads, at_least=1, instead=4)
     if width % heads:
         divisor = max(d for d in range(1, heads) if width % d == 0)
-        raise checks.ValueRefused("heads", f"a divisor of width={width}", heads, divisor)
-    dropout = checks.number("dropout", dropout, at_least=0, below=1, instead=0.0)
+        raise ValueRefused("heads", f"a divisor of width={width}", heads, divisor)
     return nn.Sequential(*(Block(width, heads, causal, dropout) for _ in range(layers)))
 
 

@@ -3,39 +3,56 @@
 from torch import Tensor, nn
 
 from accordion_bench.models.weights import kaiming_
-from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 
 WIDTHS = (1, 2, 4, 8, 8)  # channels of the groups, in those of the first
 WIDTH = 64
 CONVOLUTIONS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # configurations D and E
 
 
+@with_options
 class VGG(nn.Module):
     """Five groups of 3x3 convolutions (with bias, BatchNorm, ReLU), each before a 2x2 max pooling; then a classifier.
 
     Args:
         in_channels, num_classes: of the data set.
-        depth: 16 or 19.
-        classifier: `linear`: one layer 512 -> classes; `paper`: 512 -> 512 -> 512 -> classes with ReLU and dropout 0.5,
-            as in the Accordion experiments (VGG-19: 20,565,834 parameters with 10 classes).
-        width: channels of the first group; None = 64, the paper's. Time and parameters grow with its square.
 
-    Raises:
-        ConfigError: the depth or the width cannot be, or the classifier is none of the two.
+    `classifier=paper` is 512 -> 512 -> 512 -> classes with ReLU and dropout 0.5 (VGG-19: 20,565,834 parameters with 10
+    classes).
 
     Source: Simonyan and Zisserman 2015 (arXiv 1409.1556).
     """
 
     min_size = 32  # halved five times
+    chosen_as = {
+        "vgg16": Choice(
+            "configuration D with BatchNorm: 14,728,266 parameters with 10 classes (Simonyan and Zisserman 2015)"
+        ),
+        "vgg19": Choice(
+            "configuration E with BatchNorm: 20,040,522 parameters with 10 classes (Simonyan and Zisserman 2015)",
+            {"depth": 19},
+        ),
+    }
 
     def __init__(
-        self, in_channels: int, num_classes: int, depth: int, classifier: str = "linear", width: int | None = None
+        self,
+        in_channels: int,
+        num_classes: int,
+        depth: int = option(default=16, choices=(16, 19)),
+        classifier: str = option(
+            "linear = one layer, usual on CIFAR; paper = three with dropout, as in the Accordion paper",
+            default="linear",
+            choices=("linear", "paper"),
+        ),
+        width: int | None = option(
+            "channels of the first group; null = 64. Time and parameters grow with its square",
+            default=None,
+            at_least=1,
+            instead=WIDTH,
+        ),
     ) -> None:
         super().__init__()
-        if depth not in CONVOLUTIONS:
-            raise checks.ValueRefused("depth", "16 or 19", depth, 16)
-        checks.choice("classifier", classifier, ["linear", "paper"])
-        first = WIDTH if width is None else checks.integer("width", width, at_least=1, instead=WIDTH)
+        first = WIDTH if width is None else width
         layers: list[nn.Module] = []
         channels = in_channels
         for times, count in zip(WIDTHS, CONVOLUTIONS[depth], strict=True):

@@ -4,45 +4,42 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.models.transformer import STD, blocks, initialise_
-from accordion_bench.options import checks
+from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.option import Choice, option, with_options
 
 
+@with_options
 class ViT(nn.Module):
     """logits = W mean(norm(blocks(d(patches of the image, as vectors, + P)))) + b, d dropout.
 
-    (C p^2 + 1) d + N d + L (12 d^2 + 13 d) + 2 d + (d + 1) K parameters for N patches of C channels and K classes.
+    (C p^2 + 1) d + N d + L (12 d^2 + 13 d) + 2 d + (d + 1) K parameters for N patches of C channels, p pixels wide, L
+    layers of width d and K classes. Dropout follows the patches, the attention and each half block.
 
     Args:
         in_channels, num_classes: of the data set, C and K.
-        image_size: side of the images in pixels.
-        patch: side of a patch in pixels, p; a divisor of `image_size`.
-        layers: blocks, L.
-        heads: of each block's attention; a divisor of `width`.
-        width: d, length of a patch's vector.
-        dropout: share of activations that is zeroed after the patches, in the attention and at the end of each half
-            block.
 
     Source: Dosovitskiy et al. 2021 (arXiv 2010.11929); the mean over the patches in the place of a class token is that
     of Beyer et al. 2022 (arXiv 2205.01580).
     """
 
+    chosen_as = {"vit_tiny": Choice("vision transformer for 32x32 images: 4,027,786 parameters with 10 classes")}
+
     def __init__(
         self,
         in_channels: int,
         num_classes: int,
-        image_size: int,
-        patch: int,
-        layers: int,
-        heads: int,
-        width: int,
-        dropout: float = 0.0,
+        image_size: int = option("pixels; 8 for dataset=digits", default=32, at_least=1),
+        patch: int = option("side of a patch in pixels, a divisor of image_size", default=4, at_least=1),
+        layers: int = option(default=9, at_least=1),
+        heads: int = option("a divisor of the width", default=3, at_least=1),
+        width: int = option("length of a patch's vector", default=192, at_least=1),
+        dropout: float = option("share of activations that is zeroed", default=0.0, at_least=0, below=1),
     ) -> None:
         super().__init__()
-        self.image_size = checks.integer("image_size", image_size, at_least=1, instead=32)
-        checks.integer("patch", patch, at_least=1, instead=4)
+        self.image_size = image_size
         if image_size % patch:
             divisor = max(side for side in range(1, min(patch, image_size) + 1) if image_size % side == 0)
-            raise checks.ValueRefused("patch", f"a divisor of image_size={image_size}", patch, divisor)
+            raise ValueRefused("patch", f"a divisor of image_size={image_size}", patch, divisor)
         checked = blocks(layers, width, heads, causal=False, dropout=dropout)
         # in the order of the forward pass: its reverse is that in which gradients are there to be exchanged
         self.patches = nn.Conv2d(in_channels, width, patch, stride=patch)

@@ -1,26 +1,26 @@
 """AdamW whose decay may leave biases and norms alone, and what is left of it where a method takes the step itself."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
+
+NO_GROWTH = "its steps do not grow with the gradient"
+MATRICES = "all (null), or matrices: neither biases nor norms, as usual for transformers"
 
 
+@with_options
 class AdamW(torch.optim.AdamW):
     """m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  x <- x - lr lambda x - lr m' / (sqrt(v') + eps).
 
     m' and v' are m / (1 - b1^t) and v / (1 - b2^t); everything else is torch.optim.AdamW's.
 
     Args:
-        params: what is trained.
-        lr: learning rate.
-        betas: b1 and b2; larger = longer memory.
-        weight_decay: lambda.
-        decay_on: None = all parameters decay; `matrices` = those of two dimensions and more (embeddings among them), as
-            usual for transformers: neither biases nor the scales of norms do.
+        params: what is trained; `matrices` are those of two dimensions and more, embeddings among them.
         fused: one kernel for many parameters, on a GPU.
         options: further ones of torch.optim.AdamW.
 
@@ -31,19 +31,25 @@ class AdamW(torch.optim.AdamW):
     """
 
     decaying = "accordion_bench.optimizers.adamw.Decay"
+    chosen_as = {
+        "adamw": Choice(
+            "Adam whose decay is decoupled from the gradient (Loshchilov and Hutter 2019)",
+            brings={"schedule.lr_scaling": ("sqrt", f"{NO_GROWTH} (Malladi et al. 2022)")},
+        )
+    }
 
     def __init__(
         self,
         params: Iterable[nn.Parameter],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        weight_decay: float = 0.01,
-        decay_on: str | None = None,
+        lr: float = option("learning rate of one worker; the schedule scales it", default=1e-3, above=0),
+        betas: Sequence[float] = option("larger = longer memory", default=(0.9, 0.999)),
+        weight_decay: float = option("decoupled from the gradient; 0 = none", default=0.01, at_least=0),
+        decay_on: str | None = option(MATRICES, default=None, choices=("matrices",)),
         fused: bool | None = None,
         **options: Any,
     ) -> None:
-        groups = decaying_groups(params, decay_on)
-        super().__init__(groups, lr=lr, betas=betas, weight_decay=weight_decay, fused=fused, **options)
+        kept: Any = {"lr": lr, "betas": checks.betas(betas, [0.9, 0.999]), "weight_decay": weight_decay, "fused": fused}
+        super().__init__(decaying_groups(params, decay_on), **kept, **options)
 
 
 class Decay(AdamW):
@@ -71,7 +77,6 @@ def decaying_groups(params: Iterable[nn.Parameter], decay_on: str | None) -> lis
     """
     groups: list[dict[str, Any]] = [{"params": list(params)}]
     if decay_on is not None:
-        checks.choice("decay_on", decay_on, ["matrices"])
         matrices = [param for param in groups[0]["params"] if param.ndim > 1]
         others = [param for param in groups[0]["params"] if param.ndim <= 1]
         groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]

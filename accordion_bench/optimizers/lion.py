@@ -5,19 +5,17 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from accordion_bench.optimizers.adamw import decaying_groups
+from accordion_bench.optimizers.adamw import MATRICES, NO_GROWTH, decaying_groups
 from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 
 
+@with_options
 class Lion(torch.optim.Optimizer):
     """u = sgn(b1 m + (1 - b1) g);  m <- b2 m + (1 - b2) g;  x <- x - lr lambda x - lr u, with sgn 0 = 0.
 
     Args:
         params: what is trained.
-        lr: learning rate, a third to a tenth of AdamW's.
-        betas: b1 and b2, each in [0, 1); larger = longer memory.
-        weight_decay: lambda, three to ten times AdamW's.
-        decay_on: see `AdamW`.
 
     Class attributes:
         decaying: see `AdamW`.
@@ -29,14 +27,25 @@ class Lion(torch.optim.Optimizer):
     """
 
     decaying = "accordion_bench.optimizers.adamw.Decay"
+    chosen_as = {
+        "lion": Choice(
+            "steps of one size in every coordinate, by the sign of a momentum (Chen et al. 2023)",
+            {"lr": 3e-4, "weight_decay": 0.03},
+            brings={"schedule.lr_scaling": ("sqrt", NO_GROWTH)},
+        )
+    }
 
     def __init__(
         self,
         params: Iterable[nn.Parameter],
-        lr: float = 1e-4,
-        betas: Sequence[float] = (0.9, 0.99),
-        weight_decay: float = 0.0,
-        decay_on: str | None = None,
+        lr: float = option(
+            "learning rate of one worker, a third to a tenth of AdamW's; the schedule scales it", default=1e-4, above=0
+        ),
+        betas: Sequence[float] = option("larger = longer memory", default=(0.9, 0.99)),
+        weight_decay: float = option(
+            "decoupled from the gradient, three to ten times AdamW's; 0 = none", default=0.0, at_least=0
+        ),
+        decay_on: str | None = option(MATRICES, default=None, choices=("matrices",)),
     ) -> None:
         defaults = {"lr": lr, "betas": checks.betas(betas, [0.9, 0.99]), "weight_decay": weight_decay}
         super().__init__(decaying_groups(params, decay_on), defaults)

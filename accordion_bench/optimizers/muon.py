@@ -8,36 +8,29 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from accordion_bench.optimizers.adamw import NO_GROWTH
 from accordion_bench.optimizers.inner import MATRIX, TABLE, VECTOR, is_matrix, parameter_kinds
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.units import counted
 from accordion_bench.tensors.newton_schulz import PRECISIONS, orthogonalise
 
-SCALES = ("original", "match_rms_adamw")
 ADAMW_EPS = 1e-8
 
 
+@with_options
 class Muon(torch.optim.Optimizer):
     """B <- mu B + g;  O = NewtonSchulz(g + mu B);  x <- (1 - eta lambda) x - s eta O, for every hidden matrix [n, m].
 
     A tensor of more dimensions is the matrix of its first dimension by all others; matrices of one shape are made
-    orthogonal together. Tables (embeddings, output layer) and vectors are AdamW's, with the learning rate
-    `adamw_factor` eta.
+    orthogonal together. A step moves a matrix by about s eta in each direction, whatever the gradient's size. Tables
+    (embeddings, output layer) and vectors are AdamW's, with the learning rate `adamw_factor` eta.
 
     Args:
         params: what is trained.
-        lr: eta, of the matrices; a step moves a matrix by about s eta in each direction, whatever the gradient's size.
-        momentum: mu, in [0, 1).
         nesterov: g + mu B is made orthogonal; else B.
-        weight_decay: lambda, decoupled from the gradient.
-        decay_on: `matrices` and tables, as usual for transformers; None = vectors decay, too.
-        adjust_lr_fn: s: `original`, sqrt(max(1, n / m)); `match_rms_adamw`, 0.2 sqrt(max(n, m)), with which entries
-            move as much as AdamW's, so that AdamW's learning rate and decay fit.
-        ns_steps: of Newton-Schulz; more = closer to orthogonal, and slower.
-        ns_precision: type of its products: `bfloat16`; None = that of the parameters.
-        adamw_factor: AdamW's learning rate as a multiple of `lr`.
-        betas: AdamW's.
+        adjust_lr_fn: s: `original`, sqrt(max(1, n / m)); `match_rms_adamw`, 0.2 sqrt(max(n, m)).
         kinds: what each parameter is, see `parameter_kinds`; None = a matrix, if it can be one.
 
     Raises:
@@ -47,28 +40,41 @@ class Muon(torch.optim.Optimizer):
     2025 (arXiv 2502.16982).
     """
 
+    chosen_as = {
+        "muon": Choice(
+            "hidden matrices by momentum that is made orthogonal, the rest by AdamW; the start of a run says which is "
+            "which",
+            brings={"schedule.lr_scaling": ("sqrt", NO_GROWTH)},
+        )
+    }
+
     def __init__(
         self,
         params: Any,
-        lr: float = 0.02,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        weight_decay: float = 0.01,
-        decay_on: str | None = "matrices",
-        adjust_lr_fn: str = "original",
-        ns_steps: int = 5,
-        ns_precision: str | None = "bfloat16",
-        adamw_factor: float = 0.05,
-        betas: Sequence[float] = (0.9, 0.95),
+        lr: float = option("of one worker, for matrices; the schedule scales it", default=0.02, above=0),
+        momentum: float = option("0 = none", default=0.95, at_least=0, below=1),
+        nesterov: bool = option("Nesterov's momentum", default=True),
+        weight_decay: float = option("decoupled from the gradient; 0 = none", default=0.01, at_least=0),
+        decay_on: str | None = option(
+            "matrices: neither biases nor norms; null = all", default="matrices", choices=("matrices",)
+        ),
+        adjust_lr_fn: str = option(
+            "original; match_rms_adamw: steps as long as AdamW's, so that its lr (1e-3) and decay (0.1) fit",
+            default="original",
+            choices=("original", "match_rms_adamw"),
+        ),
+        ns_steps: int = option(
+            "of Newton-Schulz; more = closer to orthogonal, and slower", default=5, at_least=1, at_most=99, instead=5
+        ),
+        ns_precision: str | None = option(
+            "bfloat16: of its products; null = that of the parameters", default="bfloat16", choices=("bfloat16",)
+        ),
+        adamw_factor: float = option(
+            "AdamW's learning rate as a multiple of lr; 1 with match_rms_adamw", default=0.05, above=0
+        ),
+        betas: Sequence[float] = option("AdamW's", default=(0.9, 0.95)),
         kinds: Sequence[str] | None = None,
     ) -> None:
-        checks.choice("adjust_lr_fn", adjust_lr_fn, SCALES)
-        if decay_on is not None:
-            checks.choice("decay_on", decay_on, ["matrices"])
-        checks.integer("ns_steps", ns_steps, at_least=1, at_most=99, instead=5)
-        if ns_precision not in PRECISIONS:
-            raise checks.ValueRefused("ns_precision", "bfloat16 or {null}", ns_precision, "bfloat16")
-        checks.number("adamw_factor", adamw_factor, above=0, instead=0.05)
         betas = checks.betas(betas, [0.9, 0.95])
         params = list(params)
         if kinds is None:

@@ -1,29 +1,49 @@
-"""SGD in which a gradient counts once more in its own step: the language model of Accordion's official code."""
+"""The options of SGD; and SGD in which a gradient counts once more, for the language model of Accordion's code."""
 
 from typing import Any
 
 import torch
 
 from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 
 
+@with_options
 class SGDPlusGradient(torch.optim.SGD):
     """v <- mu v + g;  x <- x - lr (g + v): a gradient counts once more in its own step than with SGD.
 
     Args:
         params: what is trained.
-        nesterov: must be false.
-        options: those of torch.optim.SGD.
+        nesterov: must be false; the other options are also those of torch.optim.SGD.
 
     Source: the language model of Accordion's official code (Agarwal et al., MLSys 2021, arXiv 2010.16248); there all
     but the first v start from uninitialised memory, here from 0.
     """
 
-    def __init__(self, params: Any, nesterov: bool = False, **options: Any) -> None:
+    chosen_as = {
+        "sgd": Choice(
+            "with momentum. ${brought:X} is X, unless another choice brings its own, such as sync=slowmo; what is "
+            "typed wins",
+            {"weight_decay": 1e-4},
+            target="torch.optim.SGD",
+        ),
+        "sgd_plus_gradient": Choice(
+            "SGD whose step takes the gradient and the momentum: the language model of Accordion's code"
+        ),
+    }
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = option("of one worker; schedule.lr_scaling raises it", default=0.1, above=0, brought=True),
+        momentum: float = option("0 = none", default=0.9, at_least=0, below=1, brought=True),
+        nesterov: bool = option("Nesterov's momentum", default=False, brought=True),
+        weight_decay: float = option("L2 penalty; 0 = none", default=0.0, at_least=0),
+    ) -> None:
         if nesterov:
             rule = "{false}, because g + v takes its place"
             raise checks.ValueRefused("nesterov", rule, nesterov, False)
-        super().__init__(params, **options)
+        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

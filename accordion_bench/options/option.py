@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -123,6 +124,10 @@ def with_options(cls: type[Made]) -> type[Made]:
     checks the options (`options.component.Component` has the first), goes on with rules about several options, and
     derives what hangs on them.
 
+    A class that has a constructor in its body, as modules and optimizers of torch need, declares its options there, as
+    defaults of the arguments: `depth: int = option("of the network", default=20, at_least=8)`. They are checked before
+    the body runs, which gets their values.
+
     Example:
         >>> @with_options
         ... class LowRank(Component):
@@ -130,17 +135,52 @@ def with_options(cls: type[Made]) -> type[Made]:
         >>> LowRank(rank=4).rank
         4
     """
-    return dataclass(eq=False, repr=False)(cls)
+    own = inspect.signature(cls.__init__).parameters if "__init__" in vars(cls) else {}
+    options = {
+        name: dataclasses.replace(one.default.metadata["option"], name=name, kinds=_kinds(one.annotation))
+        for name, one in own.items()
+        if isinstance(one.default, dataclasses.Field)
+    }
+    if not options:
+        return dataclass(eq=False, repr=False)(cls)
+    setattr(cls, "__init__", _checking(cls.__init__, options))  # noqa: B010
+    return cls
 
 
-def check_options(made: Any) -> None:
+def _checking(init: Any, options: Mapping[str, Option]) -> Any:
+    """A constructor whose arguments have options as defaults, with their values in that place, and their checks."""
+    signature = inspect.signature(init)
+    arguments = (
+        one.replace(default=options[name].default if name in options else one.default)
+        for name, one in signature.parameters.items()
+    )
+    signature = signature.replace(parameters=list(arguments))
+
+    @functools.wraps(init)
+    def checking(*positional: Any, **named: Any) -> None:
+        given = signature.bind(*positional, **named)
+        given.apply_defaults()
+        given.arguments |= {name: one.checked(given.arguments[name]) for name, one in options.items()}
+        init(*given.args, **given.kwargs)
+
+    vars(checking).update(__signature__=signature, options=options)
+    return checking
+
+
+def check_options(made: Any, prefix: str = "") -> None:
     """Check the values of all options of an object.
+
+    Args:
+        made: of a class that declares options.
+        prefix: of their names in messages, `comm.` say.
 
     Raises:
         ValueRefused: for the first that breaks its rule.
     """
     for name, own in options_of(type(made)).items():
-        setattr(made, name, own.checked(getattr(made, name)))
+        given = getattr(made, name)
+        if (value := own.checked(given, f"{prefix}{name}")) is not given:
+            setattr(made, name, value)
 
 
 def options_of(cls: Any) -> Mapping[str, Option]:
@@ -150,13 +190,16 @@ def options_of(cls: Any) -> Mapping[str, Option]:
 
 @functools.cache
 def _declared(cls: Any) -> Mapping[str, Option]:
-    found = {}
+    found = dict(getattr(cls.__init__, "options", {}))
     for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
         if own := field.metadata.get("option"):
-            union = isinstance(field.type, types.UnionType)
-            kinds = typing.get_args(field.type) if union else (field.type,)
-            found[field.name] = dataclasses.replace(own, name=field.name, kinds=kinds)
+            found[field.name] = dataclasses.replace(own, name=field.name, kinds=_kinds(field.type))
     return found
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    """(int, NoneType) for `int | None`."""
+    return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
 
 
 @dataclass(frozen=True)
@@ -173,6 +216,7 @@ class Choice:
         comments: of options that say something else here.
         selects: choices of other groups that this one brings, unless they are typed.
         brings: defaults of other groups by dotted key, as the method's paper has them, each with a comment.
+        target: path of the class that takes these options, where that is another one than that which declares them.
     """
 
     told: str
@@ -182,3 +226,4 @@ class Choice:
     comments: Mapping[str, str] = dataclasses.field(default_factory=dict)
     selects: Mapping[str, str] = dataclasses.field(default_factory=dict)
     brings: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
+    target: str = ""

@@ -7,15 +7,11 @@ from dataclasses import dataclass, replace
 
 from accordion_bench.exchange.foreign_hook import refuse_hook
 from accordion_bench.network.meter import Interface
-from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.processes import machine, threads
 from accordion_bench.run_config import RunConfig
 
-BACKENDS = ("auto", "simulated", "gloo", "nccl")
-ENGINES = ("exchange", "ddp")
 DEFAULT_WORKERS = 4
-LONGEST_TIMEOUT = 1e8  # seconds, three years
 # in which a launcher says the number of a process on its machine, the nearest one first
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 PER_CORE = 16  # training processes; more of them only wait for each other
@@ -160,27 +156,10 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
 def _refuse_values(config: RunConfig, gpus: int) -> None:
     """Refuse values that are wrong by themselves."""
     comm = config.comm
-    checks.choice("comm.backend", comm.backend, BACKENDS)
-    checks.number("comm.timeout", comm.timeout, above=0, at_most=LONGEST_TIMEOUT, instead=600)
-    checks.choice("comm.engine", comm.engine, ENGINES)
-    if comm.overlap is not None:
-        checks.boolean("comm.overlap", comm.overlap)
-    if comm.bucket_cap_mb is not None:
-        checks.number("comm.bucket_cap_mb", comm.bucket_cap_mb, above=0, instead=25)
+    config.check_options()
     if comm.interface is not None:
         Interface(comm.interface)
     refuse_hook(comm.hook, comm.hook_state, comm.hook_options)
-    counts = {
-        "workers": config.workers,
-        "comm.processes": comm.processes,
-        "comm.workers_per_process": comm.workers_per_process,
-    }
-    for key, value in counts.items():
-        if value is not None:
-            alone = key == "comm.processes" and comm.backend == "simulated"
-            checks.integer(key, value, at_least=1, instead=1 if alone else None)
-    with_gpu = ["cuda"] if gpus or config.device == "cuda" else []
-    checks.choice("device", config.device, ["auto", "cpu", *with_gpu])
     if config.device == "cuda" and not gpus:
         raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", "cuda", "auto")
     if config.threads is not None:

@@ -23,12 +23,13 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import options_of
 from accordion_bench.processes.listening import LOOPBACK, listen, loopback, raise_descriptor_limit
-from accordion_bench.processes.placement import LONGEST_TIMEOUT, Placement, all_here, environment_ranks
+from accordion_bench.processes.placement import Placement, all_here, environment_ranks
 from accordion_bench.processes.sealed_store import SECRET, SealedStore, printable, shared_secret, whole_number
 from accordion_bench.processes.waiting import growing_pauses
 from accordion_bench.processes.watchdog import Watch
-from accordion_bench.run_config import RunConfig
+from accordion_bench.run_config import CommConfig, RunConfig
 from accordion_bench.runs import reuse
 
 ANSWER = 20.0  # seconds within which a store that listens must answer
@@ -57,7 +58,7 @@ def meet(timeout: float) -> Iterator[Watch | None]:
         yield None
         return
     processes, rank, local_rank = ranks
-    timeout = checks.number("comm.timeout", timeout, above=0, at_most=LONGEST_TIMEOUT, instead=600)
+    timeout = options_of(CommConfig)["timeout"].checked(timeout, "comm.timeout")
     if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         slurm = "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
         by_mpi = "OMPI_COMM_WORLD_RANK" in os.environ

@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accordion_bench.options.component import Component
+from accordion_bench.options.option import Choice, with_options
+
 
 @contextlib.contextmanager
 def figures_of(folder: Path, summary: dict[str, Any]) -> Iterator[Sequence[tuple[str, Path]]]:
@@ -25,7 +28,8 @@ def figures_of(folder: Path, summary: dict[str, Any]) -> Iterator[Sequence[tuple
         yield [(png.stem, png) for png in draw_all(arms, Path(out))]
 
 
-class Tracker:
+@with_options
+class Tracker(Component):
     """Gets every metrics row beside metrics.jsonl; this one does nothing with it.
 
     Attributes:
@@ -33,6 +37,7 @@ class Tracker:
     """
 
     by_step = False
+    chosen_as = {"none": Choice("rows go to no other place than the run folder")}
 
     def begin(self, cfg: dict[str, Any], folder: Path) -> None:
         """The run starts (or goes on)."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.runs.folder import RunFolder, log
 from accordion_bench.runs.secrets import masked
 from accordion_bench.trackers.base import Tracker, figures_of, scalars
@@ -18,19 +18,20 @@ OF_ENDS = {"_seconds": "time", "seconds": "time", "_bytes": "comm", "rounds": "c
 HPARAMS = ("metric", "best_metric", "wire_bytes", "payload_bytes", "seconds", "modelled_seconds")  # of summary.json
 
 
+@with_options
 class TensorBoard(Tracker):
     """Writes rows in groups, the loss of each step, options and figures into the run folder's `tensorboard/`.
 
     Groups are `train/`, `eval/`, `comm/` and `time/`; what is nested in a row keeps its name: `plan/`, `norms/`.
-
-    Args:
-        figures: draw the report's figures of this run at its end; a few seconds, in no measured time.
     """
 
-    by_step = True
+    figures: bool = option("of this run, drawn at its end; a few seconds, in no measured time", default=True)
 
-    def __init__(self, figures: bool = True) -> None:
-        self.figures = checks.boolean("figures", figures)
+    by_step = True
+    chosen_as = {"tensorboard": Choice("rows, losses of each step and figures, in the run folder's tensorboard/")}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if importlib.util.find_spec("tensorboard") is None:
             raise ConfigError("tracker=tensorboard needs the package tensorboard; type pip install tensorboard")
 

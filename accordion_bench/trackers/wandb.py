@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.network.link_options import link_name
-from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import trust
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.presets import named
 from accordion_bench.runs.folder import log
 from accordion_bench.runs.metrics import METRICS
@@ -63,27 +63,29 @@ def refuse_environment(environ: Mapping[str, str]) -> None:
             ) from None
 
 
+@with_options
 class Wandb(Tracker):
     """Logs the configuration, every row, the run's figures and its summary to wandb.
 
     Metrics and losses are drawn against payload bytes; wire bytes, seconds, modelled seconds and epochs can be chosen.
     A resumed run goes on under its old id.
-
-    Args:
-        mode: `offline` writes into the run folder and needs neither account nor network (`wandb sync` uploads it
-            later); `online` uploads.
-        project: wandb's project.
-        figures: draw the report's figures of this run at its end; a few seconds, in no measured time.
     """
 
-    by_step = True
+    mode: Any = option(
+        "offline needs neither account nor network (wandb sync uploads it later); online uploads",
+        default="offline",
+        choices=("offline", "online"),
+    )
+    project: str = option("wandb's", default="accordion_bench")
+    figures: bool = option("of this run, drawn at its end; a few seconds, in no measured time", default=True)
 
-    def __init__(self, mode: str = "offline", project: str = "accordion_bench", figures: bool = True) -> None:
-        self.mode: Any = checks.choice("mode", mode, ["offline", "online"])
-        self.figures = checks.boolean("figures", figures)
-        if not isinstance(project, str) or not re.fullmatch(r"[^/\\#?%:]{1,128}", project):
-            raise ValueRefused("project", r"1 to 128 characters without / \ # ? % :", project, "accordion_bench")
-        self.project = project
+    by_step = True
+    chosen_as = {"wandb": Choice("Weights & Biases: configuration, rows, figures and summary")}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.project, str) or not re.fullmatch(r"[^/\\#?%:]{1,128}", self.project):
+            raise ValueRefused("project", r"1 to 128 characters without / \ # ? % :", self.project, "accordion_bench")
         if importlib.util.find_spec("wandb") is None:
             raise ConfigError(
                 "tracker=wandb must find the package wandb, got none; type pip install 'accordion-bench[wandb]', "

@@ -196,20 +196,20 @@ def test_the_report_writes_its_name(outside):
 GROUPS = ("adaptive", "compressor", "sync", "dataset")
 OWN = ("adaptive", "compressors", "datasets", "sync")  # packages in which components may name each other
 DEFAULTS = {"none", "every_step"}  # of their groups in conf/config.yaml: what a run is without a component
-# also a config group; this project; the number of a signal; where a run is; what NumPy has
-WORDS = {"schedule", "accordion", "signum", "folder", "arrays"}
+# also a config group; this project and its paper; the number of a signal; where a run is; what NumPy has
+WORDS = {"schedule", "accordion", "Accordion", "signum", "folder", "arrays"}
 ALLOWED = {
     "config/ddp_rules.py": "torch has hooks for these three compressors, and for no others",
     "exchange/ddp.py": "the same",
     "conformance/subject.py": "the tensors of the kit are gradients on one data set",
     "options/override.py": "where classes have moved since version 0.2",
+    "optimizers/lion.py": "an optimizer and a compressor have that name",
     "signals/square_norms.py": "a dense exchange has the mean at hand",
     **dict.fromkeys(
         ["advising/text.py", "advising/verdict.py", "report/render/figures/speed_ups.py"],
         "dense bf16 is the baseline beside dense fp32",
     ),
     **dict.fromkeys(["codecs/coding.py", "codecs/reference.py"], "int8 is a format of numbers, too"),
-    "schedules/multistep.py": "a schedule has the timing of its code",
     "network/link_model.py": "hierarchical collectives are a kind of their own",
     "advise/subject.py": "the data of a model whose user names none; and `advised` is a word",
     "models/torchvision.py": "the same: networks of torchvision are made for it",

@@ -193,7 +193,7 @@ def twin(trainer: Trainer, after_step: Callable, kind=torch.optim.SGD, **optimiz
     options = {**({"momentum": 0.9, "weight_decay": 1e-4} if kind is torch.optim.SGD else {}), **optimizer}
     models = [copy.deepcopy(trainer.axis.model) for _ in range(trainer.comm.workers)]
     params = [list(model.parameters()) for model in models]
-    optimizers = [kind(own, lr=0.0, **options) for own in params]
+    optimizers = [kind(own, lr=1.0, **options) for own in params]
     taken = 0
     for epoch in range(trainer.config.epochs):
         trainer.sampler.begin_epoch(epoch, trainer.position.plan.batch_size)

@@ -188,7 +188,7 @@ def test_state_dict_of_torch():
     ({"adjust_lr_fn": "adamw"}, "adjust_lr_fn must be one of .*, got adamw; type adjust_lr_fn=match_rms_adamw"),
     ({"ns_steps": 0}, "ns_steps must be an integer of at least 1, got 0; type ns_steps=5"),
     ({"ns_steps": 100}, "ns_steps must be an integer of at most 99, got 100"),
-    ({"ns_precision": "float16"}, "ns_precision must be bfloat16 or null, got float16; type ns_precision=bfloat16"),
+    ({"ns_precision": "float16"}, "ns_precision must be null or bfloat16, got float16; type ns_precision=bfloat16"),
     ({"adamw_factor": 0}, "adamw_factor must be a number above 0, got 0; type adamw_factor=0.05"),
     ({"betas": [0.9]}, r"betas must be two numbers .*, got \[0.9\]; type betas=\[0.9,0.95\]"),
     ({"betas": [0.9, 1]}, r"betas must be two numbers .*, got \[0.9,1\]"),

@@ -1,6 +1,7 @@
 """Options that a class declares: its constructor, what it refuses, what its YAML file says."""
 
 import dataclasses
+import inspect
 import math
 import types
 from typing import Any
@@ -11,11 +12,13 @@ import yaml
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Component
 from accordion_bench.options.conf_dir import conf_dir, read_yaml, yaml_files
-from accordion_bench.options.option import Choice, option, options_of, with_options
+from accordion_bench.options.option import Choice, check_options, option, options_of, with_options
+from accordion_bench.run_config import GROUPS, PARTS, RunConfig
 from scripts import options as files
 
 DECLARED = [(group, name, cls, choice) for group in files.PACKAGES for name, cls, choice in files.declared(group)]
 BY_HAND: set[str] = set()  # `compressor=new`: files whose classes have constructors of their own still
+UNDECLARED = {"dataset", "search", "arm", "experiment"}  # groups
 NAMES = [f"{group}={name}" for group, name, _, _ in DECLARED]
 
 
@@ -101,9 +104,41 @@ def test_the_table_in_the_docs_is_what_the_classes_declare():
 
 @pytest.mark.parametrize("group", list(files.PACKAGES))
 def test_every_yaml_file_is_declared(group):
-    with_class = [name for name, file in yaml_files(group).items() if "_target_" in read_yaml(file)]
+    alone = group == "comm"
+    with_class = [name for name, file in yaml_files(group).items() if alone or "_target_" in read_yaml(file)]
     written = [name for of, name, _, _ in DECLARED if of == group]
     assert sorted(written) == [name for name in with_class if f"{group}={name}" not in BY_HAND]
+
+
+def test_every_group_is_declared():
+    assert {path.name for path in conf_dir().iterdir() if path.is_dir()} - files.PACKAGES.keys() == UNDECLARED
+
+
+def test_the_options_of_every_run_are_what_the_run_declares():
+    assert files.CONFIG.read_text(encoding="utf-8") == files.config_text(), "run python -m scripts.options"
+    assert {field.name for field in dataclasses.fields(RunConfig)} - options_of(RunConfig).keys() == {
+        *GROUPS,
+        *PARTS,
+        "choices",
+    }
+
+
+def test_arguments_of_a_constructor_of_its_own():
+    @with_options
+    class Net:
+        def __init__(self, inputs: int, depth: int = option("layers", default=8, at_least=2), **rest: Any) -> None:
+            self.built = (inputs, depth, rest)
+
+    class Inherits(Net):
+        pass
+
+    assert Net(3).built == (3, 8, {}) and Inherits(3, 4, bias=True).built == (3, 4, {"bias": True})
+    assert inspect.signature(Net).parameters["depth"].default == 8
+    assert options_of(Inherits)["depth"].kinds == (int,) and list(options_of(Net)) == ["depth"]
+    with pytest.raises(ValueRefused, match="depth must be an integer of at least 2, got 1; type depth=8"):
+        Inherits(3, depth=1)
+    with pytest.raises(TypeError, match="missing a required argument: 'inputs'"):
+        Net()
 
 
 def _classes():
@@ -113,12 +148,14 @@ def _classes():
 @pytest.mark.parametrize("cls", _classes(), ids=lambda cls: cls.__name__)
 def test_a_class_checks_each_of_its_options(cls):
     """No `__post_init__` forgets its base class's."""
-    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    needed = {field.name: 3 for field in fields if field.init and field.default is dataclasses.MISSING}
+    arguments = inspect.signature(cls).parameters.values()
+    needed = {one.name: 3 for one in arguments if one.default is one.empty and one.kind is not one.VAR_KEYWORD}
     for name, one in options_of(cls).items():
         if one.choices or (
             set(one.kinds) & {int, float, bool} and not (one.kinds == (int, types.NoneType) and one.at_least is None)
         ):
             with pytest.raises(ValueRefused) as refused:
-                cls(**{**needed, name: "no such value"})
+                made = cls(**{**needed, name: "no such value"})
+                if cls in PARTS.values():  # checked by those who read the run's configuration
+                    check_options(made)
             assert refused.value.key == name

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.worker_axis import BN_POLICIES
 from accordion_bench.datasets.sampler import Sampler, Sharding
 from accordion_bench.models.resnet import CifarResNet, ResNet18
+from accordion_bench.options.option import options_of
 from accordion_bench.position import StepInfo
 from accordion_bench.processes import placement
 from accordion_bench.run_config import RunConfig
@@ -105,7 +105,7 @@ class TestSampler:
 
 
 class TestBatchNorm:
-    @pytest.mark.parametrize("bn", BN_POLICIES)
+    @pytest.mark.parametrize("bn", options_of(RunConfig)["bn"].choices)
     def test_evaluation_leaves_training_as_it_was(self, tmp_path, bn):
         trainer = trainer_for(tmp_path, [f"bn={bn}"])
         trainer.begin_epoch()

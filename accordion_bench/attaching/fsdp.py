@@ -26,6 +26,7 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, TensorSpec
 from accordion_bench.position import StepInfo
+from accordion_bench.tensors import keyed_rng
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,13 @@ class Level(NamedTuple):
 
     comm: collectives between them.
     config: options of their code.
+    seed: of their draws; processes that exchange beside them, and other levels, draw differently.
     number_of: of these processes, which one gets what is on its way to the process with each rank on the shard axis.
     """
 
     comm: Comm
     config: Config
+    seed: int
     number_of: Sequence[int]
 
 
@@ -83,13 +86,13 @@ class GroupReduction:
     Args:
         group: whose gradients.
         levels: in the order in which gradients pass them.
-        options: seed and exempt names.
+        exempt: names of parameters whose gradients travel as they are.
 
     Attributes:
         step: reductions so far.
     """
 
-    def __init__(self, group: FSDPGroup, levels: Sequence[Level], exempt: frozenset[str], seed: int) -> None:
+    def __init__(self, group: FSDPGroup, levels: Sequence[Level], exempt: frozenset[str]) -> None:
         self.group, self.step, self.before = group, 0, group.reduce_scatter
         self._shards = group.mesh.size()
         self.own = group.regions(group.mesh.get_local_rank())
@@ -101,7 +104,7 @@ class GroupReduction:
             specs = [TensorSpec(_name(rank, spec), spec.shape) for rank, spec in coming]
             wrapped = scattered(level.config, owners)
             names = frozenset(_name(rank, spec) for rank, spec in coming if spec.name in exempt)
-            send = SendOptions(seed, **{**wrapped.for_exchange, "exempt": names})
+            send = SendOptions(level.seed, **{**wrapped.for_exchange, "exempt": names})
             ladder = ladder_of(wrapped.compressor, {})
             exchange = Exchange(wrapped.compressor, specs, ladder, level.comm, group.trained_shard, send)
             plan = Plan(dict.fromkeys(levelled(wrapped.compressor, exchange.sent, names), 0))
@@ -242,7 +245,7 @@ def attach_to_shards(model: nn.Module, options: ShardOptions) -> ShardAxis:
     passed |= {"seed": options.seed, "exempt": sorted(exempt), "shapes": shapes}
     for level in levels:
         refuse_differences(level.comm, passed)
-    return ShardAxis([GroupReduction(group, levels, exempt, options.seed) for group in trained], levels)
+    return ShardAxis([GroupReduction(group, levels, exempt) for group in trained], levels)
 
 
 def scattered(config: Config, owners: Mapping[str, int]) -> Wrapped:
@@ -304,13 +307,13 @@ def _levels(groups: Sequence[FSDPGroup], options: ShardOptions) -> list[Level]:
                 f"model must have one shard axis, got other processes in {group.title} than in {groups[0].title}; "
                 "call fully_shard with one mesh"
             )
-    device, size = str(groups[0].trained_shard.device), options.machine
+    device, size = str(groups[0].parameters[0].to_local().device), options.machine
     if len(ranks) < 2:
         raise ConfigError("model must be cut into at least 2 shards, got 1, which reduces nothing; leave the call out")
     if size is None:
         whole = Comm(1, len(ranks), rank, device)
         whole.group, whole.first_named = mesh.get_group(), dist.get_rank()
-        return [Level(whole, options.compressor, range(len(ranks)))]
+        return [Level(whole, options.compressor, _seed(options.seed, ranks), range(len(ranks)))]
     fits = [number for number in range(2, len(ranks)) if len(ranks) % number == 0]
     if not isinstance(size, int) or size not in fits:
         known = " or ".join(map(str, fits))
@@ -319,13 +322,17 @@ def _levels(groups: Sequence[FSDPGroup], options: ShardOptions) -> list[Level]:
             f"pass machine={known or None}"
         )
     first, number = rank // size * size, rank % size
-    inside = _comm_of(ranks[first : first + size], number, device)
-    between = _comm_of(ranks[number::size], rank // size, device)
+    here, there = ranks[first : first + size], ranks[number::size]
+    inside, between = _comm_of(here, number, device), _comm_of(there, rank // size, device)
     everyone = range(len(ranks))
     return [
-        Level(inside, options.inside, [other % size for other in everyone]),
-        Level(between, options.compressor, [other // size for other in everyone]),
+        Level(inside, options.inside, _seed(options.seed, here), [other % size for other in everyone]),
+        Level(between, options.compressor, _seed(options.seed, there), [other // size for other in everyone]),
     ]
+
+
+def _seed(seed: int, ranks: Sequence[int]) -> int:
+    return keyed_rng.key(seed, "shard axis", *ranks)
 
 
 def _comm_of(ranks: list[int], number: int, device: str) -> Comm:

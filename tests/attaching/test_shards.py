@@ -23,6 +23,7 @@ from accordion_bench.methods.compatibility import ladder_of
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Plan, TensorSpec
 from accordion_bench.position import StepInfo
+from accordion_bench.tensors import keyed_rng
 from tests.kit.fsdp import SECONDS, Net, all_equal, in_four, joined, local, loss_of, node_of, sgd, sharded, trained
 from tests.kit.processes import together
 
@@ -192,7 +193,8 @@ def test_the_mean_is_within_the_error_of_the_code(found, name):
 def test_it_is_the_exchange_of_workers_in_one_process(found, name):
     """The same gradients, coded by all ranks' workers in one process; each rank gets its own shards of their mean."""
     shards, compressor, options, _, _ = CASES[name]
-    for ranks in peers(found, name):
+    for first, ranks in zip(range(0, 4, shards), peers(found, name), strict=True):
+        seed = keyed_rng.key(SEED, "shard axis", *range(first, first + shards))
         for group, names in ranks[0]["names"].items():
             shapes = [tuple(x.shape) for x in ranks[0]["seen"][group][0][0]]
             pieces = [divmod(i, len(names)) for i in range(len(shapes))]
@@ -201,7 +203,7 @@ def test_it_is_the_exchange_of_workers_in_one_process(found, name):
                 node_of(compressor, **options), {s.name: r for s, (r, _) in zip(specs, pieces, strict=True)}
             )
             ladder, comm = ladder_of(inner.compressor, {}), Comm(shards)
-            twin = Exchange(inner.compressor, specs, ladder, comm, torch.zeros(0), SendOptions(SEED))
+            twin = Exchange(inner.compressor, specs, ladder, comm, torch.zeros(0), SendOptions(seed))
             plan = Plan(dict.fromkeys(levelled(inner.compressor, twin.sent), 0))
             for step in range(STEPS):
                 befores = [of_rank["seen"][group][step][0] for of_rank in ranks]

@@ -19,7 +19,7 @@ from accordion_bench.attaching.users_optimizer import stepping_optimizer
 from accordion_bench.options.checks import ConfigError
 
 if TYPE_CHECKING:
-    from accordion_bench.attaching.fsdp import ReplicateAxis
+    from accordion_bench.attaching.fsdp import ShardAxis
 
 Schedule = Callable[[float], float]
 
@@ -59,7 +59,8 @@ def attach(
     would train alone, a ConfigError says so.
 
     Args:
-        model: DistributedDataParallel, or a plain module, in an initialised process group; one worker per process.
+        model: DistributedDataParallel, a plain module, or one of FSDP2, whose replicas exchange the gradients of their
+            shards; in an initialised process group, one worker per process.
         optimizer: holds all its trained parameters; of a framework's wrapper, the one inside is meant. A list where
             several do, each with parameters of its own; all of them step after each backward pass.
         compressor: name of a YAML file in conf/compressor, or {name: {option: value}}.
@@ -77,7 +78,8 @@ def attach(
         bucket_cap_mb: MB of messages that are exchanged together; None = 1, then 25.
         network: the link of modelled times, a name in conf/network.
         name: of this arm, for reports.
-        process_group: whose processes take part; None = all, or those of DistributedDataParallel.
+        process_group: whose processes take part; None = all, or those of DistributedDataParallel. Of an FSDP2 model
+            those that hold the same shards, mesh["replicate"].get_group().
         timeout: seconds after which a worker that does not answer counts as lost.
         options: of the compressor, such as rank=2.
 
@@ -127,7 +129,7 @@ def local(
     time than the others: use bfloat16.
 
     Args:
-        model: a plain module, not DistributedDataParallel, which exchanges in every step.
+        model: a plain module, or one of FSDP2; not DistributedDataParallel, which exchanges in every step.
         sync: name of a YAML file in conf/sync, or {name: {option: value}}.
         options: of the scheme or of the compressor, whichever has them, such as period=30.
         optimizer, compressor, adaptive, exempt, epochs, steps_per_epoch, schedule, warmup_epochs, seed, batch_size,
@@ -155,33 +157,45 @@ def attach_shards(
     model: nn.Module,
     compressor: Named = "none",
     *,
-    process_group: dist.ProcessGroup,
+    machine: int | None = None,
+    inside: Named = "none",
+    exempt: Exempt = None,
     seed: int = 0,
     **options: Any,
-) -> "ReplicateAxis":
-    """Exchange the gradients of an FSDP2 model along its replicate axis by a compressor. All processes call it.
+) -> "ShardAxis":
+    """Reduce the gradients of an FSDP2 model to their shards by codes of few bits. All processes call it.
 
         for block in model.blocks: fully_shard(block, mesh=mesh["shard"])
         fully_shard(model, mesh=mesh["shard"])
-        axis = ab.attach_shards(model, "powersgd", rank=2, process_group=mesh["replicate"].get_group())
+        axis = ab.attach_shards(model, "int8")
+        comm = ab.attach(model, optimizer, "powersgd", rank=2, process_group=mesh["replicate"].get_group())
 
-    Each parameter's shard is a tensor by itself: a matrix [n, m] over s shards is rows [n / s, m] here; docs/attach.md
-    says more.
+    Every process sends every other one a code of that one's shards, which adds up in float32 what it has got. Replicas
+    of the shards, where there are any, are attached by `ab.attach` or `ab.local`; see docs/attach.md.
 
     Args:
         model: `fully_shard` was called with the shard axis alone, so that torch itself averages no replicas.
-        compressor: name of a YAML file in conf/compressor, or {name: {option: value}}.
-        process_group: the processes that hold the same shards.
+        compressor: name of a YAML file in conf/compressor, such as fp8, int8, qsgdinf (bits=4), or
+            {name: {option: value}}. With error_feedback=True each process keeps a residual as large as the whole model.
+        machine: processes of a machine, consecutive on the shard axis: they add up first what goes to other machines.
+        inside: with `machine`, the code between the processes of one.
+        exempt: what travels as it is: words of `norm,bias,embedding`, or a function of name and parameter.
         seed: for keyed draws; the same on all processes.
-        options: of the compressor, such as rank=2.
+        options: of the compressor, such as bits=4.
 
     Raises:
         ConfigError: what was passed breaks a rule, or differs between processes.
     """
-    from accordion_bench.attaching.fsdp import attach_to_shards  # half a second that others need not wait
+    from accordion_bench.attaching.fsdp import ShardOptions, attach_to_shards  # half a second that others need not wait
 
     try:
-        chosen = choose(compressor, None, "every_step", {}, options, arguments_of(attach_shards))
-        return attach_to_shards(model, chosen.compressor, process_group, seed)
+        if "process_group" in options:
+            raise ConfigError(
+                "replicas of shards are attached by ab.attach; call ab.attach(model, optimizer, ..., process_group=...)"
+            )
+        known = arguments_of(attach_shards)
+        chosen = choose(compressor, None, "every_step", {}, options, known).compressor
+        within = choose(inside, None, "every_step", {}, {}, known).compressor
+        return attach_to_shards(model, ShardOptions(chosen, within, machine, exempt, seed))
     except ConfigError as refused:
         raise refused.in_python() from None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accordion_bench.attaching import rows, state
 from accordion_bench.attaching.attachment import Attachment
-from accordion_bench.attaching.own_parameters import plain_name
+from accordion_bench.attaching.own_parameters import plain_name, reshard
 from accordion_bench.attaching.timeline import Timeline
 from accordion_bench.comm.replicas import is_dense, pooled_buffers
 from accordion_bench.options import checks
@@ -69,6 +69,7 @@ class Attached(Attachment):
             self.pause()
             pairs = zip(self.axis.params, self.sync.consensus(), strict=True)
             values = [as_kind_of(value, param) for param, value in pairs]
+            reshard(self.model)
             named = dict(zip((spec.name for spec in self.axis.specs), values, strict=True))
             buffers = {plain_name(name): buffer.detach()[None] for name, buffer in self.model.named_buffers()}
             pooled = pooled_buffers(buffers, self.comm)
@@ -87,6 +88,7 @@ class Attached(Attachment):
             self.clock.start()
 
     def _tensors(self) -> dict[str, Tensor]:
+        reshard(self.model)
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
         return {plain_name(name): value for name, value in named}
 

@@ -1,7 +1,7 @@
 """What was passed to an attachment, checked by each process for itself before anything is hooked."""
 
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -15,7 +15,14 @@ from accordion_bench.attaching import users_optimizer
 from accordion_bench.attaching.chosen_options import choose
 from accordion_bench.attaching.exempt import exempt_names
 from accordion_bench.attaching.loop_position import UNKNOWN
-from accordion_bench.attaching.own_parameters import refuse_tensors, trained_parameters, trained_specs, unwrapped
+from accordion_bench.attaching.own_parameters import (
+    is_fsdp,
+    refuse_tensors,
+    reshard,
+    trained_parameters,
+    trained_specs,
+    unwrapped,
+)
 from accordion_bench.attaching.passed import PassedArguments, Setting
 from accordion_bench.attaching.same_parameters import checksum
 from accordion_bench.attaching.users_functions import answer
@@ -31,6 +38,7 @@ from accordion_bench.options.conf_dir import read_options, yaml_files
 from accordion_bench.options.instantiate import build
 from accordion_bench.options.units import without_units
 from accordion_bench.plan import WHOLE_MODEL, RunFacts
+from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.clip import check_clipping
 
 attached_models: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
@@ -78,6 +86,7 @@ def checked_arguments(passed: PassedArguments, workers: int) -> Checked:
     wrapper = outer if isinstance(outer, DistributedDataParallel) else None
     inner = outer if wrapper is None else unwrapped(wrapper.module)
     _refuse_wrapped_parts(inner)
+    reshard(inner)
     if outer in attached_models or inner in attached_models:
         raise ConfigError("model must be attached only once, got one that is attached; call comm.detach() first")
     named = trained_parameters(inner)
@@ -85,15 +94,23 @@ def checked_arguments(passed: PassedArguments, workers: int) -> Checked:
     devices = [param.device for _, param in named]
     if other := next((device for device in devices if device != devices[0]), None):
         raise ConfigError(f"model must be on one device, got {devices[0]} and {other}; move it to one")
+    shard = _shard(inner, named, passed)
     refuse_tensors(inner)
     exempted = exempt_names(passed.exempt, inner) & {name for name, _ in named}
-    setting = _setting(chosen, passed, own.get("weight_decay", 0.0))
+    setting = _setting(chosen, passed, own.get("weight_decay", 0.0), shard)
     methods = _methods(chosen, passed, workers, exempted, setting.network)
+    if shard is not None and methods.wrapped.compressor.traits.optimizer.owns:
+        owned = ", ".join(sorted(methods.wrapped.compressor.traits.optimizer.owns))
+        raise ConfigError(
+            f"compressor must leave {owned} to the optimizer of an FSDP2 model, got one that applies it itself",
+            {"compressor": "topk"},
+            {"compressor": "powersgd"},
+        )
     if setting.step.clip_mean:
         refuse_clipping_after(methods.sync, methods.wrapped.compressor)
     methods.sync.refuse_tensors(trained_specs(inner))
     methods.plan_for(trained_specs(inner))
-    agreed = {**_to_agree_on(chosen, passed, exempted, named), "buffers": _not_sent(inner)}
+    agreed = {**_to_agree_on(chosen, passed, exempted, named), "buffers": _not_sent(inner), "shard": shard}
     return Checked(inner, wrapper, named, exempted, methods, setting, agreed)
 
 
@@ -104,14 +121,30 @@ def _not_sent(model: nn.Module) -> dict[str, int]:
 
 def _refuse_wrapped_parts(model: nn.Module) -> None:
     """What exchanges by itself would be exchanged twice."""
-    if any(cls.__name__ == "FSDPModule" for cls in type(model).__mro__):
-        raise ConfigError(
-            "model must not be cut into shards, got one that fully_shard was called on; call ab.attach_shards"
-        )
     if part := next((name for name, each in model.named_modules() if isinstance(each, DistributedDataParallel)), None):
         raise ConfigError(
             f"model must be DistributedDataParallel or hold none, got one that holds it as {part}; pass {part} itself"
         )
+
+
+def _shard(model: nn.Module, named: Sequence[tuple[str, nn.Parameter]], passed: PassedArguments) -> int | None:
+    """Which of the shards of an FSDP2 model this process has; None = the model is not cut into shards.
+
+    Raises:
+        ConfigError: the group holds no replicas of the shards, or something looks at all shards of a gradient.
+    """
+    if not is_fsdp(model):
+        return None
+    from accordion_bench.attaching.fsdp_groups import refuse_shards  # whose imports take half a second
+
+    if passed.clip_norm is not None:
+        raise ConfigError(
+            "clip_norm must be None with an FSDP2 model, of which no process sees the whole gradient, got "
+            f"{passed.clip_norm}; call torch.nn.utils.clip_grad_norm_ after comm.join()"
+        )
+    if passed.scaler is not None:
+        raise ConfigError("scaler must be None with an FSDP2 model, got a GradScaler; train in bfloat16")
+    return refuse_shards(named, passed.process_group)
 
 
 def _refuse_kinds(passed: PassedArguments) -> None:
@@ -139,7 +172,7 @@ def _refuse_kinds(passed: PassedArguments) -> None:
     checks.number("warmup_epochs", passed.warmup_epochs, at_least=0, instead=5)
 
 
-def _setting(chosen: Chosen, passed: PassedArguments, weight_decay: float) -> Setting:
+def _setting(chosen: Chosen, passed: PassedArguments, weight_decay: float, shard: int | None) -> Setting:
     for key in ("epochs", "steps_per_epoch"):
         if getattr(passed, key) is not None:
             checks.integer(key, getattr(passed, key), at_least=1, instead=90)
@@ -150,17 +183,19 @@ def _setting(chosen: Chosen, passed: PassedArguments, weight_decay: float) -> Se
     after = passed.clip_at == "after"
     clips = passed.clip_norm is not None and not after
     scaled = passed.scaler is not None
+    seed = checks.integer("seed", passed.seed, at_least=0)
     return Setting(
         chosen=chosen,
         network=_network(passed.network),
         link=passed.network,
         step=StepOptions(
             exchange=ExchangeOptions("exchange", passed.overlap, passed.bucket_cap_mb, scaled, clips),
-            seed=checks.integer("seed", passed.seed, at_least=0),
+            seed=seed if shard is None else keyed_rng.key(seed, "shard", shard),  # other draws of each shard
             clip_norm=passed.clip_norm,
             clip_mean=after,
             weight_decay=weight_decay,
         ),
+        seed=seed,
         name=passed.name,
         batch_size=passed.batch_size,
         epochs=passed.epochs,

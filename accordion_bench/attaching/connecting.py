@@ -27,6 +27,7 @@ from accordion_bench.comm.replicas import is_dense
 from accordion_bench.methods.build import of_unequal
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.tensors.real_view import as_real
 
 log = logging.getLogger("accordion_bench")
 
@@ -51,7 +52,8 @@ def connected(passed: PassedArguments) -> Attached:
             raise refused.in_python() from None
         comm.weigh(batches)
         if found.wrapper is None:
-            comm.broadcast_([*found.inner.parameters(), *filter(is_dense, found.inner.buffers())], "setup")
+            parameters = [as_real(param.detach()) for param in found.inner.parameters()]
+            comm.broadcast_([*parameters, *filter(is_dense, found.inner.buffers())], "setup")
     if comm.leader:
         for sentence in without_effect(found.setting.chosen, found.methods):
             log.warning("%s", sentence)

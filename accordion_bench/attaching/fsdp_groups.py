@@ -1,22 +1,24 @@
-"""What FSDP2 hands to its all-reduce hook: whose gradients, in which order, where each one lies."""
+"""FSDP2: which shards a model has, and whose gradients lie where in what its groups hand to a reduce-scatter."""
 
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
+from accordion_bench.attaching.own_parameters import plain_name
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 
 
 class Region(NamedTuple):
-    """Where the gradient of one parameter's shard lies in what an FSDP group hands over.
+    """Where the gradient of one parameter's shard lies in what an FSDP group hands over for the process that has it.
 
-    spec: the parameter's name, the shape of the shard of this process.
+    spec: the parameter's name, the shape of the shard.
     start: its first number.
     """
 
@@ -31,10 +33,10 @@ class Region(NamedTuple):
 class FSDPGroup:
     """The parameters whose gradients FSDP2 reduces together; each call of `fully_shard` makes one such group.
 
-    FSDP2 packs the shards of all gradients one after another into a flat tensor, each padded to the longest shard of
-    its parameter. torch tells the hook neither names nor order: they are read from the group's own list, which is
-    private to torch. `regions` holds for a group whose parameters have one type; of several types the order differs
-    between versions of torch.
+    FSDP2 packs the gradients as a row for each process, [shards, padded_numel]: the shards that the process has, one
+    after another, each padded to the longest shard of its parameter. torch tells neither names nor order: they are read
+    from the group's own list, which is private to torch. They hold for a group whose parameters have one type; of
+    several types the order differs between versions of torch.
 
     Args:
         name: of the module on which `fully_shard` was called; "" is the whole model.
@@ -42,28 +44,37 @@ class FSDPGroup:
         names: of the parameters in the model.
 
     Attributes:
-        regions: of the parameters that are trained.
-        padded_numel: numbers that the group hands over when each of them has a gradient.
+        padded_numel: numbers of a row when each parameter that is trained has a gradient.
 
     Raises:
-        ConfigError: this FSDP2 set-up has no replicate axis that a hook could exchange, or one that is not known here.
+        ConfigError: this FSDP2 set-up is not known here.
     """
 
     def __init__(self, name: str, module: FSDPModule, names: dict[nn.Parameter, str]) -> None:
         self.name, self.module = name, module
-        self._held: Sequence[Any] = _held(module, self.title)
-        self.parameters = [held.sharded_param for held in self._held]
+        self._group = _group(module, self.title)
+        self._held: Sequence[Any] = self._group.fsdp_params if self._group is not None else []
+        self.parameters: list[Any] = [held.sharded_param for held in self._held]
         self._was_trained = self._trained()
         for parameter in self.parameters:
-            _refuse_unknown(parameter, names[parameter])
+            refuse_unknown(parameter, names[parameter])
         trained = [parameter for parameter in self.parameters if parameter.requires_grad]
         _refuse_mixed(trained, self.title)
-        self.regions: list[Region] = []
-        self.padded_numel = 0
-        for parameter in trained:
-            shape = tuple(parameter.to_local().shape)
-            self.regions.append(Region(TensorSpec(names[parameter], shape), self.padded_numel))
-            self.padded_numel += _padded_numel(parameter)
+        self._trained_names = [(names[parameter], parameter) for parameter in trained]
+        self.padded_numel = sum(math.prod(_shard_shape(parameter, 0)) for parameter in trained)
+
+    def regions(self, rank: int) -> list[Region]:
+        """Where the shards of the process with this rank on the shard axis lie in its row."""
+        regions, start = [], 0
+        for name, parameter in self._trained_names:
+            regions.append(Region(TensorSpec(name, _shard_shape(parameter, rank)), start))
+            start += math.prod(_shard_shape(parameter, 0))
+        return regions
+
+    @property
+    def reduce_scatter(self) -> Any:
+        """What reduces the gradients now."""
+        return self._group._reduce_scatter_comm
 
     @property
     def title(self) -> str:
@@ -73,20 +84,18 @@ class FSDPGroup:
     @property
     def mesh(self) -> DeviceMesh:
         """The shard axis."""
-        return self.parameters[0].device_mesh
-
-    @property
-    def shards(self) -> list[Tensor]:
-        """What this process has of every parameter, the frozen ones too; the parameters' own storage."""
-        return [parameter.detach().to_local() for parameter in self.parameters]
+        mesh: DeviceMesh = self.parameters[0].device_mesh
+        return mesh
 
     @property
     def trained_shard(self) -> Tensor:
         """One of those that are trained, for its type and device."""
-        return next(parameter.detach().to_local() for parameter in self.parameters if parameter.requires_grad)
+        shards = (parameter.detach().to_local() for parameter in self.parameters if parameter.requires_grad)
+        found: Tensor = next(shards)
+        return found
 
-    def split(self, flat: Tensor) -> list[Tensor]:
-        """The shards [1, ...] of gradients, as views into what the group hands over, [padded_numel].
+    def rows(self, flat: Tensor) -> Tensor:
+        """What the group hands over, as a row for each process of the shard axis, [shards, padded_numel].
 
         Raises:
             RuntimeError: some parameter has no gradient, or another set of parameters is trained than when this group
@@ -94,16 +103,17 @@ class FSDPGroup:
         """
         if self._trained() != self._was_trained:
             raise RuntimeError(
-                f"{self.title} trains other parameters than when its replicas were attached; "
+                f"{self.title} trains other parameters than when its shards were attached; "
                 "detach and attach again after requires_grad has changed"
             )
-        if flat.numel() != self.padded_numel:
+        shards = self.mesh.size()
+        if flat.numel() != shards * self.padded_numel:
             raise RuntimeError(
                 f"{self.title} has handed over {flat.numel()} numbers, and its trained parameters have "
-                f"{self.padded_numel}: some had no gradient in this backward pass, and torch does not say which; "
-                "call module.set_reduce_scatter_unused_params(True), where torch has it, or freeze them"
+                f"{shards * self.padded_numel}: some had no gradient in this backward pass, and torch does not say "
+                "which; call module.set_reduce_scatter_unused_params(True), or freeze them"
             )
-        return [region.view(flat) for region in self.regions]
+        return flat.view(shards, -1)
 
     def _trained(self) -> list[bool]:
         return [held.sharded_param.requires_grad for held in self._held]
@@ -125,45 +135,72 @@ def groups_of(model: nn.Module) -> list[FSDPGroup]:
             f"model must be sharded by FSDP2, got {type(model).__name__}, which is not; "
             'call fully_shard(model, mesh=mesh["shard"]) first'
         )
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
     groups = [FSDPGroup(name, module, names) for name, module in modules.values()]
     groups = [group for group in groups if group.parameters]  # a module may have left all its own to inner ones
     held = {parameter for group in groups for parameter in group.parameters}
     for parameter, name in names.items():
         if parameter.requires_grad and parameter not in held:
-            raise ConfigError(
-                f"every trained parameter must be in an FSDP group, got {name}, which is in none, so that its "
-                "gradient is not exchanged; call fully_shard(model, ...) without ignored_params, or freeze it"
-            )
+            refuse_unknown(parameter, name)
     return groups
 
 
-def _held(module: FSDPModule, title: str) -> Sequence[Any]:
-    """torch's records of the parameters of a group, in the order in which it packs their gradients."""
+def refuse_shards(named: Sequence[tuple[str, nn.Parameter]], process_group: dist.ProcessGroup | None) -> int:
+    """Refuse parameters of an FSDP2 model whose replicas the processes of a group do not hold.
+
+    Args:
+        named: names and parameters that are trained, resharded.
+        process_group: None = all processes.
+
+    Returns:
+        which of the shards this process has.
+
+    Raises:
+        ConfigError: naming the first that is refused.
+    """
+    for name, parameter in named:
+        refuse_unknown(parameter, name)
+        assert isinstance(parameter, DTensor)
+        same = dist.get_process_group_ranks(parameter.device_mesh.get_group())
+        both = {*dist.get_process_group_ranks(process_group or dist.group.WORLD)} & {*same}
+        if both != {dist.get_rank()}:
+            raise ConfigError(
+                f"process_group must hold one process of each shard group, got the ranks {sorted(both)}, which hold "
+                f'shards of {name}; pass process_group=mesh["replicate"].get_group()'
+            )
+    first = named[0][1]
+    assert isinstance(first, DTensor)
+    return first.device_mesh.get_local_rank()
+
+
+def _group(module: FSDPModule, title: str) -> Any:
+    """torch's record of the group of a module; None where it has left all parameters to inner ones."""
     try:
-        group = module._get_fsdp_state()._fsdp_param_group
+        return module._get_fsdp_state()._fsdp_param_group
     except AssertionError:
         raise ConfigError(
-            f"{title} must have one mesh for all its parameters, got several, for which torch has no all-reduce hook; "
-            "call fully_shard without a shard_placement_fn that returns meshes"
+            f"{title} must have one mesh for all its parameters, got several, for which torch has no reduce-scatter to "
+            "be set; call fully_shard without a shard_placement_fn that returns meshes"
         ) from None
-    if group is None:
-        return []
-    if group._all_reduce_hook is not None:
-        raise ConfigError(
-            f"{title} must have no all-reduce hook yet, got one that is set; call detach() on what was attached before"
-        )
-    return group.fsdp_params
 
 
-def _refuse_unknown(parameter: nn.Parameter, name: str) -> None:
-    """Refuse a parameter whose replicas torch has averaged already, or that is not where its gradient is."""
+def refuse_unknown(parameter: nn.Parameter, name: str) -> None:
+    """Refuse a parameter whose replicas torch has averaged already, or that is not where its gradient is.
+
+    Raises:
+        ConfigError: saying what it is.
+    """
     shard = parameter if isinstance(parameter, DTensor) else None
-    if shard is None or shard.device_mesh.ndim != 1 or not isinstance(shard.placements[0], Shard):
-        mesh = f"one with the placements {shard.placements}" if shard is not None else "one that is no shard"
+    if shard is None:
         raise ConfigError(
-            f"{name} must be sharded over a mesh of one dimension, got {mesh}: torch averages the replicas of an HSDP "
-            'mesh itself before the hook; call fully_shard(model, mesh=mesh["shard"])'
+            f"every trained parameter must be in an FSDP group, got {name}, which is in none, so that its gradient is "
+            "not exchanged; call fully_shard(model, ...) without ignored_params, or freeze it"
+        )
+    if shard.device_mesh.ndim != 1 or not isinstance(shard.placements[0], Shard):
+        raise ConfigError(
+            f"{name} must be sharded over a mesh of one dimension, got one with the placements {shard.placements}: "
+            "torch averages the replicas of an HSDP mesh itself; call "
+            'fully_shard(model, mesh=mesh["shard"])'
         )
     device = shard.to_local().device.type
     if device == "meta":
@@ -185,10 +222,11 @@ def _refuse_mixed(trained: Sequence[nn.Parameter], title: str) -> None:
         )
 
 
-def _padded_numel(parameter: DTensor) -> int:
-    """Numbers in the longest shard of a parameter, to which the others are padded."""
+def _shard_shape(parameter: DTensor, rank: int) -> tuple[int, ...]:
+    """Of the shard of a rank; the first one's is the longest."""
     (placement,) = parameter.placements
     assert isinstance(placement, Shard)
     sizes = list(parameter.shape)
-    sizes[placement.dim] = -(-sizes[placement.dim] // parameter.device_mesh.size())
-    return math.prod(sizes)
+    length = -(-sizes[placement.dim] // parameter.device_mesh.size())
+    sizes[placement.dim] = max(0, min(length, sizes[placement.dim] - rank * length))
+    return tuple(sizes)

@@ -12,7 +12,7 @@ from accordion_bench.comm.replicas import Replicas, Tensors
 from accordion_bench.optimizers.inner import EMBEDDINGS, tables_of
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.real_view import as_real
+from accordion_bench.tensors.real_view import as_real, is_sharded
 
 CARRIED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel's and torch.compile's
@@ -82,10 +82,12 @@ class OwnParameters(Replicas):
     def was_reset(self, i: int) -> bool:
         """Whether `zero_grad` has come since the gradient was taken: it is another tensor, or was set to zero.
 
-        Call it when autograd has just added to the gradient once, which moves its version by one.
+        Call it when autograd has just added to the gradient once, which moves its version by one; FSDP2 adds to the
+        shard within it, which moves none.
         """
         gradient, version = self._seen[i]
-        return gradient is not self.params[i].grad or (not gradient._is_view() and gradient._version > version + 1)
+        version += not is_sharded(gradient)
+        return gradient is not self.params[i].grad or (not gradient._is_view() and gradient._version > version)
 
     @torch.no_grad()
     def collect(self, give: bool = False) -> None:
@@ -153,14 +155,27 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return found
 
 
+def is_fsdp(model: nn.Module) -> bool:
+    """Whether `fully_shard` was called on it, or on a part of it; FSDP2 is not imported to see that."""
+    return any(cls.__name__ == "FSDPModule" for module in model.modules() for cls in type(module).__mro__)
+
+
+def reshard(model: nn.Module) -> None:
+    """Let the parameters of an FSDP2 model be its shards, which those that a forward pass has gathered are not."""
+    for module in model.modules():
+        if any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__):
+            module.reshard()  # type: ignore[operator]
+
+
 def refuse_tensors(model: nn.Module) -> None:
     """Refuse trained parameters that no exchange can carry, whatever the method.
 
     Raises:
         ConfigError: naming the first, and what it is.
     """
+    in_shards = is_fsdp(model)
     for name, param in trained_parameters(model):
-        if what := _cannot_be_carried(param):
+        if what := _cannot_be_carried(as_real(param) if in_shards else param):
             raise ConfigError(
                 "parameters must be dense tensors of float16, bfloat16, float32, float64 or complex numbers, got "
                 f"{name}, which is {what}"
@@ -177,8 +192,8 @@ def _cannot_be_carried(param: Tensor) -> str:
     """What makes a parameter unfit for an exchange, and what to do; "" where nothing does."""
     if is_lazy(param):
         return "lazy and has no shape yet; run one batch through the model first"
-    if any(cls.__name__ == "DTensor" for cls in type(param).__mro__):  # whose import takes a second
-        return "a DTensor; call ab.attach_shards for a model of fully_shard, and no tensor parallelism beside it"
+    if is_sharded(param):
+        return "a DTensor; call fully_shard on the model, and use no tensor parallelism beside it"
     if param.is_meta:
         return "on the meta device and holds no numbers; call model.to_empty(device=...) and initialise it first"
     if param.is_nested or param.layout != torch.strided:

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from accordion_bench.attaching.same_parameters import is_due
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.tensors.real_view import as_real
+from accordion_bench.tensors.real_view import as_real, is_sharded
 
 ATTACH_AGAIN = "call comm.detach() and ab.attach again"
 
@@ -73,7 +73,7 @@ class ParameterWatch:
         """What the parameters hold now is right."""
         self.pending = False
         self._versions = [param._version for param in self._params]
-        places = [param.data_ptr() for param in self._params]
+        places = [_place(param) for param in self._params]
         if places != self._places:
             self._places, self._firsts = places, self._first_numbers()
         self._samples = torch.cat(self._firsts)
@@ -115,7 +115,7 @@ class ParameterWatch:
             return
         if self.pending:
             pairs = zip(self._params, self._versions, self._places, strict=True)
-            changed = (i for i, (param, v, at) in enumerate(pairs) if (param._version, param.data_ptr()) != (v, at))
+            changed = (i for i, (param, v, at) in enumerate(pairs) if (param._version, _place(param)) != (v, at))
             if (i := next(changed, None)) is None:
                 i = self._changed_through_data()
             if i is not None:
@@ -123,7 +123,7 @@ class ParameterWatch:
                     f"parameters must be changed by the optimizer of ab.attach alone, got {self._names[i]} changed "
                     f"after a backward pass and without its step; {ATTACH_AGAIN} with the optimizer that steps"
                 )
-        elif [param.data_ptr() for param in self._params] != self._places:
+        elif [_place(param) for param in self._params] != self._places:
             now = torch.cat(self._first_numbers())
             if now.dtype != self._samples.dtype or not torch.equal(now.to(self._samples.device), self._samples):
                 raise ConfigError(
@@ -152,7 +152,8 @@ class ParameterWatch:
     def _replaced(self) -> str | None:
         """Name of a trained parameter that is not exchanged, or of an exchanged one that the model has no more."""
         entries, sizes = self._structure
-        if all(own.get(name) is it for own, name, it in entries) and all(len(own) == n for own, n in sizes):
+        same = all(own.get(name) is it or _is_gathered(own.get(name), it) for own, name, it in entries)
+        if same and all(len(own) == n for own, n in sizes):
             return None
         there = dict(self._model.named_parameters())
         ids = {id(param) for param in there.values()}
@@ -199,6 +200,16 @@ def _structure(model: nn.Module) -> Structure:
     """Which parameter and which module stands where: a look at it costs a hundredth of a walk through the model."""
     homes = [own for module in model.modules() for own in (module._parameters, module._modules)]
     return [(own, name, it) for own in homes for name, it in own.items()], [(own, len(own)) for own in homes]
+
+
+def _place(param: Tensor) -> int:
+    """Where in memory it is, of a sharded one its shard."""
+    return (as_real(param) if is_sharded(param) else param).data_ptr()
+
+
+def _is_gathered(there: Any, shard: Any) -> bool:
+    """Whether it stands in the place of a shard, as FSDP2 has it from a forward pass to the end of a backward pass."""
+    return isinstance(there, nn.Parameter) and is_sharded(shard) and not is_sharded(there)
 
 
 _watches: "weakref.WeakSet[ParameterWatch]" = weakref.WeakSet()

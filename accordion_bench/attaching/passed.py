@@ -60,6 +60,7 @@ class Setting:
         chosen: the methods, as options.
         network, link: the link of modelled times, and its name in conf/network.
         step: what decides its steps, beside the methods.
+        seed: as it was passed; that of `step` differs where processes have different shards.
         name: of the arm, for reports.
         batch_size: samples per worker and step.
         epochs, steps_per_epoch, schedule: of the training, where they were told.
@@ -71,6 +72,7 @@ class Setting:
     network: Network
     link: str
     step: StepOptions
+    seed: int
     name: str | None = None
     batch_size: int = 1
     epochs: int | None = None

@@ -53,7 +53,7 @@ def description(attachment: Attachment) -> dict[str, Any]:
         "workers": comm.workers,
         **({"batch_size": list(comm.samples)} if comm.samples else {}),
         "processes": comm.processes,
-        "seed": attachment.setting.step.seed,
+        "seed": attachment.setting.seed,
         "network": attachment.setting.link,
         "model": type(getattr(model, "_orig_mod", model)).__name__,
         "parameters": sum(spec.numel for spec in attachment.axis.specs),

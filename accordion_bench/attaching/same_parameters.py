@@ -8,6 +8,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.tensors.real_view import as_real
 
 log = logging.getLogger("accordion_bench")
 ROUNDING = 1e-4  # of the norm: processors of several kinds may round an optimizer's step differently
@@ -60,7 +61,7 @@ def checksum(values: Sequence[Tensor]) -> int:
     """Of the bits of some tensors."""
     sums = []
     for value in values:
-        bits = value.detach().contiguous().view(-1).view(torch.uint8)
+        bits = as_real(value.detach()).contiguous().view(-1).view(torch.uint8)
         wide = bits.view(torch.int32) if bits.numel() % 4 == 0 else bits
         sums.append(wide.sum(dtype=torch.int64))
     return int(torch.stack(sums).sum())

@@ -101,11 +101,16 @@ class Ledger:
         self.counts["wire"] += nbytes * receivers
         self.counts["rounds"] += receivers > 0
 
-    def dense_step(self, numel: int) -> None:
-        """Count what an fp32 ring all-reduce of `numel` coordinates would have cost in this step."""
+    def dense_step(self, numel: int, passes: int = 2) -> None:
+        """Count what an fp32 ring all-reduce of `numel` coordinates would have cost in this step.
+
+        Args:
+            numel: of one worker's tensors.
+            passes: around the ring; 1 = it is a reduce-scatter.
+        """
         self.counts["dense"] += self.workers * 4 * numel
-        self.counts["dense_wire"] += 2 * (self.workers - 1) * 4 * numel
-        self.counts["dense_rounds"] += 2 * (self.workers - 1)
+        self.counts["dense_wire"] += passes * (self.workers - 1) * 4 * numel
+        self.counts["dense_rounds"] += passes * (self.workers - 1)
 
     def paper_count(self, floats: int | None) -> None:
         """Count an exchange as the Accordion paper does, in floats of one worker; None = the paper has no count."""

@@ -1,5 +1,6 @@
 """A compressor in its wrappers, from the options that stand together in one YAML."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -125,12 +126,15 @@ def pseudo_gradient_compressor(node: Config, name: str = "this one") -> Wrapped:
     return wrapped
 
 
-def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped:
+def wrapped_compressor(
+    node: Config, optimizer: Config | None = None, carried: Callable[[Compressor], Compressor] | None = None
+) -> Wrapped:
     """The compressor in its wrappers; the wrappers' options stand beside its own in the YAML.
 
     Args:
         node: the config group.
         optimizer: the optimizer's, from which methods with momentum of their own take `momentum` and `nesterov`.
+        carried: what carries its messages in the place of its own exchange, within the wrappers; None = that does.
 
     Raises:
         ConfigError: a value breaks a rule, or two choices do not go together.
@@ -170,6 +174,8 @@ def wrapped_compressor(node: Config, optimizer: Config | None = None) -> Wrapped
         if collective == "tree":
             assert isinstance(compressor, Sparse), "only sparse messages can be merged"
             compressor = Tree(compressor)
+        if carried is not None:
+            compressor = carried(compressor)
         if error_feedback == "ef21":
             if feedback.get("residual_bits") == 8:
                 rule = "{null} or 32 with error_feedback=ef21, because others could not follow what rounding changes"

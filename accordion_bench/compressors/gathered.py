@@ -3,9 +3,10 @@
 Tensor suffixes: W local workers, A all workers, R rows of a target, N elements, B bytes.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -165,6 +166,51 @@ class Gathered(Compressor):
             sent.add_own_(targets_W, -1.0)
 
         return Exchanged(update, subtract_sent_)
+
+
+class Handed(NamedTuple):
+    """What has come of tensors that were handed to their owners.
+
+    message: of the local workers, with all tensors.
+    layouts: of each owner's part of a message.
+    means_W: of each local worker, the means over all workers of the tensors that it owns, [1, N] each.
+    """
+
+    message: Message
+    layouts: list[Layout]
+    means_W: list[list[Tensor]]
+
+
+def hand_to_owners(compressor: Gathered, bucket: Bucket, counts: Sequence[int], comm: Comm) -> Handed:
+    """Every worker encodes all tensors; the owner of each gets it from everybody, and takes the mean.
+
+    Args:
+        compressor: whose messages these are.
+        bucket: tensors of all owners, those of the first owner first; residuals then hold what is lost.
+        counts: how many tensors each worker of the run owns.
+        comm: collectives.
+
+    Raises:
+        NonFiniteRow: as `Gathered.encode_bucket`.
+    """
+    if not bucket.specs:
+        nothing = Message(torch.empty(len(bucket.workers), 0, dtype=torch.uint8), [])
+        return Handed(nothing, [compressor.layout([], []) for _ in counts], [[] for _ in bucket.workers])
+    ends = list(itertools.accumulate(counts))
+    owned = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    layouts = [compressor.layout([bucket.specs[k] for k in own], [bucket.levels[k] for k in own]) for own in owned]
+    sent = compressor.encode_fed(bucket)
+    received = comm.all_to_all(sent.rows.split([layout.nbytes for layout in layouts], dim=1))
+    means_W: list[list[Tensor]] = []
+    for owner, message_A in zip(comm.local, received, strict=True):
+        if not owned[owner]:
+            means_W.append([])
+            continue
+        part = bucket.take(owned[owner])
+        target = target_like([row_W[0] for row_W in part.rows_W], compressor.takes_empty, divisor=comm.workers)
+        compressor.add_bucket_(target, Message(message_A, [layouts[owner]] * comm.workers), part)
+        means_W.append(list(target.rows_R))
+    return Handed(sent, layouts, means_W)
 
 
 class Sent:

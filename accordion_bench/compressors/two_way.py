@@ -3,9 +3,10 @@
 Tensor suffixes: W local workers, A all workers, N elements, B bytes.
 """
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State, forget, paying_levels, remembered, subtract_
 from accordion_bench.compressors.description import WhyDense, shorter_messages
-from accordion_bench.compressors.gathered import Gathered, non_finite, target_like
+from accordion_bench.compressors.gathered import Gathered, hand_to_owners, non_finite, target_like
 from accordion_bench.compressors.probe import Probed, probe_exchanged
 from accordion_bench.compressors.sizes import cheaper_than_dense, payload_bytes, wire_bytes
 from accordion_bench.compressors.wrapper import Wrapper
@@ -263,33 +264,28 @@ class TwoWay(Wrapper):
         bucket = self._bucket(everything, ctx, [flat_W[i][:, p.start : p.stop] for p, i in everything], comm.local)
         feedback = ctx.feedback.cut([(i, p.start, p.stop) for p, i in everything]) if ctx.feedback else None
         bucket = replace(bucket, feedback=feedback)
-        layouts = [self.inner.layout(*_specs_and_levels(entries, ctx)) for entries in owned]
-        sent = self._encode(bucket, everything, ctx, named)
 
-        # 2 the owner of a piece gets it from everybody
-        sizes = [layout.nbytes for layout in layouts]
-        received = comm.all_to_all(sent.rows.split(sizes, dim=1)) if levels else []
+        # 2 the owner of a piece gets it from everybody, and averages
+        with _naming(everything, ctx, named):
+            handed = hand_to_owners(self.inner, bucket, list(map(len, owned)), comm)
+        sent, sizes = handed.message, [layout.nbytes for layout in handed.layouts]
 
-        # 3 averages, adds what it has kept, compresses again
+        # 3 adds what it has kept, compresses again
         answers = []
-        for row, message_A in enumerate(received):
+        for row, means in enumerate(handed.means_W if levels else []):
             entries, owner = owned[first + row], first + row
             if not entries:
-                answers.append(message_A.new_empty(0))
+                answers.append(sent.rows.new_empty(0))
                 continue
-            owned_xs = [flat_W[i][0, piece.start : piece.stop] for piece, i in entries]
-            target = target_like(owned_xs, self.inner.takes_empty, divisor=comm.workers)
-            means = list(target.rows_R)
             shard = replace(self._bucket(entries, ctx, means, [owner]), purpose="server")
-            of_everyone = Message(message_A, [layouts[owner]] * comm.workers)
-            self.inner.add_bucket_(target, of_everyone, shard)
             if self.traits.reduces == "vote" and self.ties == "random" and comm.workers % 2 == 0:
                 break_ties_(means, shard, self.inner.stream)
             if kept := self._kept(entries, row, state):
                 begin = sum(map(len, owned[:owner]))
                 masks = feedback.masks[begin : begin + len(entries)] if feedback else ()
                 shard = replace(shard, feedback=Feedback(kept, [1.0] * len(kept), masks=masks))
-            answers.append(self._encode(shard, entries, ctx, named + row).rows[0])
+            with _naming(entries, ctx, named + row):
+                answers.append(self.inner.encode_fed(shard).rows[0])
 
         # 4 everybody gets all pieces
         if levels:
@@ -331,15 +327,15 @@ class TwoWay(Wrapper):
         specs, levels = _specs_and_levels(entries, ctx)
         return Bucket(ctx.step, specs, levels, ctx.seed, (), ctx.codebooks, xs_W=xs_W, workers=workers)
 
-    def _encode(self, bucket: Bucket, entries: Sequence[tuple[Piece, int]], ctx: Context, first_named: int) -> Message:
-        """The messages of pieces; an error names the tensor that a piece is of, and the worker."""
-        if not entries:
-            return Message(torch.empty(len(bucket.workers), 0, dtype=torch.uint8), [])
-        try:
-            return self.inner.encode_fed(bucket)
-        except NonFiniteRow as bad:
-            worker, k = divmod(bad.row, len(entries))
-            raise non_finite(ctx, entries[k][1], first_named + worker) from None
+
+@contextlib.contextmanager
+def _naming(entries: Sequence[tuple[Piece, int]], ctx: Context, first_named: int) -> Iterator[None]:
+    """Around the encoding of pieces: an error names the tensor that a piece is of, and the worker."""
+    try:
+        yield
+    except NonFiniteRow as bad:
+        worker, k = divmod(bad.row, len(entries))
+        raise non_finite(ctx, entries[k][1], first_named + worker) from None
 
 
 def _specs_and_levels(entries: Sequence[tuple[Piece, int]], ctx: Context) -> tuple[list[TensorSpec], list[float]]:

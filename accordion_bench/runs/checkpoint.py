@@ -121,7 +121,7 @@ def load_newest(run: Path, comm: Comm, owners: Owners) -> tuple[Path | None, lis
     for name in comm.everyones([path.name for path in checkpoints(run)])[0]:
         path, problem = run / "checkpoint" / name, ""
         try:
-            states = _read(path, comm)
+            states = read(path, comm.local)
         except Damaged as damaged:
             problem = str(damaged)
         told = [problem for problem in comm.everyones(problem) if problem]
@@ -143,14 +143,18 @@ def load(path: Path, comm: Comm, owners: Owners) -> None:
     Raises:
         Damaged: it is not as it was written.
     """
-    _put(_read(path, comm), comm, owners)
+    _put(read(path, comm.local), comm, owners)
 
 
-def _read(path: Path, comm: Comm) -> list[dict[str, Any]]:
-    """The state that all workers have in common, then that of each local worker."""
+def read(path: Path, workers: Iterable[int]) -> list[dict[str, Any]]:
+    """The state that all workers have in common, then that of some workers, by their numbers.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
     manifest = read_manifest(path)
     shared = _loaded(path / "shared.pt", manifest)
-    return [shared, *(_loaded(path / f"worker-{worker}.pt", manifest) for worker in comm.local)]
+    return [shared, *(_loaded(path / f"worker-{worker}.pt", manifest) for worker in workers)]
 
 
 def _put(states: Sequence[dict[str, Any]], comm: Comm, owners: Owners) -> None:

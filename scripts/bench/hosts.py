@@ -116,14 +116,18 @@ def inside(args: argparse.Namespace, names: Iterable[str], build: Callable[[str,
 
 
 def seconds_of_the_slowest(step: Callable[[], object], count: int) -> dict[str, float]:
-    """Seconds of a step on the host that takes longest."""
+    """Seconds of a step on the host that takes longest, and the megabytes that leave this host in it."""
     import torch
     import torch.distributed as dist
 
+    from accordion_bench.netlab.hosts import INTERFACE
+    from accordion_bench.network.meter import Interface
+
+    interface = Interface(INTERFACE)
     dist.barrier()
-    start = time.perf_counter()
+    start, sent = time.perf_counter(), interface.sent()
     for _ in range(count):
         step()
     took = torch.tensor([(time.perf_counter() - start) / count], dtype=torch.float64)
     dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    return {"seconds": float(took)}
+    return {"seconds": float(took), "megabytes": (interface.sent() - sent) / count / 1e6}

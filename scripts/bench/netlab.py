@@ -3,11 +3,13 @@
     python -m scripts.bench.netlab                                   # 2 hosts: unshaped, 1 Gbit/s, 100 Mbit/s
     python -m scripts.bench.netlab --hosts 4 --rates 100mbit --arms dense ddp
     python -m scripts.bench.netlab --rates 100mbit --every-compressor
+    python -m scripts.bench.netlab --rates 100mbit --arms "FSDP2, bf16" "FSDP2, int8" "FSDP2, int4"
 
 Each host has one process with one worker and one thread; ResNet-18 for CIFAR, 8 samples per worker and step.
 Needs root (network namespaces).
 """
 
+import statistics
 import sys
 from collections.abc import Callable
 
@@ -36,6 +38,16 @@ ARMS = {
         *("compressor=powersgd", "compressor.rank=2", "comm.bucket_cap_mb=1000", "comm.overlap=false"),
     ],
 }
+GATHERS = "FSDP2, gradients stay"  # what the parameters cost
+SHARDED: dict[str, list[str]] = {
+    GATHERS: [],
+    "FSDP2": [],
+    "FSDP2, bf16": [],
+    "FSDP2, none": ["none"],
+    "FSDP2, fp8": ["fp8"],
+    "FSDP2, int8": ["int8"],
+    "FSDP2, int4": ["qsgdinf"],
+}
 Build = Callable[[str, list[str], int, int], Callable[[], None]]
 # (ours, theirs, largest ratio aimed at)
 TARGETS = [
@@ -46,6 +58,10 @@ TARGETS = [
     ("PowerSGD", "epfml/powersgd", 1.0),
     ("PowerSGD", ALONE, 1.25),
 ]
+
+
+# of which the gathering of parameters is a part, however gradients are reduced
+SHARDED_TARGETS = [(f"FSDP2, {code}", "FSDP2, bf16", 1 / 3) for code in ("fp8", "int8", "int4")]
 
 
 # ---- inside a host
@@ -72,6 +88,39 @@ def epfml(trainer, model) -> Callable[[], None]:
     return plain_step(trainer, model, aggregate)
 
 
+def of_shards(name: str, codes: list[str], rank: int, processes: int) -> Callable[[], None]:
+    """One step of the plain loop with a model of FSDP2, all of it one group; shards are gathered once in a step."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    import accordion_bench as ab
+    from accordion_bench.comm.collectives import Comm
+    from scripts.bench.arms import plain_step, trainer_for
+
+    trainer = trainer_for(MODEL, Comm(1, processes, rank))
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if name.endswith("bf16") else None)
+    mesh = init_device_mesh("cpu", (processes,))
+    model = fully_shard(trainer.axis.model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    for code in codes:
+        ab.attach_shards(model, code)
+    if name == GATHERS:
+        model.set_custom_reduce_scatter(Staying())  # type: ignore[arg-type]
+    return plain_step(trainer, model)
+
+
+class Staying:
+    """In the place of a reduce-scatter: a process's own gradients of its shards."""
+
+    def allocate(self, size, *, dtype, device):
+        import torch
+
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False) -> None:
+        output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()])
+
+
 def arm(name: str, overrides: list[str], rank: int, processes: int) -> Callable[[], None]:
     """One training step of an arm."""
     import torch
@@ -79,6 +128,8 @@ def arm(name: str, overrides: list[str], rank: int, processes: int) -> Callable[
     from accordion_bench.comm.collectives import Comm
     from scripts.bench.arms import our_step, plain_step, trainer_for
 
+    if name in SHARDED:
+        return of_shards(name, overrides, rank, processes)
     here = Comm(1) if name == ALONE else Comm(1, processes, rank)
     trainer = trainer_for([*MODEL, *overrides], here)
     if name == "DDP in a plain loop":
@@ -124,26 +175,32 @@ def main(
     parser.add_argument("--every-compressor", action="store_true")
     hosts.add_arguments(parser)
     args = parser.parse_args()
-    chosen = compressors() if args.every_compressor else {name: arms[name] for name in args.arms}
+    chosen = compressors() if args.every_compressor else {name: {**arms, **SHARDED}[name] for name in args.arms}
     if args.inside:
         made = lambda name, rank, processes: build(name, chosen[name], rank, processes)  # noqa: E731
         hosts.inside(args, chosen, made, hosts.seconds_of_the_slowest)
         return
 
     found: dict[str, dict[str, list[float]]] = {}
+    sent: dict[str, float] = {}
     for rate in args.rates:
         told = hosts.in_hosts(module, args.hosts, rate, args.slow_host)
         found[rate] = {name: [one["seconds"] for one in rounds] for name, rounds in told["rounds"].items()}
+        sent |= {name: statistics.median(one["megabytes"] for one in rounds) for name, rounds in told["rounds"].items()}
         for name, why in told["failed"].items():
             print(f"{name} was left out at {rate}: {why}", file=sys.stderr)
 
     print(f"{where()}\n")
     names = list(dict.fromkeys(name for times in found.values() for name in times))
     print(f"Seconds per step, median of {args.rounds} rounds (quartiles); {args.hosts} hosts.\n")
-    print_head("arm", *found)
+    print_head("arm", "MB that a host sends in a step", *found)
     for name in names:
-        print_row(name, *(spread(*quartiles(times[name])) for times in found.values()))
-    pairs = [(name, "none", 1.0) for name in names if name != "none"] if args.every_compressor else targets
+        print_row(name, f"{sent[name]:.1f}", *(spread(*quartiles(times[name])) for times in found.values()))
+    pairs = (
+        [(name, "none", 1.0) for name in names if name != "none"]
+        if args.every_compressor
+        else [*targets, *SHARDED_TARGETS]
+    )
     print("\nRatios, round by round: median (quartiles).\n")
     print_head("ours / theirs", "aimed at", *found)
     for ours, theirs, target in pairs:
@@ -152,7 +209,7 @@ def main(
             for times in found.values():
                 median, lower, upper = ratio(times[ours], times[theirs])
                 cells.append(spread(median, lower, upper) + ("" if median <= target else " NO"))
-            print_row(f"{ours} / {theirs}", target, *cells)
+            print_row(f"{ours} / {theirs}", f"{target:.3g}", *cells)
 
 
 if __name__ == "__main__":

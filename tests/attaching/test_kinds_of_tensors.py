@@ -169,7 +169,7 @@ def what_cannot_be_carried() -> dict[str, nn.Module]:
     lazy.w = nn.UninitializedParameter()
     return {
         "lazy and has no shape yet; run one batch through the model first": lazy,
-        "a DTensor; call ab.attach_shards for a model of fully_shard": holding(distribute_tensor(torch.ones(4), mesh)),
+        "a DTensor; call fully_shard on the model, and use no tensor": holding(distribute_tensor(torch.ones(4), mesh)),
         r"on the meta device and holds no numbers; call model.to_empty\(device": holding(torch.ones(4, device="meta")),
         "of layout sparse_coo; store it densely": holding(torch.eye(3).to_sparse()),
         "of layout sparse_csr; store it densely": holding(torch.eye(3).to_sparse_csr()),

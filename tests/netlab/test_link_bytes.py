@@ -10,18 +10,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from accordion_bench.attaching.fsdp import scattered
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
+from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.netlab import hosts
 from accordion_bench.network import fit
 from accordion_bench.network.meter import Interface
-from accordion_bench.plan import TensorSpec
+from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.sync.gossip import GraphNeighbours
 from accordion_bench.sync.what import SparseAverage
 from accordion_bench.sync.who import PairExchange
 from tests.kit import inside
-from tests.kit.helpers import exchange_for, yaml_names
+from tests.kit.helpers import exchange_for, yaml_names, yaml_node
 from tests.kit.processes import together
 
 pytestmark = [pytest.mark.netlab, pytest.mark.usefixtures("allowed")]
@@ -34,6 +36,7 @@ OPTIONS = {
     "demo": {"k": 128},
     "powersgd": {"rank": 4},
 }
+SHARD_AXIS = {"none": ("none", {}), "fp8": ("fp8", {}), "int8": ("int8", {}), "int4": ("qsgdinf", {"bits": 4})}
 CALLS = ("all_reduce", "all_gather", "all_gather_uneven", "all_to_all", "all_reduce_max", "send_receive")
 CALIBRATED, SMALL = (1_000, 16_000, LARGE), 4_000  # bytes of a worker's message; from those follows what this one costs
 
@@ -118,10 +121,23 @@ def measure(host: int, entrances: list[inside.Entrance], file: Path) -> None:
         rows.append({"what": f"sync={name}"})
         with counted(comm, rows[-1]):
             exchange(xs_W, StepInfo(plan, 0, 0.1))
+    for name, (compressor, options) in SHARD_AXIS.items():
+        rows.append({"what": f"shards={name}"})
+        with counted(comm, rows[-1]):
+            reduced_to_shards(comm, compressor, **options)
     if comm.leader:
         file.write_text(json.dumps(rows))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def reduced_to_shards(comm: Comm, name: str, **options) -> None:
+    """The reduce-scatter of `ab.attach_shards`: of each of four shards of a matrix and a bias."""
+    specs = [TensorSpec(f"{spec.name}[{w}]", (spec.shape[0] // 4, *spec.shape[1:])) for spec in SPECS for w in range(4)]
+    owners = {spec.name: number % 4 for number, spec in enumerate(specs)}
+    compressor = scattered({**yaml_node("compressor", name), **options}, owners).compressor
+    exchange = Exchange(compressor, specs, Ladder(), comm, torch.zeros(0))
+    exchange([torch.randn(1, *spec.shape) for spec in specs], StepInfo(Plan({}), 0))
 
 
 # ---- bytes
@@ -150,6 +166,13 @@ def test_interfaces_and_ledger_agree_for_every_compressor(rows, name):
 @pytest.mark.parametrize("name", ["sparta", "noloco", "gossip"])
 def test_interfaces_and_ledger_agree_for_schemes_with_exchanges_of_their_own(rows, name):
     row = rows[f"sync={name}", None]
+    assert row["largest"] >= LARGE
+    assert abs(ratio(row) - 1) < AGREE, row
+
+
+@pytest.mark.parametrize("name", SHARD_AXIS)
+def test_interfaces_and_ledger_agree_for_gradients_reduced_to_shards(rows, name):
+    row = rows[f"shards={name}", None]
     assert row["largest"] >= LARGE
     assert abs(ratio(row) - 1) < AGREE, row
 

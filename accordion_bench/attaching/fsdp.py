@@ -17,6 +17,7 @@ from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.compressors.assemble import Wrapped, wrapped_compressor
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.compressors.cast import Cast
+from accordion_bench.compressors.gathered import Gathered
 from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.scattered import Scattered
 from accordion_bench.exchange.exchange import Exchange, SendOptions
@@ -264,8 +265,7 @@ def _refuse_compressor(wrapped: Wrapped) -> None:
         ConfigError: with another one.
     """
     compressor = wrapped.compressor
-    carried = _within(compressor)
-    inner = carried.inner
+    inner = _within(compressor).inner
     instead = {"compressor": "fp8"}, {"compressor": "int8"}
     if isinstance(inner, Cast):
         raise ConfigError(
@@ -274,8 +274,8 @@ def _refuse_compressor(wrapped: Wrapped) -> None:
             *instead,
         )
     traits = compressor.traits
-    by_itself = isinstance(inner, Dense) or "two_way" in inner.traits.collectives
-    if not by_itself or wrapped.collective == "two_way" or traits.reduces != "mean" or traits.optimizer.owns:
+    coded = isinstance(inner, Gathered) and "two_way" in inner.traits.collectives
+    if not (coded or isinstance(inner, Dense)) or traits.reduces != "mean" or traits.optimizer.owns:
         raise ConfigError(
             "compressor must send codes whose mean is a gradient on the shard axis, got one that does not", *instead
         )

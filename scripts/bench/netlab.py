@@ -39,10 +39,11 @@ ARMS = {
     ],
 }
 GATHERS = "FSDP2, gradients stay"  # what the parameters cost
+BASELINE = "FSDP2, bf16"
 SHARDED: dict[str, list[str]] = {
     GATHERS: [],
     "FSDP2": [],
-    "FSDP2, bf16": [],
+    BASELINE: [],
     "FSDP2, none": ["none"],
     "FSDP2, fp8": ["fp8"],
     "FSDP2, int8": ["int8"],
@@ -61,7 +62,7 @@ TARGETS = [
 
 
 # of which the gathering of parameters is a part, however gradients are reduced
-SHARDED_TARGETS = [(f"FSDP2, {code}", "FSDP2, bf16", 1 / 3) for code in ("fp8", "int8", "int4")]
+SHARDED_TARGETS = [(f"FSDP2, {code}", BASELINE, 1 / 3) for code in ("fp8", "int8", "int4")]
 
 
 # ---- inside a host
@@ -89,7 +90,10 @@ def epfml(trainer, model) -> Callable[[], None]:
 
 
 def of_shards(name: str, codes: list[str], rank: int, processes: int) -> Callable[[], None]:
-    """One step of the plain loop with a model of FSDP2, all of it one group; shards are gathered once in a step."""
+    """One step of the plain loop with a model of FSDP2, all of it one group; shards are gathered once in a step.
+
+    2 samples per worker: what is compared is the traffic.
+    """
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -98,7 +102,7 @@ def of_shards(name: str, codes: list[str], rank: int, processes: int) -> Callabl
     from accordion_bench.comm.collectives import Comm
     from scripts.bench.arms import plain_step, trainer_for
 
-    trainer = trainer_for(MODEL, Comm(1, processes, rank))
+    trainer = trainer_for([*MODEL, "batch_size=2"], Comm(1, processes, rank))
     policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if name.endswith("bf16") else None)
     mesh = init_device_mesh("cpu", (processes,))
     model = fully_shard(trainer.axis.model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -210,6 +214,17 @@ def main(
                 median, lower, upper = ratio(times[ours], times[theirs])
                 cells.append(spread(median, lower, upper) + ("" if median <= target else " NO"))
             print_row(f"{ours} / {theirs}", f"{target:.3g}", *cells)
+    if GATHERS in names:
+        print(f"\nReductions alone, what a step takes beside that of `{GATHERS}`: seconds, and over those of bf16.\n")
+        print_head("arm", *found)
+        for name in (name for name in names if name in SHARDED and name != GATHERS):
+            cells = []
+            for times in found.values():
+                alone = {arm: [a - b for a, b in zip(times[arm], times[GATHERS], strict=True)] for arm in times}
+                cells.append(spread(*quartiles(alone[name])))
+                if BASELINE in alone:
+                    cells[-1] += f"; {spread(*ratio(alone[name], alone[BASELINE]))}"
+            print_row(name, *cells)
 
 
 if __name__ == "__main__":

@@ -49,23 +49,28 @@ def _main() -> tuple[int, bool]:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to us; we print one sentence
     if launched():  # else torch buries the cause under its own stacks
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if sys.argv[1:2] == [command_line.SHOW]:
+        from accordion_bench.cli import show
+
+        return show.main(sys.argv[2:]), True
     sys.argv[1:] = in_order(command_line.quoted(overrides_in_todays_words(sys.argv[1:])))
     if sys.argv[1:] == ["--version"]:
         print(f"accordion_bench {__version__}")
         return 0, True
-    if (status := _answered([word for word in sys.argv[1:] if word != command_line.DRY_RUN])) is not None:
+    if (status := _answered(command_line.without_ours(sys.argv[1:]))) is not None:
         return status, True
-    dry, device = command_line.DRY_RUN in sys.argv[1:], AskedDevice()
+    asked, device = next((flag for flag in command_line.OURS if flag in sys.argv[1:]), ""), AskedDevice()
     failures: list[int] = []
     usual = signal.getsignal(signal.SIGINT)
     # a KeyboardInterrupt would be lost in what torch's imports catch
     importing = _leave if usual is signal.default_int_handler else usual
-    with handling(importing, (signal.SIGINT,)), tempfile.TemporaryDirectory() if dry else nullcontext("") as folder:
+    with handling(importing, (signal.SIGINT,)), tempfile.TemporaryDirectory() if asked else nullcontext("") as folder:
         try:
-            if dry:
-                device, words = gpus.split(sys.argv[1:])
-                sys.argv[1:] = command_line.for_dry_run(words, folder)
-            _hydra_main(failures, functools.partial(handle, usual, (signal.SIGINT,)), dry, device)
+            if asked == command_line.DRY_RUN:
+                device, sys.argv[1:] = gpus.split(sys.argv[1:])
+            if asked:
+                sys.argv[1:] = command_line.for_dry_run(sys.argv[1:], folder)
+            _hydra_main(failures, functools.partial(handle, usual, (signal.SIGINT,)), asked, device)
         except KeyboardInterrupt as stop:
             print(str(stop) or "stopped", file=sys.stderr)
             failures.append(128 + getattr(stop, "signum", signal.SIGINT))
@@ -82,7 +87,7 @@ def _main() -> tuple[int, bool]:
         # a thread may wait for a lost peer, where no exception comes
         nowhere = os.open(os.devnull, os.O_WRONLY)
         faulthandler.dump_traceback_later(LEAVE, exit=True, file=nowhere)
-    return max(failures), dry
+    return max(failures), bool(asked)
 
 
 def _answered(arguments: list[str]) -> int | None:
@@ -117,7 +122,7 @@ def _tell(error: Exception, cell: str = "") -> int:
     return 1 if failed or sentence is None else 2
 
 
-def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, device: AskedDevice) -> None:
+def _hydra_main(failures: list[int], imported: Callable[[], object], asked: str, device: AskedDevice) -> None:
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -127,7 +132,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, 
     from accordion_bench.config import compose
 
     compose.register_resolvers()
-    sweep.needs_data = not dry
+    sweep.needs_data = not asked
 
     @hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
     def task(composed: DictConfig) -> float:
@@ -135,7 +140,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, 
         sweep.limit_threads(hydra_config.launcher)
         from accordion_bench.cli import experiments
         from accordion_bench.config import run_level
-        from accordion_bench.config.compose import resolve
+        from accordion_bench.config.compose import as_written, resolve
         from accordion_bench.run_config import RunConfig
 
         compose.register_resolvers()  # maybe in a process that a launcher has started
@@ -150,9 +155,12 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, 
         wrong: Exception | None = None
         try:
             experiments.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
-            cfg = resolve(composed, hydra_config.runtime.choices)
+            cfg = resolve(composed, hydra_config.runtime.choices, overrides)
             if cfg["resume"] is None and not launched():  # else train compares with the run, or meets the others, first
                 run_level.refuse_wrong(RunConfig.from_dict(cfg))
+            if asked == command_line.PRINT:
+                print(f"---\n# {cell.rstrip(': ')}\n{as_written(cfg)}" if cell else as_written(cfg), end="")
+                return float("nan")
         except Exception as error:
             wrong = error
         else:
@@ -172,7 +180,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], dry: bool, 
             failures.append(_tell(error, cell))
             return failures[-1]
 
-        if dry:
+        if asked:
             try:
                 if wrong is not None:
                     raise wrong

@@ -5,7 +5,7 @@ sync ...) stay plain options, which the classes that they name declare.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeGuard
 
@@ -16,6 +16,8 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import NEAREST, Choice, check_options, option
 
 LONGEST_LABEL = 40  # characters: two of them still stand in one legend
+LONGEST_NOTE = 1000  # characters
+SAID = ("label", "tags", "note")  # what a run says of itself, and may say otherwise later
 LONGEST_TIMEOUT = 1e8  # seconds, three years
 LARGEST_SEED = 2**63 - 1  # torch's, NumPy's and Python's generators take it
 MOST_EPOCHS = 10**6  # each leaves a row of metrics
@@ -125,6 +127,10 @@ class RunConfig:
         f"what reports call this arm, text of 1 to {LONGEST_LABEL} characters; null = a name made of its options",
         default=None,
     )
+    tags: list[str] | None = option(
+        f"[final,ablation]: words of 1 to {LONGEST_LABEL} characters for reports and trackers", default=None
+    )
+    note: str | None = option(f"a sentence for reports and trackers, of 1 to {LONGEST_NOTE} characters", default=None)
     seed: int = option(default=0, at_least=0, at_most=LARGEST_SEED, instead=NEAREST)
     scale: str = option("full, small, tiny: how long +experiment=... trains, and on how much data", default="full")
     epochs: int = option(default=60, at_least=1, at_most=MOST_EPOCHS)
@@ -226,6 +232,15 @@ class RunConfig:
         """Samples per step of the worker that has most."""
         return largest(self.batch_size)
 
+    @property
+    def trackers(self) -> list[Config]:
+        """The options of each tracker; of several they stand under its name."""
+        return [self.tracker] if "_target_" in self.tracker else list(self.tracker.values())
+
+    def said(self, typed: Collection[str]) -> dict[str, Any]:
+        """What was typed of what a run says of itself."""
+        return {key: getattr(self, key) for key in SAID if key in typed}
+
     def chosen(self, group: str) -> str:
         """The name that was chosen of a config group, for messages."""
         return self.choices.get(group, "this one")
@@ -251,9 +266,9 @@ def completed(saved: Config) -> Config:
     return {**options, **parts}
 
 
-def is_label(value: Any) -> TypeGuard[str]:
-    """Whether a value can be an arm's label: text of 1 to `LONGEST_LABEL` printable characters in one line."""
-    return isinstance(value, str) and bool(value.strip()) and len(value) <= LONGEST_LABEL and value.isprintable()
+def is_label(value: Any, longest: int = LONGEST_LABEL) -> TypeGuard[str]:
+    """Whether a value can be an arm's label: text of 1 to `longest` printable characters in one line."""
+    return isinstance(value, str) and bool(value.strip()) and len(value) <= longest and value.isprintable()
 
 
 def refuse_names(cfg: Config) -> None:

@@ -86,8 +86,8 @@ def _run(
             found, done = _find_earlier(config, leader, watch, sweep) if looks else ("", False)
             if found and done:
                 note |= {"folder": found, "status": "skipped"}
-                if leader and "label" in typed:
-                    RunFolder(found).rename(config.label)
+                if leader:
+                    RunFolder(found).retell(config.said(typed))
                 return _tell_done(RunFolder(found)) if leader else float("nan")
             if found:
                 config = replace(config, resume=found)
@@ -111,8 +111,7 @@ def _run(
         if leader:
             if folder.read_config()["epochs"] != config.epochs:
                 folder.reopen(config.epochs)
-            if "label" in typed:
-                folder.rename(config.label)
+            folder.retell(config.said(typed))
             if config.resume is not None:
                 folder.note_resumption(where.threads, codec_kernels.computed_with(where.device, parts))
             if found:

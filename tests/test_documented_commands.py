@@ -189,7 +189,10 @@ def _advice(rest: Sequence[str]) -> None:
 
 def _run(rest: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
     """A run, or each cell of a sweep: composed and validated as the program does before it trains."""
-    command_line.refuse_unreadable([word for word in rest if word != command_line.DRY_RUN])
+    if rest[:1] == [command_line.SHOW]:
+        assert len(rest) > 1
+        return
+    command_line.refuse_unreadable(command_line.without_ours(rest))
     if "--help" in rest:
         assert help_text(rest)
         return
@@ -197,7 +200,7 @@ def _run(rest: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
     words = program.in_order(
         command_line.quoted([word for word in rest if not word.startswith("-") and word not in own])
     )
-    if command_line.DRY_RUN in rest:
+    if set(command_line.OURS) & set(rest):
         _, words = asked_gpus.split(words)
     if of_hydra := [word for word in words if word.lstrip("+").startswith(("hydra", "search="))]:
         words = [word for word in words if word not in of_hydra]

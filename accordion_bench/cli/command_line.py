@@ -13,9 +13,9 @@ from accordion_bench.options.override import key_of, parts, refuse_twice
 
 # keys whose values are names of any kind, or have units such as µs
 FREE = re.compile(
-    r"paths\.(data|runs)|label|resume|dataset\.(folder|file)|tracker\.project|network\.\w*(latency|jitter|bandwidth)|comm\.interface"
+    r"paths\.(data|runs)|label|note|resume|dataset\.(folder|file)|tracker\.(project|uri|experiment)|network\.\w*(latency|jitter|bandwidth)|comm\.interface"
 )
-LABEL = "label"
+TEXTS = ("label", "note")
 PLAIN = re.compile(r"[A-Za-z0-9_./:@%+\\ -]*")
 DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"))
 
@@ -23,7 +23,7 @@ DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212
 def quoted(arguments: Sequence[str]) -> list[str]:
     """The arguments, with free text quoted for Hydra where that is needed: folders with brackets, or of any language.
 
-    What a comma separates is a sweep, but of a label; what is quoted already stays as it is.
+    What a comma separates is a sweep, but of a label or a note; what is quoted already stays as it is.
     """
     return [_quoted(word) for word in arguments]
 
@@ -32,7 +32,7 @@ def _quoted(word: str) -> str:
     key, equals, value = word.partition("=")
     if not equals or not value or not FREE.fullmatch(key_of(key)) or value[0] in "'\"":
         return word
-    if key_of(key) == LABEL:  # 4 and true are text, too
+    if key_of(key) in TEXTS:  # 4 and true are text, too
         return word if value == "null" else f"{key}={for_hydra(value)}"
     if value[0] == "~" or "${" in value or "," in value or re.match(r"[a-z]+\(", value) or PLAIN.fullmatch(value):
         return word
@@ -84,7 +84,8 @@ def _meant(plain: str) -> str:
 
 
 NAME = re.compile(r"[\w./-]+")  # of a choice; anything else is Hydra's to read
-DRY_RUN = "--dry-run"  # ours
+DRY_RUN, PRINT, SHOW = "--dry-run", "--print", "show"
+OURS = (PRINT, DRY_RUN)
 NOT_DRY = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=")  # a dry run submits nothing and leaves nothing
 
 # Hydra's own, in one spelling each, and whether a value follows
@@ -141,9 +142,14 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
             _of_hydra(key.lstrip("+~"))
 
 
+def without_ours(arguments: Sequence[str]) -> list[str]:
+    """The arguments that Hydra knows."""
+    return [word for word in arguments if word not in OURS]
+
+
 def for_dry_run(arguments: Sequence[str], folder: str) -> list[str]:
-    """The arguments of a dry run as Hydra is to read them: each cell in this process, its own notes in a folder."""
-    kept = [word for word in arguments if word != DRY_RUN and not word.lstrip("+").startswith(NOT_DRY)]
+    """The arguments of --dry-run and --print as Hydra is to read them: each cell here, its own notes in a folder."""
+    kept = [word for word in without_ours(arguments) if not word.lstrip("+").startswith(NOT_DRY)]
     return [*kept, f"hydra.sweep.dir='{folder}'"]
 
 

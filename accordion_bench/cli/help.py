@@ -31,6 +31,8 @@ An option is KEY=VALUE: GROUP=NAME chooses a part, GROUP.OPTION=VALUE says how i
   --help all                  everything
   --dry-run                   plan, bytes, memory and time; nothing is trained or written
 {dry_run}
+  --print                     the configuration as the run folder will hold it; nothing else is done
+  show results/runs/RUN       what a run was, how it ended, what it took, and where its files are
   --version, --hydra-help     sweeps, launchers, --cfg job, shell completion
 """
 WIDTH = 100  # of a line

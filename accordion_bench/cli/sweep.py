@@ -196,7 +196,7 @@ def _refuse_a_typo(config: DictConfig, first: Sequence[str]) -> None:
     except Exception as error:
         raise ConfigError(explain(error) or str(error)) from error
     try:
-        cfg = resolve(config, config.hydra.runtime.choices)
+        cfg = resolve(config, config.hydra.runtime.choices, list(config.hydra.overrides.task))
     except ConfigError:
         raise
     except Exception:  # of an experiment without an arm, which the cells have

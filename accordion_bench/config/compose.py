@@ -18,11 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accordion_bench.options.advice import SEVERAL
 from accordion_bench.options.checks import ConfigError, as_typed, show
-from accordion_bench.options.conf_dir import conf_dir, conf_dirs, options_of, plain, read_yaml, yaml_file
+from accordion_bench.options.conf_dir import (
+    conf_dir,
+    conf_dirs,
+    options_of,
+    plain,
+    read_options,
+    read_yaml,
+    yaml_file,
+)
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.override import key_of, parts
 from accordion_bench.options.units import without_units
-from accordion_bench.run_config import SCALES
+from accordion_bench.run_config import SCALES, RunConfig
 
 
 def register_resolvers() -> None:
@@ -166,13 +176,18 @@ def compose(overrides: Sequence[str] = ()) -> Config:
     beside = [f"hydra.searchpath=[{own}]"] if own else []
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         full = hydra_compose("config", [*overrides, *beside], return_hydra_config=True)
-    return resolve(full, full.hydra.runtime.choices)
+    return resolve(full, full.hydra.runtime.choices, overrides)
 
 
-def resolve(composed: Any, choices: Any) -> Config:
+def resolve(composed: Any, choices: Any, typed: Sequence[str] = ()) -> Config:
     """A plain dict from what Hydra composed, with the chosen name of each group under `choices`.
 
     Defaults that choices bring stand in it; `choices.brought` says which, and who has brought them.
+
+    Args:
+        composed: by Hydra.
+        choices: that Hydra has noted.
+        typed: the overrides of the command line.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -186,6 +201,7 @@ def resolve(composed: Any, choices: Any) -> Config:
     except OmegaConfBaseException as error:
         error.choices = names  # type: ignore[attr-defined]  # for the sentence: what to type is the choice's own default
         raise
+    _set_apart(cfg, names, typed)
     if taken := settle_brought(cfg, taken):
         names["brought"] = "; ".join(map(str, taken))
     if setup := cfg.pop("setup", None):  # what a preset tells its arms; of several presets Hydra notes no choice
@@ -198,6 +214,44 @@ def resolve(composed: Any, choices: Any) -> Config:
             )
         names["experiment"] = f"{setup['experiment']}, faithful" if setup.get("faithful") else setup["experiment"]
     return {**without_units(cfg), "choices": {key: _listed(value) for key, value in names.items()}}
+
+
+def as_written(cfg: Config) -> str:
+    """A resolved configuration as config.yaml of the run folder will hold it.
+
+    What only the start of the run can tell is null: how many workers there are, what a data set counts in its files.
+
+    Raises:
+        ConfigError: it is that of a run that has begun.
+    """
+    import yaml
+
+    if cfg["resume"] is not None:
+        raise ConfigError(
+            f"--print tells of a new run, got resume={cfg['resume']}; type cat {Path(cfg['resume']) / 'config.yaml'}"
+        )
+    return yaml.safe_dump(RunConfig.from_dict(cfg).to_dict(), sort_keys=False, allow_unicode=True)
+
+
+def _set_apart(cfg: Config, names: Config, typed: Sequence[str]) -> None:
+    """Give each of several choices of a group its options, under its name; Hydra has put all of them into one.
+
+    Hydra notes no choice where there are several.
+    """
+    for group in [group for group in SEVERAL if group in cfg and group not in names]:
+        value = next((word.partition("=")[2] for word in reversed(typed) if key_of(word) == group), "")
+        names[group] = parts(value.strip("[]"))
+        files = {name: yaml_file(group, name) for name in names[group]}
+        nodes = {name: read_options(file) for name, file in files.items() if file}
+        if not nodes:
+            raise ConfigError(f"{group} must be typed where it is a list, got none; type {group}=[csv,wandb]")
+        given, known = cfg[group], {key for node in nodes.values() for key in node}
+        given = {key: value for key, value in given.items() if key != "_target_"}
+        further = {key: value for key, value in given.items() if key not in known}  # which no class takes
+        apart = {
+            name: {key: given.get(key, value) for key, value in node.items()} | further for name, node in nodes.items()
+        }
+        cfg[group] = apart if len(apart) > 1 else next(iter(apart.values()))
 
 
 def _listed(choice: Any) -> Any:

@@ -31,7 +31,8 @@ def _groups(config: RunConfig) -> Config:
         names = config.choices.get(group, "").split(",")
         nodes = {name: _yaml(file) for name in names if (file := yaml_file(group, name))}
         nodes = {name: node for name, node in nodes.items() if "_target_" in node}
-        declared[group] = nodes if group == "adaptive" else next(iter(nodes.values()), {})
+        one = next(iter(nodes.values())) if len(nodes) == 1 else {}  # several trackers check theirs alone
+        declared[group] = nodes if group == "adaptive" else one
     return declared
 
 

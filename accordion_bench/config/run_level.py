@@ -5,7 +5,7 @@ from typing import Any
 
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
-from accordion_bench.run_config import LONGEST_LABEL, SCALES, PathsConfig, RunConfig, is_label
+from accordion_bench.run_config import LONGEST_LABEL, LONGEST_NOTE, SCALES, PathsConfig, RunConfig, is_label
 
 
 def refuse_wrong(config: RunConfig) -> None:
@@ -18,8 +18,15 @@ def refuse_wrong(config: RunConfig) -> None:
     if config.scale != "full" and "experiment" not in config.choices:
         raise ValueRefused("scale", "full without +experiment=NAME, which says what to shorten", config.scale, "full")
     checks.choice("scale", config.scale, SCALES)
-    if config.label is not None and not is_label(config.label):
-        raise ValueRefused("label", f"text of 1 to {LONGEST_LABEL} printable characters in one line", *_label(config))
+    for key, longest in (("label", LONGEST_LABEL), ("note", LONGEST_NOTE)):
+        if (given := getattr(config, key)) is not None and not is_label(given, longest):
+            rule = f"text of 1 to {longest} printable characters in one line"
+            raise ValueRefused(key, rule, *_line_of_text(key, given, longest))
+    tags: Any = config.tags
+    if tags is not None and not (isinstance(tags, list) and tags and all(map(is_label, tags))):
+        fitting = [tag for tag in (tags if isinstance(tags, list) else [tags]) if is_label(tag)]
+        rule = f"a list of words of 1 to {LONGEST_LABEL} printable characters, or {{null}}"
+        raise ValueRefused("tags", rule, tags, fitting or None)
     for key, usual in vars(PathsConfig()).items():
         folder = getattr(config.paths, key)
         if not isinstance(folder, str) or not folder:
@@ -34,12 +41,12 @@ def refuse_wrong(config: RunConfig) -> None:
         )
 
 
-def _label(config: RunConfig) -> tuple[str, str]:
-    """What a wrong label is shown as, and the nearest one that is allowed."""
-    text = config.label if isinstance(config.label, str) else f"arm {show(config.label)}"
+def _line_of_text(key: str, value: Any, longest: int) -> tuple[str, str]:
+    """What a wrong label or note is shown as, and the nearest one that is allowed."""
+    text = value if isinstance(value, str) else f"{'arm' if key == 'label' else key} {show(value)}"
     given = " ".join(text.split())
-    printable = "".join(letter for letter in given if letter.isprintable())[:LONGEST_LABEL].strip()
-    return repr(config.label), shlex.quote(printable or "NAME")
+    printable = "".join(letter for letter in given if letter.isprintable())[:longest].strip()
+    return repr(value), shlex.quote(printable or ("NAME" if key == "label" else "TEXT"))
 
 
 def _refuse_batches(config: RunConfig) -> None:

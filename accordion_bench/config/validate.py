@@ -164,7 +164,8 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
         trial.refuse_later_single_sample(model, parts.dataset, *batches, later)
     if config.precision in HALF and where.device == "cpu":
         parts = replace(parts, slowdown=trial.slowdown(model, parts.dataset, config.precision, config.chosen("model")))
-    build(config.tracker, "tracker")
+    for tracker in config.trackers:
+        build(tracker, "tracker")
     build(config.network, "network")
     if config.resume is not None:
         refuse_unwritable("resume", config.resume)

@@ -20,6 +20,7 @@ from accordion_bench.options.conf_dir import (
 from accordion_bench.options.override import parts
 
 OF_ADVICE = ("gpu", "compute_ms")  # words of --dry-run and of accordion_bench.advise, which a run does not take
+SEVERAL = ("tracker",)  # groups of which several may be chosen, whose options are typed once for all of them
 PRESETS = ("experiment", "arm", "search")  # groups that are added with a plus
 
 ALIKE_NAMES = 0.5  # of two names of choices, which are short
@@ -238,7 +239,7 @@ def takes_list(key: str) -> bool:
     if key not in groups():
         return isinstance(known_keys().get(key), list)
     own = any(re.match(rf"# @package {key}\.", file.read_text(encoding="utf-8")) for file in yaml_files(key).values())
-    return own or key in PRESETS
+    return own or key in (*PRESETS, *SEVERAL)
 
 
 def holders_of(key: str) -> list[str]:

@@ -31,7 +31,7 @@ REPLACED = (
     *("trace.json", "profile.txt", "timeline.json", "labels.json"),
 )
 APPENDED = {
-    **dict.fromkeys(("run.log", "run.lock", "run.owner"), (_FILE,)),
+    **dict.fromkeys(("run.log", "run.lock", "run.owner", "metrics.csv"), (_FILE,)),
     **dict.fromkeys(("checkpoint", "tensorboard", "wandb"), (_FOLDER,)),
 }
 
@@ -143,15 +143,15 @@ class RunFolder:
         self.remove_summary()
         self.write_config({**saved, "epochs": epochs})
 
-    def rename(self, label: str | None) -> None:
-        """Let reports call the run's arm otherwise; all else stays, the end of a finished run, too.
+    def retell(self, said: dict[str, Any]) -> None:
+        """Let a run say other words of itself; all else stays, the end of a finished run, too.
 
         Args:
-            label: see `RunConfig.label`.
+            said: `label`, `tags` or `note` of `RunConfig`, as they are to be.
         """
         saved = self._saved_config()
-        if saved.get("label") != label:
-            self.write_config({**saved, "label": label})
+        if {key: saved.get(key) for key in said} != said:
+            self.write_config({**saved, **said})
 
     def remove_summary(self) -> None:
         """Remove what says how the run has ended: it goes on."""

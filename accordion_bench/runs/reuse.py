@@ -11,7 +11,7 @@ from accordion_bench import locks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.override import config_in_todays_words
-from accordion_bench.run_config import completed
+from accordion_bench.run_config import SAID, completed
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.folder import RunFolder
 
@@ -19,7 +19,7 @@ LOCK = "run.lock"  # in a run's folder; stays there, empty
 STARTING = ".starting"  # under paths.runs: a lock for each configuration of which equal runs are looked for
 # keys that decide no result
 FREE = (
-    *("label", "dataset.check", "threads", "paths", "tracker", "resume", "resume_sweep", "checkpoint", "profile"),
+    *(*SAID, "dataset.check", "threads", "paths", "tracker", "resume", "resume_sweep", "checkpoint", "profile"),
     *("graphs", "workers_at_once"),
 )
 # top-level options which, where they are plain numbers, look the same in every config.yaml: read before YAML is parsed

@@ -1,4 +1,4 @@
-"""What every tracker is; `tracker=none` is this class itself."""
+"""What every tracker is, and several as one; `tracker=none` is the base class itself."""
 
 import contextlib
 import tempfile
@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.component import Component
+from accordion_bench.options.instantiate import Config, build
 from accordion_bench.options.option import Choice, with_options
+
+BY_STEP = "train_loss_by_step"
+FIGURES = "of this run, drawn at its end; a few seconds, in no measured time"
 
 
 @contextlib.contextmanager
@@ -55,6 +59,53 @@ class Tracker(Component):
 
     def finish(self, summary: dict[str, Any]) -> None:
         """The run has come to its end."""
+
+
+class Several(Tracker):
+    """Each row goes to several trackers, in their order.
+
+    Args:
+        trackers: that get it.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self.trackers = trackers
+        self.by_step = any(tracker.by_step for tracker in trackers)
+
+    def begin(self, cfg: dict[str, Any], folder: Path) -> None:
+        for tracker in self.trackers:
+            tracker.begin(cfg, folder)
+
+    def log_losses(self, step: int, losses: Sequence[float]) -> None:
+        for tracker in self.trackers:
+            tracker.log_losses(step, losses)
+
+    def log(self, row: dict[str, Any]) -> None:
+        for tracker in self.trackers:
+            tracker.log(row)
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        for tracker in self.trackers:
+            tracker.finish(summary)
+
+
+def build_tracker(nodes: Sequence[Config]) -> Tracker:
+    """The tracker of a run, or all of them as one.
+
+    Args:
+        nodes: the options of each.
+
+    Raises:
+        ConfigError: one refuses an option, or lacks its package.
+    """
+    trackers = [build(node, "tracker") for node in nodes]
+    return trackers[0] if len(trackers) == 1 else Several(trackers)
+
+
+def tags_of(cfg: Config) -> list[str]:
+    """What a run can be found by: the names of its choices, and the tags that were typed."""
+    choices = (name.strip() for value in cfg["choices"].values() for name in value.split(","))
+    return sorted({*filter(None, choices), *(cfg.get("tags") or [])})
 
 
 def scalars(row: dict[str, Any], prefix: str = "") -> dict[str, float]:

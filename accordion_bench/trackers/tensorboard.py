@@ -10,7 +10,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.runs.folder import RunFolder, log
 from accordion_bench.runs.secrets import masked
-from accordion_bench.trackers.base import Tracker, figures_of, scalars
+from accordion_bench.trackers.base import FIGURES, Tracker, figures_of, scalars
 
 # column of metrics.jsonl -> group; others by how they end, or by where they stand in the row
 TRAIN = ("epoch", "lr", "train_loss", "loss_scale", "compression_error")
@@ -25,7 +25,7 @@ class TensorBoard(Tracker):
     Groups are `train/`, `eval/`, `comm/` and `time/`; what is nested in a row keeps its name: `plan/`, `norms/`.
     """
 
-    figures: bool = option("of this run, drawn at its end; a few seconds, in no measured time", default=True)
+    figures: bool = option(FIGURES, default=True)
 
     by_step = True
     chosen_as = {"tensorboard": Choice("rows, losses of each step and figures, in the run folder's tensorboard/")}
@@ -42,6 +42,9 @@ class TensorBoard(Tracker):
         rows = RunFolder(folder).read_metrics()
         # of a resumed run: what it had written beyond its checkpoint is written again
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=rows[-1]["step"] + 1 if rows else None)
+        for name, told in (("tags", ", ".join(cfg.get("tags") or [])), ("note", cfg.get("note"))):
+            if told:
+                self.writer.add_text(name, told)
 
     def log_losses(self, step: int, losses: Sequence[float]) -> None:
         for i, loss in enumerate(losses, step - len(losses) + 1):

@@ -16,14 +16,13 @@ from accordion_bench.options.presets import named
 from accordion_bench.runs.folder import log
 from accordion_bench.runs.metrics import METRICS
 from accordion_bench.runs.secrets import masked
-from accordion_bench.trackers.base import Tracker, figures_of, scalars
+from accordion_bench.trackers.base import BY_STEP, FIGURES, Tracker, figures_of, scalars, tags_of
 
 # what curves may be drawn against, instead of wandb's own step; the first is what they are drawn against at first
 AXES = ("payload_bytes", "wire_bytes", "seconds", "modelled_seconds", "epoch")
 VALIDATION = ("validation_accuracy", "validation_loss")
 OF_SPLITS = ("test_perplexity", "valid_perplexity", "test_bits_per_byte", "valid_bits_per_byte", "perplexity_per_byte")
 CURVES = (*METRICS, *OF_SPLITS, "test_loss", "train_loss", *VALIDATION)
-BY_STEP = "train_loss_by_step"
 TAG = 64  # characters; wandb takes no longer ones
 _running: Any = None  # this process's run, until its end
 
@@ -77,7 +76,7 @@ class Wandb(Tracker):
         choices=("offline", "online"),
     )
     project: str = option("wandb's", default="accordion_bench")
-    figures: bool = option("of this run, drawn at its end; a few seconds, in no measured time", default=True)
+    figures: bool = option(FIGURES, default=True)
 
     by_step = True
     chosen_as = {"wandb": Choice("Weights & Biases: configuration, rows, figures and summary")}
@@ -112,7 +111,8 @@ class Wandb(Tracker):
                 resume="allow",
                 group=choices.get("experiment") or f"{named(cfg, 'model')} on {named(cfg, 'dataset')}",
                 job_type=cfg.get("label") or label(cfg),
-                tags=sorted({name.strip()[:TAG] for value in choices.values() for name in value.split(",") if name}),
+                tags=sorted({tag[:TAG] for tag in tags_of({**cfg, "choices": choices})}),
+                notes=cfg.get("note"),
                 config=masked(cfg),
                 settings=wandb.Settings(silent=True, console="off"),  # run.log has what the run says
                 reinit="create_new",

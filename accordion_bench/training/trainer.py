@@ -32,7 +32,7 @@ from accordion_bench.runs.reuse import decisive
 from accordion_bench.runs.saving import AtOnce, Saving
 from accordion_bench.runs.weights import BEST, FINAL, save_weights
 from accordion_bench.sync.base import SyncState
-from accordion_bench.trackers.base import Tracker
+from accordion_bench.trackers.base import Tracker, build_tracker
 from accordion_bench.training import codec_kernels
 from accordion_bench.training.dense_notes import DenseNotes
 from accordion_bench.training.evaluation import Evaluation
@@ -90,7 +90,7 @@ class Trainer:
         self.writer = (Background if config.checkpoint.background else AtOnce)(comm)
         self.progress = Progress(comm.leader, self.sampler.seen)
         self.dense_notes = DenseNotes(comm.leader)
-        self.tracker: Tracker = build(config.tracker, "tracker")
+        self.tracker: Tracker = build_tracker(config.trackers)
         self.step_losses: list[Tensor] = []  # of this epoch, for a tracker that wants them
         self.network: Network = build(config.network, "network")
         self.meter, self.waiting = Meter(config.comm.interface, comm), Waiting()

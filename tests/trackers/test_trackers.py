@@ -1,11 +1,13 @@
 """Trackers: what is read back is what the run has written; a tracker never costs a run."""
 
+import csv
 import importlib.util
 import json
 import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +17,13 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.report.render.page.plots import AXES as PAGE_AXES
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.metrics import METRICS
-from accordion_bench.trackers.base import scalars
+from accordion_bench.trackers.base import build_tracker, scalars
+from accordion_bench.trackers.csv import CSV
+from accordion_bench.trackers.mlflow import MLflow
 from accordion_bench.trackers.tensorboard import TensorBoard, grouped
 from accordion_bench.trackers.wandb import AXES, CURVES, Wandb
-from tests.kit import tiny
+from tests.kit import composed, tiny
+from tests.kit.helpers import yaml_node
 from tests.runs.test_resume import stopping_after
 
 ACCORDION = ["compressor=powersgd", "compressor.min_compression_rate=0", "adaptive=accordion", "epochs=2"]
@@ -305,6 +310,140 @@ def test_tensorboard_has_groups_the_loss_of_each_step_options_and_figures(tmp_pa
     (metric,) = events.Scalars("hparam/metric")
     assert metric.value == pytest.approx(RunFolder(folder).read_json("summary.json")["metric"])
     assert "_hparams_/session_start_info" in events.summary_metadata
+
+
+def table(file: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(file.open()))
+
+
+def test_csv(tmp_path):
+    """Each number of each row once, although the resumed run writes one again; columns that come later, too."""
+    cfg = tiny.cfg(tmp_path / "runs", "tracker=csv", "checkpoint.every=4")
+    with stopping_after(3 * tiny.STEPS + 1), pytest.raises(KeyboardInterrupt):
+        train.run({**cfg, "checkpoint": tiny.saving(3 * tiny.STEPS - 1)})
+    folder = tiny.only(tmp_path / "runs")
+    train.run({**cfg, "resume": str(folder)})
+    rows = [scalars(row) for row in RunFolder(folder).read_metrics()]
+    found = table(folder / "metrics.csv")
+    assert [{key: float(text) for key, text in row.items() if text} for row in found] == rows and len(rows) == 4
+
+    tracker = CSV()
+    tracker.begin({}, tmp_path)
+    for row in ({"epoch": 0, "step": 1}, {"epoch": 1, "step": 2}, {"epoch": 2, "step": 3, "plan": {"batch_size": 8}}):
+        tracker.log(row)
+    assert (tmp_path / "metrics.csv").read_text() == "epoch,step,plan/batch_size\n0,1,\n1,2,\n2,3,8\n"
+
+
+def test_several_at_once(tmp_path):
+    """Each gets every row; an option counts for all that have it."""
+    train.run(tiny.cfg(tmp_path / "runs", "tracker=[csv,tensorboard]", "tracker.figures=false", "epochs=2"))
+    folder = tiny.only(tmp_path / "runs")
+    assert len(table(folder / "metrics.csv")) == 2 and any((folder / "tensorboard").iterdir())
+    saved = RunFolder(folder).read_config()
+    assert list(saved["tracker"]) == ["csv", "tensorboard"] and saved["tracker"]["tensorboard"]["figures"] is False
+    assert saved["choices"]["tracker"] == "csv,tensorboard"
+    assert build_tracker([yaml_node("tracker", "csv"), yaml_node("tracker", "none")]).by_step is False
+    assert "tracker" in composed.cfg("tracker=[csv]") and "_target_" in composed.cfg("tracker=[csv]")["tracker"]
+    with pytest.raises(ConfigError, match=r"tracker\.figures must be true or false, got 3"):
+        train.run(tiny.cfg(tmp_path / "runs", "tracker=[csv,tensorboard]", "tracker.figures=3"))
+    with pytest.raises(ConfigError, match=r"tracker\.foo is no option of CSV"):
+        train.run(tiny.cfg(tmp_path / "runs", "tracker=[csv,tensorboard]", "+tracker.foo=3"))
+
+
+class Server:
+    """What a tracking server of MLflow has been told; stands in for its client, too."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.experiments: list[str] = []
+
+    def __call__(self, uri: str | None) -> "Server":
+        self.uri = uri
+        return self
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        return SimpleNamespace(experiment_id=name) if name in self.experiments else None
+
+    def create_experiment(self, name: str) -> str:
+        self.experiments.append(name)
+        return name
+
+    def search_runs(self, experiments: list[str], query: str) -> list[Any]:
+        named = [name for name in self.runs if query == f"attributes.run_name = '{name}'"]
+        return [SimpleNamespace(info=SimpleNamespace(run_id=name)) for name in named]
+
+    def create_run(self, experiment: str, tags: dict[str, str], run_name: str) -> Any:
+        self.runs[run_name] = {"tags": tags, "params": {}, "metrics": [], "files": [], "status": "RUNNING"}
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_name))
+
+    def update_run(self, run: str, status: str) -> None:
+        self.runs[run]["status"] = status
+
+    def set_terminated(self, run: str, status: str) -> None:
+        self.update_run(run, status)
+
+    def log_batch(self, run: str, metrics: Any = (), params: Any = ()) -> None:
+        assert len(metrics) <= 100 and len(params) <= 100
+        self.runs[run]["params"] |= dict(params)
+        self.runs[run]["metrics"] += [(key, value, step) for key, value, _, step in metrics]
+
+    def log_artifact(self, run: str, file: str, folder: str) -> None:
+        self.runs[run]["files"].append((folder, Path(file).name))
+
+
+@pytest.fixture
+def server(monkeypatch) -> Server:
+    """MLflow's client, pretended."""
+    found, here = Server(), importlib.util.find_spec
+    entities = {"Param": lambda *parts: parts, "Metric": lambda *parts: parts}
+    parts = {"": {}, ".entities": entities, ".exceptions": {"MlflowException": OSError}, ".tracking": {}}
+    for name, content in parts.items():
+        module = ModuleType(f"mlflow{name}")
+        vars(module).update(content, **({"MlflowClient": found} if name == ".tracking" else {}))
+        monkeypatch.setitem(sys.modules, f"mlflow{name}", module)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "mlflow" or here(name, *rest))
+    return found
+
+
+def test_mlflow(tmp_path, monkeypatch, server):
+    """Options, every row, losses of each step, figures and summary; a resumed run is the same one."""
+    monkeypatch.setattr("accordion_bench.report.render.figures.OF_A_SETTING", ("accuracy_epoch",))
+    words = ["tracker=mlflow", "tags=[final]", "note=as in the paper", "checkpoint.every=4"]
+    cfg = tiny.cfg(tmp_path / "runs", *words)
+    with stopping_after(3 * tiny.STEPS + 1), pytest.raises(KeyboardInterrupt):
+        train.run(cfg)
+    folder = tiny.only(tmp_path / "runs")
+    train.run({**cfg, "resume": str(folder)})
+    ((name, told),) = server.runs.items()
+    assert (name, server.experiments) == (folder.name, ["accordion_bench"])
+    assert server.uri is None
+    assert told["tags"]["mlflow.note.content"] == "as in the paper" and told["tags"]["final"] == "true"
+    assert told["params"]["optimizer.lr"] == str(cfg["optimizer"]["lr"])
+    rows = RunFolder(folder).read_metrics()
+    for row in rows:
+        assert {(key, value, row["step"]) for key, value in scalars(row).items()} <= set(told["metrics"])
+    assert {step for key, _, step in told["metrics"] if key == "train_loss_by_step"} == set(
+        range(1, rows[-1]["step"] + 1)
+    )
+    summary = RunFolder(folder).read_json("summary.json")
+    assert ("summary/metric", summary["metric"], summary["steps"]) in told["metrics"]
+    assert (told["status"], told["files"]) == ("FINISHED", [("figures", "accuracy_epoch.png")])
+
+
+def test_mlflow_that_is_not_reached_or_not_there(tmp_path, monkeypatch, server):
+    def refuse(*_: Any) -> None:
+        raise OSError("no such\nserver")
+
+    monkeypatch.setattr(server, "get_experiment_by_name", refuse, raising=False)
+    with pytest.raises(ConfigError, match=r"tracker\.uri=http://x must be .*, got: no such server; type tracker"):
+        MLflow(uri="http://x").begin(tiny.cfg(tmp_path), tmp_path)
+    with pytest.raises(ConfigError, match="uri must be text or null, got ''; type uri=null"):
+        MLflow(uri="")
+    with pytest.raises(ConfigError, match="experiment must be text, got 3; type experiment=accordion_bench"):
+        MLflow(experiment=3)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
+    with pytest.raises(ConfigError, match=r"type pip install 'accordion-bench\[mlflow\]', or tracker=none"):
+        MLflow()
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,13 @@ def facts(runs: Sequence[Run]) -> dict[str, str]:
     versions: dict[str, Any] = {}
     for environment in environments:
         versions |= {f"{name} {version}": None for name, version in (environment.get("versions") or {}).items()}
+    said_by_users = {
+        "tags": ", ".join(dict.fromkeys(tag for run in runs for tag in run.config.get("tags") or [])),
+        "notes": "; ".join(f"{run.name}: {note}" for run in runs if (note := run.config.get("note"))),
+    }
     return {
         "runs": f"{len(runs)}; seeds: {show_seeds([run.seed for run in runs])}",
+        **{key: text for key, text in said_by_users.items() if text},
         "commit": said("commit"),
         "hardware": "; ".join(dict.fromkeys(machine(run) for run in runs)),
         "versions": ", ".join([f"Python {said('python')}", *versions]),

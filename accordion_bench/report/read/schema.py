@@ -15,7 +15,7 @@ from accordion_bench.comm.ledger import KINDS
 from accordion_bench.methods.labels import hook_of, label
 from accordion_bench.network.link_model import Network
 from accordion_bench.report.read.printable import NAME
-from accordion_bench.run_config import is_label
+from accordion_bench.run_config import LONGEST_NOTE, is_label
 from accordion_bench.runs.metrics import LOSSES, METRICS, is_number, metric, wrong_in_rows, wrong_in_summary
 
 LARGEST = 1e100  # of numbers that are squared and multiplied; those of no run come near
@@ -57,6 +57,8 @@ Number = Annotated[float, is_number]
 Finite = Annotated[float, is_finite]
 Name = Annotated[str, lambda value: isinstance(value, str) and len(value) <= NAME]
 Label = Annotated[str, is_label]
+Note = Annotated[str, functools.partial(is_label, longest=LONGEST_NOTE)]
+Tags = Annotated[list[str], lambda tags: isinstance(tags, list) and all(map(is_label, tags))]
 Options = dict[str, Any]
 
 
@@ -97,6 +99,8 @@ class ConfigFile:
     target_every: Number | None
     scale: str | None
     label: Label | None
+    tags: Tags | None
+    note: Note | None
 
 
 @dataclass(frozen=True)

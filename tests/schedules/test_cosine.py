@@ -1,7 +1,7 @@
 """Half a cosine behind the warm-up, which delays it even where it is flat."""
 
 from accordion_bench.options.component import Surroundings, idle_options
-from accordion_bench.schedules.cosine import Cosine
+from accordion_bench.schedules.learning_rate import Cosine
 
 
 def test_a_warm_up_to_one_delays_the_cosine():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from accordion_bench.schedules.multistep import MultiStep
+from accordion_bench.schedules.learning_rate import MultiStep
 
 
 def factors(epochs: int, **options) -> list[float]:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.schedules.warmup_cosine import WarmupCosine
+from accordion_bench.schedules.learning_rate import WarmupCosine
 
 
 def schedule(epochs: int = 10, workers: int = 4, **options) -> WarmupCosine:

@@ -25,7 +25,7 @@ class RecentMean(Request):
 
 @dataclass(frozen=True)
 class GradientNoise(Request):
-    """In an exchange that is due: squared norms of the gradients and of their mean, see `signals/square_norms.py`."""
+    """In an exchange that is due: squared norms of the gradients and of their mean, see `signals/gradient_sums.py`."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from accordion_bench.config.components import Components, with_counts
 from accordion_bench.config.continuation import continuing, refuse_other_past, resumed_config, threads_of
 from accordion_bench.config.no_effect import without_effect
 from accordion_bench.config.validate import validate
-from accordion_bench.network.link_options import link_name
+from accordion_bench.network.links import link_name
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.presets import named, typed_beside

@@ -16,7 +16,7 @@ from accordion_bench.cli import smoke
 from accordion_bench.cli.smoke import names
 from accordion_bench.config.compose import compose
 from accordion_bench.options.instantiate import Config
-from accordion_bench.report.render.markup import folded
+from accordion_bench.report.render.tables import folded
 
 WORKERS = 4
 PLAIN = {"compressor": "none", "sync": "every_step", "adaptive": "none"}

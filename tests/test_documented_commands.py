@@ -23,7 +23,7 @@ import torch.distributed.run
 from PIL import Image
 
 from accordion_bench import __main__ as program
-from accordion_bench.advise import arguments, cluster, subject
+from accordion_bench.advise import arguments, asked, cluster
 from accordion_bench.advising import gpus as asked_gpus
 from accordion_bench.cli import command_line
 from accordion_bench.cli.help import text as help_text
@@ -183,7 +183,7 @@ def _advice(rest: Sequence[str]) -> None:
     args = arguments.read(list(rest))
     _, words = asked_gpus.split(args.overrides)
     machines, overrides = cluster.split(words)
-    config, _ = subject.composed([*overrides, f"network.workers_per_machine={machines.workers_each}"])
+    config, _ = asked.composed([*overrides, f"network.workers_per_machine={machines.workers_each}"])
     build(config.network, "network")
 
 

@@ -1,15 +1,188 @@
-"""Accordion: weak compression in critical regimes, strong compression elsewhere."""
+"""Accordion: a test for critical regimes, which chooses the level, the period or the batch size."""
 
+import logging
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from accordion_bench.adaptive.critical import Detecting
+from accordion_bench.adaptive.batch_policies import LR_SCALINGS, most, scaled
+from accordion_bench.adaptive.policy import Policy
 from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
-from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
+from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
+
+log = logging.getLogger("accordion_bench")
+
+STATISTICS = ("local", "mean", "update")
+
+
+class CriticalRegime:
+    """The detector, per tensor: critical <=> |s(e-T) - s(e)| >= eta s(e-T), with s(e) = || sum of gradients of e ||.
+
+    A value of None in `critical` means that this epoch decided nothing (no check, nothing to compare with, or held).
+    s sums over steps: norms of epochs of different length (the batch has changed) are not compared; the new one is kept
+    for the next check.
+
+    Args:
+        eta: relative change of the norm from which a regime is critical; lower = critical more often.
+        interval: T, epochs between two checks.
+        lr_drop_ratio: an epoch that starts with at most this times the learning rate of an instant before is a drop,
+            which makes every tensor critical; a steady decay, however steep, is none. 1 = any decrease from epoch to
+            epoch (the official code; under a cosine schedule that is every epoch).
+        min_hold: epochs after a drop in which checks are skipped, keeping the saved norm; None = T.
+
+    Source: Agarwal et al., MLSys 2021 (arXiv 2010.16248) and its official code.
+    """
+
+    def __init__(self, eta: float, interval: int, lr_drop_ratio: float, min_hold: int | None) -> None:
+        self.eta, self.interval, self.lr_drop_ratio = eta, interval, lr_drop_ratio
+        self.min_hold = interval if min_hold is None else min_hold
+        self.saved: list[float] | None = None
+        self.steps = 0  # of the epoch of `saved`
+        self.last_drop: int | None = None
+
+    def due(self, epoch: int) -> bool:
+        """Whether the end of this epoch is a check."""
+        return epoch % self.interval == 0
+
+    def held(self, epoch: int) -> bool:
+        """Whether a check at the end of this epoch is skipped, because the learning rate has just dropped."""
+        return self.last_drop is not None and epoch - self.last_drop < self.min_hold
+
+    def comparable(self, steps: int) -> bool:
+        """Whether there is a norm to compare with, of an epoch of as many steps."""
+        return self.saved is not None and self.steps == steps
+
+    def update(
+        self,
+        epoch: int,
+        norms: list[float] | None,
+        lr: float,
+        next_lr: float,
+        steps: int = 0,
+        end_lr: float | None = None,
+    ) -> list[bool] | bool | None:
+        """Decide at the end of an epoch.
+
+        Args:
+            epoch: the epoch that ended.
+            norms: s(e) per tensor, where a check is due.
+            lr: learning rate of this epoch.
+            next_lr: learning rate of the next one.
+            steps: optimizer steps of this epoch.
+            end_lr: learning rate with which this epoch ends; None = `lr`.
+
+        Returns:
+            critical or not per tensor; True = all, because the learning rate drops; None = nothing changes.
+        """
+        critical = None
+        if self.due(epoch) and norms is not None and not self.held(epoch):
+            if self.saved is not None and self.comparable(steps):
+                critical = [self.changed(old, new) for old, new in zip(self.saved, norms, strict=True)]
+            self.saved, self.steps = norms, steps
+        if next_lr < lr and next_lr <= self.lr_drop_ratio * (lr if end_lr is None else end_lr):
+            self.last_drop = epoch + 1
+            return True
+        return critical
+
+    def changed(self, old: float, new: float) -> bool:
+        """The test for one tensor; nothing to divide by, NaN and infinity count as critical."""
+        if old == 0 or not (math.isfinite(old) and math.isfinite(new)):
+            log.warning("a gradient norm of %s after %s has no relative change; taken as critical", new, old)
+            return True
+        return abs(old - new) >= self.eta * old
+
+    def state_dict(self) -> dict[str, Any]:
+        """The norms of the last check with the steps they are of, and when the learning rate last dropped."""
+        return {"saved": self.saved, "steps": self.steps, "last_drop": self.last_drop}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.saved, self.steps, self.last_drop = state["saved"], state["steps"], state["last_drop"]
 
 
 def _smoke_options(options: Config, knob: str) -> Config:
+    return {"interval": 1}
+
+
+@with_options
+class Detecting(Policy):
+    """A policy that asks the detector at the ends of epochs; what follows from the answer is the subclass's.
+
+    What is summed is worker 0's gradients (`local`, the official code), their mean over workers (`mean`, one dense
+    all-reduce per check, in control_bytes), or the decoded updates (`update`, free). For the others see
+    `CriticalRegime`.
+    """
+
+    statistic: str = option("whose gradients are summed over the epoch", default="local", choices=STATISTICS)
+    eta: float = option("relative change of the norm from which a regime is critical", default=0.5, above=0)
+    interval: int = option(
+        "epochs between checks; 10 in the paper's 300-epoch runs, 5 in its 90-epoch run", default=5, at_least=1
+    )
+    lr_drop_ratio: float = option(
+        "a learning rate that falls at once to at most this share is a drop; 1 = any decrease",
+        default=0.5,
+        above=0,
+        at_most=1,
+    )
+    min_hold: int | None = option("epochs after a drop without a check; null = interval", default=None, at_least=0)
+
+    description = replace(Policy.description, smoke_options=_smoke_options)
+
+    detects = True
+    intervals = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.signal = f"norm_of_sum_{self.statistic}"
+        self.detector = CriticalRegime(self.eta, self.interval, self.lr_drop_ratio, self.min_hold)
+
+    def needs(self, epoch: int) -> frozenset[str]:
+        return frozenset([self.signal]) if self.detector.due(epoch) else frozenset()
+
+    def units_change(self) -> None:
+        if self.signal == "norm_of_sum_update":
+            self.detector.saved = None
+
+    def detect(self, signals: Signals, names: Sequence[str]) -> list[bool] | None:
+        """Critical or not, by name; None = nothing changes. The decision notes what was seen, and why."""
+        detector = self.detector
+        # where no check is due, another policy may have asked for the same signal
+        values = signals.values.get(self.signal) if detector.due(signals.epoch) else None
+        norms = None if values is None else [values[name] for name in names]
+        before, held = detector.saved, detector.held(signals.epoch)
+        alike = detector.comparable(signals.epoch_steps)
+        rates = signals.lr, signals.next_lr
+        found = detector.update(signals.epoch, norms, *rates, signals.epoch_steps, signals.end_lr)
+        if norms is None and found is None:
+            self._decision = {}
+            return None
+        if found is True:
+            reason = "learning-rate drop"
+        elif held:
+            reason = "held"
+        elif alike:
+            reason = "norm"
+        elif before is None:
+            reason = "first check"
+        else:
+            reason = "other batch size"
+        critical = [found] * len(names) if isinstance(found, bool) else found
+        self._decision = {"norm_before": before, "norm": norms, "critical": critical, "reason": reason}
+        return critical
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.detector.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.detector.load_state_dict(state)
+
+
+def _level_smoke_options(options: Config, knob: str) -> Config:
     # a codebook is fitted for every number of bits that may be chosen, and that of 8 takes seconds
     few = {"strong": 2, "weak": 3} if knob == "bits" else {}
     return Detecting.description.smoke_options(options, knob) | few
@@ -26,7 +199,7 @@ class Accordion(Detecting):
 
     chosen_as = {"accordion": Choice("weak compression in critical regimes, strong elsewhere (Agarwal et al. 2021)")}
 
-    description = replace(Detecting.description, smoke_options=_smoke_options)
+    description = replace(Detecting.description, smoke_options=_level_smoke_options)
 
     drives = "level"
 
@@ -52,3 +225,188 @@ class Accordion(Detecting):
         if critical is None:
             return plan
         return plan.with_levels({name: self._levels[flag] for name, flag in zip(names, critical, strict=True)})
+
+
+def _sync_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Detecting.description.idle(cls, options, context)
+    yield "sync.period", f"{context.group} sets the first one"
+
+
+@with_options
+class AccordionSync(Detecting):
+    """Accordion's detector on the whole model chooses between two periods of a local method.
+
+    Decided at the ends of epochs, in force from the next averaging on. Our transfer: the paper has no local steps.
+
+    The updates of `statistic=update` are the averaged differences of parameters.
+    """
+
+    weak: int = option("steps between averagings in critical regimes, and at the start", default=2, at_least=1)
+    strong: int = option("elsewhere; longer than `weak`", default=16, at_least=1)
+
+    chosen_as = {
+        "accordion_sync": Choice(
+            "short periods between averagings in critical regimes, long ones elsewhere; chooses sync=local_sgd",
+            selects={"sync": "local_sgd"},
+            comments={"statistic": "local, mean, update: what is summed over the epoch"},
+        )
+    }
+
+    description = replace(Detecting.description, idle=_sync_idle)
+
+    drives = "period"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.strong <= self.weak:
+            raise checks.ValueRefused("strong", f"a period above weak={self.weak}", self.strong, 8 * self.weak)
+
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
+        return replace(plan, period=self.weak)
+
+    def update(self, signals: Signals, plan: Plan) -> Plan:
+        critical = self.detect(signals, [WHOLE_MODEL])
+        if critical is not None:
+            plan = replace(plan, period=self.weak if critical[0] else self.strong)
+        if self._decision:
+            self._decision |= {"critical": None if critical is None else critical[0], "period": plan.period}
+        return plan
+
+
+def _batch_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Detecting.description.idle(cls, options, context)
+    if options.get("large_batch") is not None:
+        yield "factor", "large_batch is set"
+    if options.get("fixed_switch") is not None:
+        for key in ("statistic", "eta", "interval", "lr_drop_ratio", "min_hold"):
+            yield key, "fixed_switch is set"
+
+
+def _batch_smoke_options(options: Config, knob: str) -> Config:
+    return Detecting.description.smoke_options(options, knob) | {"factor": 2}
+
+
+@with_options
+class AccordionBatch(Detecting):
+    """One critical-regime test for the whole model, s = sqrt(sum_l s_l^2); not critical -> the large batch, for good.
+
+    critical <=> |s(e-T) - s(e)| >= eta s(e-T). A check at the end of epoch e governs from e + 1 on; the batch never
+    shrinks, so that after the switch a drop of the learning rate changes nothing, and nothing is looked at any more.
+
+    A `linear` rate (x large / small) is the paper's as recalled; it undoes what a run at a high rate has learned.
+
+    Source: Agarwal et al., MLSys 2021 (arXiv 2010.16248).
+    """
+
+    factor: int = option(
+        "how many times larger the large batch is; 512 -> 4096 over all workers in the paper", default=8, at_least=2
+    )
+    large_batch: int | None = option("samples per worker and step instead; null = factor x batch_size", default=None)
+    lr_scaling: str = option(
+        "none, sqrt, linear (the paper's): how the learning rate grows with the batch at the switch",
+        default="none",
+        choices=LR_SCALINGS,
+    )
+    fixed_switch: int | None = option(
+        "first epoch with the large batch, without detector; 20 in the paper's runs",
+        default=None,
+        at_least=1,
+        instead=20,
+    )
+
+    chosen_as = {
+        "accordion_batch": Choice("the small batch in critical regimes, a large one afterwards (Agarwal et al. 2021)")
+    }
+
+    description = replace(Detecting.description, idle=_batch_idle, smoke_options=_batch_smoke_options)
+
+    drives = "batch"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.large_batch is not None:
+            try:
+                checks.integer("large_batch", self.large_batch, at_least=2)
+            except ValueRefused as refused:  # which batch would do, the run alone knows
+                raise ValueRefused("large_batch", f"{{null}} or {refused.rule}", self.large_batch, None) from None
+        self.switched = False
+
+    def needs(self, epoch: int) -> frozenset[str]:
+        return frozenset() if self.switched or self.fixed_switch is not None else super().needs(epoch)
+
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
+        self.small = run.batch_size
+        (self.large,) = self.later_batches(run.batch_size)
+        self.refuse_sizes(run.batch_size, most(run))
+        if self.fixed_switch is not None and self.fixed_switch >= run.epochs > 1:
+            rule = f"{{null}}, or an epoch below {run.epochs}, the end of the run"
+            raise ValueRefused("fixed_switch", rule, self.fixed_switch, max(run.epochs // 15, 1))
+        return plan
+
+    def later_batches(self, first: int) -> Iterable[int]:
+        return [self.large_batch or self.factor * first]
+
+    def refuse_sizes(self, small: int, limit: int) -> None:
+        """Refuse a large batch that is not larger, or that no worker could fill.
+
+        Args:
+            small: batch at the start.
+            limit: samples that a worker sees per epoch.
+
+        Raises:
+            ConfigError: with values that fit together.
+        """
+        samples = f"because a worker sees {limit} samples per epoch"
+        if limit < 2:
+            raise ConfigError(f"adaptive=accordion_batch has nothing to enlarge, {samples}", {"adaptive": "none"})
+        if self.large_batch is not None:
+            if small >= limit:
+                instead = {"batch_size": max(limit // 8, 1)}
+                if not max(limit // 8, 1) < self.large_batch <= limit:
+                    instead["adaptive.accordion_batch.large_batch"] = limit
+                rule = f"below {limit} for adaptive.accordion_batch to enlarge it, {samples}"
+                raise ConfigError(f"batch_size must be {rule}, got {small}", instead)
+            if not small < self.large_batch <= limit:
+                rule = f"above batch_size={small} and at most {limit}, {samples}"
+                raise ValueRefused("large_batch", rule, self.large_batch, limit)
+        elif 2 * small > limit:
+            factor = self.factor if self.factor <= limit else min(8, limit)
+            instead = {"batch_size": limit // factor}
+            if factor != self.factor:
+                instead["adaptive.accordion_batch.factor"] = factor
+            rule = f"at most {limit // factor} for adaptive.accordion_batch to enlarge it {factor} times, {samples}"
+            raise ConfigError(f"batch_size must be {rule}, got {small}", instead)
+        elif self.large > limit:
+            rule = f"at most {limit // small} with batch_size={small}, {samples}"
+            raise ValueRefused("factor", rule, self.factor, limit // small)
+
+    def begin_epoch(self, epoch: int, exchange: int, plan: Plan) -> None:
+        self.switched = plan.batch_size >= self.large
+
+    def update(self, signals: Signals, plan: Plan) -> Plan:
+        self._decision = {}
+        if plan.batch_size >= self.large or self.critical(signals) is not False:
+            return plan
+        factor = scaled(self.lr_scaling, self.large / self.small)
+        self._decision |= {"batch_size": self.large, "lr_factor": factor}
+        return replace(plan, batch_size=self.large, lr_factor=factor)
+
+    def critical(self, signals: Signals) -> bool | None:
+        """Whether the epoch that has ended was critical; None = this epoch decides nothing. Notes what it saw."""
+        if self.fixed_switch is not None:
+            if signals.epoch + 1 != self.fixed_switch:
+                return None
+            self._decision = {"reason": "fixed switch"}
+            return False
+        found = self.detect(signals, [WHOLE_MODEL])
+        critical = None if found is None else found[0]
+        if self._decision:
+            self._decision["critical"] = critical
+        return critical
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "switched": self.switched}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.switched = state["switched"]

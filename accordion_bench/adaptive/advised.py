@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from accordion_bench.adaptive.knobs import DENSE
-from accordion_bench.adaptive.level_choice import Turn, choose, end
-from accordion_bench.adaptive.lgreco import LGreCo
+from accordion_bench.adaptive.lgreco import LGreCo, Turn, choose, end
+from accordion_bench.adaptive.policy import DENSE
 from accordion_bench.network.collective_costs import wire_and_rounds
 from accordion_bench.network.timeline_file import (
     NoTimeline,

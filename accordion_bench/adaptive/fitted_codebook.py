@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.adaptive.base import Policy
 from accordion_bench.adaptive.distributions import POWER, Distribution, Histogram, TruncatedNormals
 from accordion_bench.adaptive.level_solvers import Fit, alq, alqg, amq, psi
+from accordion_bench.adaptive.policy import Policy
 from accordion_bench.compressors import codebooks
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
@@ -111,7 +111,6 @@ class FittedCodebook(Policy):
             raise checks.ValueRefused("update_at", "a list of exchanges of at least 0", steps, [0, 100, 2000])
         if self.solver == "official" and self.method == "alqg":
             raise checks.ValueRefused("solver", "exact where method is alqg", self.solver, "exact")
-        self._decision: dict[str, Any] = {}
 
     def due(self, exchange: int) -> bool:
         return exchange in self.update_at or bool(self.update_every and exchange and exchange % self.update_every == 0)
@@ -179,9 +178,6 @@ class FittedCodebook(Policy):
             fits[str(bits)] = {"levels": list(books[bits]), "psi": fit.psi, "psi_before": before, "sweeps": fit.sweeps}
         self._decision = {"step": signals.step, "fits": fits, "solve_seconds": time.perf_counter() - start}
         return replace(plan, codebooks=books)
-
-    def decision(self) -> dict[str, Any]:
-        return self._decision
 
 
 def rounded(levels: Sequence[float]) -> tuple[float, ...]:

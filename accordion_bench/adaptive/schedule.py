@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from accordion_bench.adaptive.base import Policy
-from accordion_bench.adaptive.knobs import DENSE, check_level, is_positive
+from accordion_bench.adaptive.policy import DENSE, Policy, check_level, is_positive
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import Config
@@ -74,7 +73,6 @@ class LevelSchedule(Policy):
         self.inside, self.outside = self.inside or "weak", self.outside or "strong"
         self._values: list[float] = []
         self._indices: list[int] = []
-        self._decision: dict[str, Any] = {}
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         used = [("ranges", r[2]) for r in self.ranges or []] or [("inside", self.inside), ("outside", self.outside)]
@@ -140,9 +138,6 @@ class LevelSchedule(Policy):
             return plan
         self._decision = {"from_epoch": following, "level": self._values[following]}
         return plan.with_levels(dict.fromkeys(plan.levels, self._indices[following]))
-
-    def decision(self) -> dict[str, Any]:
-        return self._decision
 
 
 def is_level(value: Any) -> bool:

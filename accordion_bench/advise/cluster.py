@@ -6,8 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from accordion_bench.network.link_options import costs_between, network_options
-from accordion_bench.network.measured_link import MeasuredLink, read_measured_link
+from accordion_bench.network.links import MeasuredLink, costs_between, network_options, read_measured_link
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
 from accordion_bench.options.override import taken

@@ -15,18 +15,15 @@ from pathlib import Path
 
 import torch
 
-from accordion_bench.advise import subject
 from accordion_bench.advise.arguments import done, say
-from accordion_bench.advise.asked import Asked, asked_of
+from accordion_bench.advise.asked import Asked, Subject, asked_of, device_of, subject_of
 from accordion_bench.advise.late_workers import told
-from accordion_bench.advise.subject import Subject
 from accordion_bench.advising import basis
+from accordion_bench.advising.advice import Advice, AdviceRow
 from accordion_bench.advising.basis import Basis, TimedMethods
 from accordion_bench.advising.predict import Cluster, cluster_like_here
-from accordion_bench.advising.step_times import step_times_from
-from accordion_bench.advising.table import Advice, AdviceRow
+from accordion_bench.advising.step_times import Effort, measured_step, step_times_from
 from accordion_bench.advising.text import short_text, text, write
-from accordion_bench.advising.trial import Effort, measured_step
 from accordion_bench.advising.verdict import verdict
 from accordion_bench.attaching.own_parameters import trained_specs
 from accordion_bench.options.checks import ConfigError
@@ -91,11 +88,11 @@ def measured(asked: Asked) -> MeasuredBasis:
     Raises:
         ConfigError: the model does not fit, or the timeline is of another one.
     """
-    device = torch.device("cpu") if asked.where == "cpu" else subject.device_of(asked.config)
+    device = torch.device("cpu") if asked.where == "cpu" else device_of(asked.config)
     chosen = asked.config.threads or torch.get_num_threads()
     made = None
     if asked.timeline is None or asked.typed_model:
-        made = subject.subject_of(asked.config, asked.assumed, asked.machines.workers_each)
+        made = subject_of(asked.config, asked.assumed, asked.machines.workers_each)
         chosen = made.threads
     doing = "timing" if asked.at_hand else "counting the messages of"
     methods = TimedMethods(asked.arms, device, asked.seconds, functools.partial(_next, doing))

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from accordion_bench.advising.advice import Advice, AdviceRow
 from accordion_bench.advising.disturbances import Disturbances, Outage
 from accordion_bench.advising.predict import Cluster, MethodCost
 from accordion_bench.advising.simulation import Simulated, SimulatedRun, simulate
 from accordion_bench.advising.step_times import StepTimes
-from accordion_bench.advising.table import Advice, AdviceRow
 from accordion_bench.advising.text import aligned, unit_of
 from accordion_bench.advising.verdict import SPOKEN
 from accordion_bench.options import checks

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from accordion_bench.advising.advice import Advice
 from accordion_bench.advising.arms import chosen_arms
 from accordion_bench.advising.basis import TimedMethods, advised, asked_for, here
 from accordion_bench.advising.counted_step import counted_step
 from accordion_bench.advising.gpus import HALF, asked_device
 from accordion_bench.advising.predict import cluster_like_here
 from accordion_bench.advising.rehearsal import Beside
-from accordion_bench.advising.table import Advice
-from accordion_bench.advising.trial import Loss, MakeOptimizer, measured_step, trained_module
+from accordion_bench.advising.step_times import Loss, MakeOptimizer, measured_step, trained_module
 from accordion_bench.advising.verdict import verdict
 from accordion_bench.network.link_model import Network
 from accordion_bench.options import checks

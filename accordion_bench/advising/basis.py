@@ -5,16 +5,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from accordion_bench.advising.advice import advise
+from accordion_bench.advising.advice import Advice, Pays, advise
 from accordion_bench.advising.arms import AdvisedArm
 from accordion_bench.advising.codec_times import measured_methods, random_gradients, usual_update
 from accordion_bench.advising.counted_step import CountedStep, costs_on, step_on, times_as_long
 from accordion_bench.advising.gpus import AskedDevice, Gpu, codecs_told, measured_gpu, operation_seconds
 from accordion_bench.advising.predict import Cluster, MethodCost, pays_below
 from accordion_bench.advising.rehearsal import optimizer_of
-from accordion_bench.advising.step_times import StepTimes
-from accordion_bench.advising.table import Advice, Pays
-from accordion_bench.advising.trial import MakeOptimizer
+from accordion_bench.advising.step_times import MakeOptimizer, StepTimes
 from accordion_bench.plan import TensorSpec
 
 ESTIMATED = (

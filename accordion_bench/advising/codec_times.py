@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from accordion_bench.advising.arms import AdvisedArm
 from accordion_bench.advising.predict import BucketCost, Messages, MethodCost
 from accordion_bench.advising.rehearsal import OfBucket, Rehearsal, Rehearsed, StepTaken, Units, optimizer_of
-from accordion_bench.advising.trial import MakeOptimizer, lacks_memory
+from accordion_bench.advising.step_times import MakeOptimizer, lacks_memory
 from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError

@@ -24,8 +24,7 @@ from torch.utils._pytree import tree_map_only
 from accordion_bench.advising.arms import AdvisedArm
 from accordion_bench.advising.gpus import COMPUTE, AskedDevice, CodecTime, Gpu, codec_times, operation_seconds
 from accordion_bench.advising.predict import BucketCost, MethodCost
-from accordion_bench.advising.step_times import StepTimes
-from accordion_bench.advising.trial import Loss, copied, memory_told, scalar_loss, trained_module
+from accordion_bench.advising.step_times import Loss, StepTimes, copied, memory_told, scalar_loss, trained_module
 from accordion_bench.attaching.own_parameters import trained_parameters, trained_specs, unwrapped
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.counted_work import CountedWork

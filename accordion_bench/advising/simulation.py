@@ -27,10 +27,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from accordion_bench.advising.advice import Interval
 from accordion_bench.advising.disturbances import Array, Disturbances, RandomSteps, UnsteadyLinks, Workers
 from accordion_bench.advising.predict import MethodCost
 from accordion_bench.advising.step_times import StepTimes
-from accordion_bench.advising.table import Interval
 from accordion_bench.comm.clock import Stage
 from accordion_bench.network.link_model import Network, fair_rates
 from accordion_bench.options import checks

@@ -1,16 +1,26 @@
-"""What a step computes, and when each of its gradients is there.
+"""Times of a training step: from a trial here, from an estimate, or from what `comm.timeline()` has recorded."""
 
-The times come from a trial, from an estimate, or from what `comm.timeline()` has recorded in a user's loop.
-"""
-
+import contextlib
+import copy
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from accordion_bench.attaching.own_parameters import trained_parameters, trained_specs, unwrapped
+from accordion_bench.comm.clock import Clock
 from accordion_bench.network.timeline_file import NoTimeline, read_timeline, refuse_other_model
+from accordion_bench.optimizers.torch_optim import fused, without_dynamo
+from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
+from accordion_bench.tensors.keyed_rng import kept_rng
 
 FEWEST = 10  # steps from which something may be predicted without a warning
 WIDEST = 0.3  # relative spread, likewise
@@ -129,3 +139,245 @@ def step_times_from(path: str | Path, specs: Sequence[TensorSpec] | None = None)
         source=str(path),
         on=f"the {'CPU' if step.device == 'cpu' else 'GPU'} of {Path(path).name}" if step.device else "",
     )
+
+
+STEPS = 30  # that are measured, where there is time
+BUDGET = 20.0  # seconds
+WARM_UP = 2  # steps that are not counted: the first ones allocate and choose kernels
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""loss(model, batch): the mean loss of a batch, a scalar."""
+
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""Makes the optimizer of some parameters."""
+
+
+class Effort(NamedTuple):
+    """How long a step is measured.
+
+    steps: that are measured after the warm-up.
+    budget: seconds after which no further step is begun; one is measured in any case.
+    """
+
+    steps: int = STEPS
+    budget: float = BUDGET
+
+
+USUAL_EFFORT = Effort()
+
+
+def measured_step(
+    model: nn.Module,
+    example_batch: Any,
+    loss: Loss,
+    optimizer: MakeOptimizer | None = None,
+    batch_size: int = 0,
+    effort: Effort = USUAL_EFFORT,
+) -> StepTimes:
+    """Train a copy of the model on one batch for some steps, and time forward, backward, each gradient and the update.
+
+    Model, gradients, random numbers and mode stay as they are. Loading data is not in it.
+
+    Args:
+        model: on its device; of DistributedDataParallel, the module inside.
+        example_batch: what `loss` takes, on the same device.
+        loss: forward pass and loss, in whatever precision.
+        optimizer: makes the optimizer of the copy's parameters; None = SGD with momentum.
+        batch_size: samples in the batch, for messages; 0 = not known.
+        effort: how long it is measured.
+
+    Returns:
+        the times, of a model by the name of its class.
+
+    Raises:
+        ConfigError: the model has nothing to train, does not take the batch, or does not fit into memory.
+    """
+    steps, budget = effort
+    checks.integer("steps", steps, at_least=1, instead=STEPS)
+    checks.number("budget", budget, above=0, instead=BUDGET)
+    inner = trained_module(model)
+    device = next(inner.parameters()).device
+    with kept_rng(device), memory_told(batch_size):
+        trial = Trial(copied(inner), example_batch, loss, optimizer)
+        began = time.perf_counter()
+        for _ in range(WARM_UP):
+            trial.step()
+            if time.perf_counter() - began > budget:
+                break
+        trial.forget()
+        while len(trial.totals) < steps and (not trial.totals or time.perf_counter() - began < budget):
+            trial.step()
+    return StepTimes(
+        specs=tuple(trained_specs(inner)),
+        ready=tuple(map(statistics.median, trial.ready)),
+        backward_end=statistics.median(trial.backward_ends),
+        update=statistics.median(trial.updates),
+        steps=tuple(trial.totals),
+        batch_size=batch_size,
+        model=type(unwrapped(inner)).__name__,
+        device=device.type,
+        source="a trial here",
+        on=this_device(device),
+    )
+
+
+def trained_module(model: nn.Module) -> nn.Module:
+    """The model itself; of DistributedDataParallel, the module inside.
+
+    Raises:
+        ConfigError: it has nothing to train.
+    """
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    if not trained_parameters(inner):
+        raise ConfigError("model must have parameters that are trained, got none; pass one with requires_grad=True")
+    return inner
+
+
+def this_device(device: torch.device) -> str:
+    """The device at hand, as one says it: loud where it is a CPU, which few clusters train on."""
+    return "THIS CPU" if device.type == "cpu" else f"this {torch.cuda.get_device_name(device)}"
+
+
+class Trial:
+    """Steps of a model of its own, and what they have taken.
+
+    Args:
+        model: to train.
+        batch: the same in every step.
+        loss: of model and batch.
+        make: the optimizer.
+
+    Attributes:
+        ready: of each parameter, seconds from the start of each step until its gradient was there; of one that the loss
+            does not reach, until the end of the backward pass.
+        backward_ends, updates, totals: of each step: when its backward pass was over, what the optimizer and what all
+            took.
+    """
+
+    def __init__(self, model: nn.Module, batch: Any, loss: Loss, make: MakeOptimizer | None) -> None:
+        self.model, self.batch, self.loss = model, batch, loss
+        if not model.training:
+            model.train()
+        self.params = [param for _, param in trained_parameters(model)]
+        device = self.params[0].device
+        self.optimizer = (make or usual_optimizer)(self.params)
+        self.clock = Clock(device)
+        self.wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        self.marks: dict[int, Any] = {}
+        for i, param in enumerate(self.params):
+            param.register_post_accumulate_grad_hook(lambda _, i=i: self.marks.update({i: self.clock.mark()}))
+        self.forget()
+
+    def forget(self) -> None:
+        """What follows counts, what was before does not."""
+        self.ready: list[list[float]] = [[] for _ in self.params]
+        self.backward_ends: list[float] = []
+        self.updates: list[float] = []
+        self.totals: list[float] = []
+
+    def step(self) -> None:
+        """One step, which is over when this returns, as an exchange of gradients would have it.
+
+        Raises:
+            ConfigError: the loss cannot be computed, or is no scalar.
+        """
+        for param in self.params:
+            param.grad = None
+        self.marks.clear()
+        began = self.clock.mark()
+        scalar_loss(self.loss, self.model, self.batch).backward()
+        end = self.clock.mark()
+        self.optimizer.step()
+        over = self.clock.mark()
+        self.wait()
+        for i, taken in enumerate(self.ready):
+            taken.append(self.clock.between(began, self.marks.get(i, end)))
+        self.backward_ends.append(self.clock.between(began, end))
+        self.updates.append(self.clock.between(end, over))
+        self.totals.append(self.clock.between(began, over))
+
+
+def scalar_loss(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
+    """The loss of a batch.
+
+    Raises:
+        ConfigError: it cannot be computed, or is no scalar.
+    """
+    try:
+        found = loss(model, batch)
+    except (ConfigError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"example_batch must be a batch that the model takes, got one with which loss(model, batch) fails "
+            f"({_why(error)}); pass one as it comes from your data loader, on the model's device"
+        ) from error
+    if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
+        got = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        got = "one that hangs on no parameter" if got.endswith("[]") else got
+        raise ConfigError(
+            f"loss(model, batch) must be a scalar tensor with a gradient, got {got}; return the mean loss of the batch"
+        )
+    return found
+
+
+def _why(error: Exception) -> str:
+    """What an error says first; one for want of memory is raised again, for `memory_told`."""
+    if lacks_memory(error):
+        raise error
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def usual_optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """SGD with momentum, as in most runs; the learning rate decides no time, and a tiny one keeps numbers finite."""
+    made: torch.optim.Optimizer = fused(without_dynamo(torch.optim.SGD), params[0].device)(
+        params, lr=1e-6, momentum=0.9, weight_decay=1e-4
+    )
+    return made
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy without hooks and gradients.
+
+    Raises:
+        ConfigError: the model holds what cannot be copied.
+    """
+    try:
+        return copy.deepcopy(model)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"model must be one that copy.deepcopy can copy, got one that it cannot ({_why(error)}); pass a model "
+            "that was just built"
+        ) from error
+
+
+@contextlib.contextmanager
+def memory_told(batch_size: int) -> Iterator[None]:
+    """Around what may need more memory than there is: one sentence that says what to type.
+
+    Args:
+        batch_size: samples of a step; 0 = not known.
+
+    Raises:
+        ConfigError: there was not enough.
+    """
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        if batch_size > 1:
+            rule = "so small that a step fits into the memory of this device"
+            raise checks.ValueRefused("batch_size", rule, batch_size, batch_size // 2) from error
+        raise ConfigError(
+            "model must fit into the memory of this device with its gradients and a batch, got one that does not; pass "
+            "a smaller batch or a smaller model"
+        ) from error
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an allocation has failed; torch's allocator on a CPU says so in words alone."""
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from accordion_bench.advising.advice import Advice, AdviceRow, Interval, limit_in_words
 from accordion_bench.advising.predict import HIDDEN, LONGEST
-from accordion_bench.advising.table import Advice, AdviceRow, Interval, limit_in_words
 from accordion_bench.advising.verdict import HALF, SPOKEN
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.units import counted, human_bytes, human_rate

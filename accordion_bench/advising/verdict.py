@@ -6,10 +6,10 @@ Nothing is ranked within noise, and a gain of less than 2 % is none.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from accordion_bench.advising.table import Advice, AdviceRow, Regions, by_step, limit_in_words
+from accordion_bench.advising.advice import Advice, AdviceRow, Regions, by_step, limit_in_words
+from accordion_bench.advising.predict import GAIN
 from accordion_bench.options.units import counted, duration, human_rate
 
-GAIN = 0.02
 DENSE, HALF = "dense", "bf16"  # the baselines, as reports spell them
 BASELINES = (DENSE, HALF)
 SPOKEN = {DENSE: "dense fp32", HALF: "dense bf16"}

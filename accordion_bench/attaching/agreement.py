@@ -1,10 +1,66 @@
-"""Whether all processes have passed the same: else they would wait for each other, or drift apart."""
+"""What the processes of an attachment agree on: what they were passed, and their parameters.
 
-from collections.abc import Mapping
+And what each says where another one is lost, or where a function of the user's raises an error.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.members import is_timeout, of_communication
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.tensors.real_view import as_real
+
+
+def answer(argument: str, function: Callable[..., Any], *given: Any) -> Any:
+    """What a function says.
+
+    Args:
+        argument: as which it was passed.
+        function: the user's.
+        given: what it is called with.
+
+    Raises:
+        ConfigError: it has raised an error.
+    """
+    try:
+        return function(*given)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(
+            f"{argument} must be a function that takes what it is called with, got one that raises "
+            f"{type(error).__name__} ({said}) for {given[0]!r}; pass another {argument}"
+        ) from None
+
+
+class LostWorker(RuntimeError):
+    """Another process has ended, or has not answered in time."""
+
+
+@contextlib.contextmanager
+def lost_worker_told(where: str, timeout: float) -> Iterator[None]:
+    """Around collectives: one sentence where another process is lost.
+
+    Args:
+        where: the sentence begins with it.
+        timeout: seconds for which processes wait for each other.
+
+    Raises:
+        LostWorker: with what the backend says of it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, LostWorker) or not (said := of_communication(error)):
+            raise
+        first = " ".join(said.partition(". This is typically")[0].split())[:300]
+        what = f"did not answer within timeout={timeout:g} s" if is_timeout(said) else "has ended"
+        raise LostWorker(f"{where}: another worker {what}, as its own output may say ({first})") from None
 
 
 def refuse_differences(comm: Comm, passed: Mapping[str, Any] | ConfigError, own: Any = None) -> list[Any]:
@@ -61,3 +117,60 @@ def flat(node: Any, prefix: str = "") -> dict[str, Any]:
     else:
         return {prefix: node}
     return {key: value for name, inner in pairs for key, value in flat(inner, f"{prefix}.{name}".lstrip(".")).items()}
+
+
+log = logging.getLogger("accordion_bench")
+ROUNDING = 1e-4  # of the norm: processors of several kinds may round an optimizer's step differently
+
+
+def is_due(step: int) -> bool:
+    """Whether parameters are compared after so many steps: 1, 10, 100, and every thousandth."""
+    return step in (1, 10, 100) or step % 1000 == 0
+
+
+@torch.no_grad()
+def refuse_drift(comm: Comm, values: Sequence[Tensor], step: int, tell: bool = True) -> bool:
+    """Compare parameters; 8 control bytes where they are equal. All processes call it.
+
+    Args:
+        comm: of all workers.
+        values: the parameters of this one.
+        step: how many have been taken, for the sentence.
+        tell: the leader warns of rounding.
+
+    Returns:
+        whether they differ, by no more than rounding.
+
+    Raises:
+        ConfigError: they differ by more.
+    """
+    if comm.same(checksum(values)):
+        return False
+    first = [value.clone(memory_format=torch.contiguous_format) for value in values]
+    comm.broadcast_(first, "control")
+    away = torch.stack([(a.double() - b.double()).square().sum() for a, b in zip(values, first, strict=True)]).sum()
+    size = torch.stack([b.double().square().sum() for b in first]).sum()
+    apart = [float(d) for d in comm.everyones(float((away / size).sqrt()))]
+    rank = max(range(len(apart)), key=lambda r: apart[r] if apart[r] == apart[r] else float("inf"))
+    if not apart[rank] <= ROUNDING:
+        raise ConfigError(
+            f"parameters must be the same on all ranks, got ones that differ by {apart[rank]:.2g} of their norm on "
+            f"ranks 0 and {rank} after step {step}; change or load them alike on all, or before ab.attach"
+        )
+    if comm.leader and tell:
+        log.warning(
+            "the parameters of rank %d differ from rank 0's by %.1e of their norm after step %d, as rounding of "
+            "different processors would have it; gradients are still exchanged",
+            *(rank, apart[rank], step),
+        )
+    return True
+
+
+def checksum(values: Sequence[Tensor]) -> int:
+    """Of the bits of some tensors."""
+    sums = []
+    for value in values:
+        bits = as_real(value.detach()).contiguous().view(-1).view(torch.uint8)
+        wide = bits.view(torch.int32) if bits.numel() % 4 == 0 else bits
+        sums.append(wide.sum(dtype=torch.int64))
+    return int(torch.stack(sums).sum())

@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from accordion_bench.attaching.attached import Attached
 from accordion_bench.attaching.chosen_options import Named, Several, arguments_of, choose
 from accordion_bench.attaching.connecting import connected
-from accordion_bench.attaching.exempt import Exempt
-from accordion_bench.attaching.own_parameters import unwrapped
+from accordion_bench.attaching.own_parameters import Exempt, unwrapped
 from accordion_bench.attaching.passed import PassedArguments
 from accordion_bench.attaching.users_optimizer import stepping_optimizer
 from accordion_bench.options.checks import ConfigError

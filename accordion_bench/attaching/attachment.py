@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from accordion_bench.attaching.agreement import is_due, lost_worker_told, refuse_drift
 from accordion_bench.attaching.loop_position import LoopPosition
-from accordion_bench.attaching.lost_worker import lost_worker_told
 from accordion_bench.attaching.own_parameters import OwnParameters, trained_parameters, trained_tables
 from accordion_bench.attaching.parameter_watch import ParameterWatch
 from accordion_bench.attaching.passed import Setting
 from accordion_bench.attaching.reminders import Reminders
-from accordion_bench.attaching.same_parameters import is_due, refuse_drift
 from accordion_bench.attaching.timeline import Timeline
 from accordion_bench.attaching.users_optimizer import Stepping, UsersOptimizer
 from accordion_bench.comm.collectives import Comm

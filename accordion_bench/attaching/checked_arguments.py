@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.policy import Policy
 from accordion_bench.attaching import users_optimizer
+from accordion_bench.attaching.agreement import answer, checksum
 from accordion_bench.attaching.chosen_options import choose
-from accordion_bench.attaching.exempt import exempt_names
 from accordion_bench.attaching.loop_position import UNKNOWN
 from accordion_bench.attaching.own_parameters import (
+    exempt_names,
     is_fsdp,
     refuse_tensors,
     reshard,
@@ -24,8 +25,6 @@ from accordion_bench.attaching.own_parameters import (
     unwrapped,
 )
 from accordion_bench.attaching.passed import PassedArguments, Setting
-from accordion_bench.attaching.same_parameters import checksum
-from accordion_bench.attaching.users_functions import answer
 from accordion_bench.comm.replicas import dense_parts, is_dense
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.loop.step import StepOptions

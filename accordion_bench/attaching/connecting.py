@@ -12,15 +12,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.attaching import users_optimizer
-from accordion_bench.attaching.agreement import refuse_differences
+from accordion_bench.attaching.agreement import lost_worker_told, refuse_differences
 from accordion_bench.attaching.attached import Attached
 from accordion_bench.attaching.checked_arguments import Checked, attached_models, checked_arguments
 from accordion_bench.attaching.ddp_delivery import deliver_to
 from accordion_bench.attaching.loss_scaler import exchange_after_unscaling
-from accordion_bench.attaching.lost_worker import lost_worker_told
-from accordion_bench.attaching.no_effect import without_effect
 from accordion_bench.attaching.own_parameters import unwrapped
 from accordion_bench.attaching.passed import PassedArguments
+from accordion_bench.attaching.reminders import without_effect
 from accordion_bench.batches import unequal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.replicas import is_dense

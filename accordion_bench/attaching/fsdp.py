@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from accordion_bench.attaching.agreement import refuse_differences
-from accordion_bench.attaching.exempt import Exempt, exempt_names
 from accordion_bench.attaching.fsdp_groups import FSDPGroup, groups_of
+from accordion_bench.attaching.own_parameters import Exempt, exempt_names
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.comm.on_device import copy_on_cpu

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from accordion_bench.attaching.same_parameters import is_due
+from accordion_bench.attaching.agreement import is_due
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors.real_view import as_real, is_sharded
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from accordion_bench.attaching.chosen_options import Named, Several
-from accordion_bench.attaching.exempt import Exempt
+from accordion_bench.attaching.own_parameters import Exempt
 from accordion_bench.attaching.users_optimizer import Stepping
 from accordion_bench.loop.step import StepOptions
 from accordion_bench.methods.compatibility import Chosen

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from accordion_bench.advising.codec_times import random_gradients, usual_update
 from accordion_bench.advising.counted_step import counted_step, step_on, times_as_long
 from accordion_bench.advising.gpus import AskedDevice
-from accordion_bench.advising.trial import this_device
+from accordion_bench.advising.step_times import this_device
 from accordion_bench.cli.example import Example
 from accordion_bench.config.components import Components, build_optimizer
 from accordion_bench.forward.task import task_of
 from accordion_bench.network.link_model import Network
-from accordion_bench.network.link_options import link_name
+from accordion_bench.network.links import link_name
 from accordion_bench.optimizers.inner import parameter_kinds
 from accordion_bench.options.instantiate import build
 from accordion_bench.options.units import duration

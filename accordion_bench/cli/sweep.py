@@ -33,7 +33,7 @@ from accordion_bench.options.units import counted
 from accordion_bench.processes.interrupt import AT_ONCE, STOP, WARNINGS, Interrupted, end_with_parent, handle, handling
 from accordion_bench.processes.launched import launched, leads
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checksums, durable, untrusted
+from accordion_bench.runs import durable, untrusted
 
 FILE = "sweep.jsonl"  # under paths.runs
 _stopped = False  # whether this process, a worker of joblib, has been told to stop
@@ -137,7 +137,7 @@ class Sweep(Callback):
             return
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            durable.append_line(self.file, checksums.json_text({"sweep": self.name, **line}))
+            durable.append_line(self.file, durable.json_text({"sweep": self.name, **line}))
         except OSError as error:
             print(f"warning: the record of the sweep cannot be written: {error}", file=sys.stderr)
 

@@ -23,7 +23,7 @@ from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.options.units import counted
 from accordion_bench.plan import RunFacts
 from accordion_bench.run_config import RunConfig
-from accordion_bench.schedules.base import Schedule
+from accordion_bench.schedules.learning_rate import Schedule
 
 
 @dataclass(frozen=True)

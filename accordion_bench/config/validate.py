@@ -14,8 +14,8 @@ from accordion_bench.config.declared import check_kinds
 from accordion_bench.config.run_level import refuse_wrong
 from accordion_bench.datasets.base import Dataset
 from accordion_bench.exchange.partition import sent_specs
-from accordion_bench.forward import compile, trial
-from accordion_bench.forward.precision import HALF
+from accordion_bench.forward import execution, trial
+from accordion_bench.forward.execution import HALF
 from accordion_bench.forward.task import task_of
 from accordion_bench.methods.compatibility import refuse_clipping_after
 from accordion_bench.optimizers.inner import parameter_kinds
@@ -123,7 +123,7 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
     parts = build_components(with_placement(config, where), where.workers)
     if config.compile is not None:
-        compile.refuse(config.compile, parts.dataset.task, where.device)
+        execution.refuse_backend(config.compile, parts.dataset.task, where.device)
     capture_rules.refuse(config, parts, where)
     if config.channels_last and parts.dataset.task != "images":
         raise ValueRefused("channels_last", "null for a language model, which has no images", True, None)

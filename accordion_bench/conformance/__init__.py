@@ -7,8 +7,14 @@ or, in a test of your own, `outcome = run(check, from_class(MyCompressor))` for 
 compressor by its `Traits` and its `Claims` (see `compressors`), never by its name.
 """
 
-from accordion_bench.conformance.runner import CHECKS, Outcome, name_of, run
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accordion_bench.conformance import aggregate, edges, options, purity, randomness
+from accordion_bench.conformance.devices import check_devices, check_replays
+from accordion_bench.conformance.placement import check_placement
 from accordion_bench.conformance.subject import (
+    Check,
     Make,
     Maker,
     NotApplicable,
@@ -17,6 +23,7 @@ from accordion_bench.conformance.subject import (
     from_yaml,
     levels_of,
 )
+from accordion_bench.options.units import counted
 
 __all__ = [
     "CHECKS",
@@ -31,3 +38,90 @@ __all__ = [
     "name_of",
     "run",
 ]
+
+CHECKS: list[Check] = [
+    options.check_payload,
+    options.check_wire,
+    aggregate.check_mean,
+    aggregate.check_identical,
+    aggregate.check_telescopes,
+    aggregate.check_estimates,
+    randomness.check_unbiased,
+    randomness.check_variance,
+    randomness.check_contraction,
+    aggregate.check_fidelity,
+    edges.check_zero,
+    edges.check_ties,
+    edges.check_shapes,
+    edges.check_no_entries,
+    edges.check_dtypes,
+    edges.check_non_finite,
+    edges.check_extremes,
+    purity.check_inputs,
+    purity.check_global_rng,
+    purity.check_probe,
+    purity.check_order,
+    purity.check_neighbours,
+    purity.check_same_key,
+    purity.check_draws,
+    purity.check_permutation,
+    options.check_state,
+    options.check_levels,
+    options.check_collectives,
+    options.check_start_step,
+    options.check_scope,
+    check_placement,
+    check_devices,
+    check_replays,
+]
+
+ONCE: list[Check] = [options.check_levels, options.check_collectives, purity.check_neighbours, check_placement]
+OFTEN: list[Check] = [options.check_payload, aggregate.check_mean, aggregate.check_identical]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check has found.
+
+    Args:
+        name: the property.
+        status: `pass`, `fail` or `n/a`.
+        text: what was measured, what is wrong, or why it does not apply.
+    """
+
+    name: str
+    status: str
+    text: str
+
+
+def name_of(check: Check) -> str:
+    """The property that a check is about."""
+    return check.__name__.removeprefix("check_")
+
+
+def run(check: Check, make: Maker, levels: Sequence[float | None] | None = None) -> Outcome:
+    """One property at some levels: fails at the first that fails, and else tells of the first.
+
+    Unless given these are the configured one and the policies' pair; for checks in ONCE the configured one, for those
+    in OFTEN some more.
+    """
+    name, told, why = name_of(check), [], ""
+    if check in ONCE:
+        levels = [None]
+    elif not levels:
+        levels = levels_of(make, more=check in OFTEN)
+    for level in levels:
+        where = "" if level is None else f" at {make().compressor.traits.knob}={level:g}"
+        try:
+            told.append(check(make, level) + where)
+        except NotApplicable as reason:
+            why = why or str(reason)
+        except AssertionError as wrong:
+            return Outcome(name, "fail", f"{wrong}{where}")
+        except Exception as error:
+            return Outcome(name, "fail", f"stops with {type(error).__name__}: {error}{where}")
+    if not told:
+        return Outcome(name, "n/a", why)
+    if len(told) == 1:
+        return Outcome(name, "pass", told[0])
+    return Outcome(name, "pass", f"{told[0]} ({counted(len(told), 'level')})")

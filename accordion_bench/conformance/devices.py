@@ -9,8 +9,8 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import CapturedWork, NotCapturable, eagerly
-from accordion_bench.conformance.echo import echoed
 from accordion_bench.conformance.pretend_device import DEVICE, Counts, pretended
+from accordion_bench.conformance.stand_ins import TapeGraphs, echoed
 from accordion_bench.conformance.subject import (
     LATE,
     Maker,
@@ -23,7 +23,6 @@ from accordion_bench.conformance.subject import (
     same_bits,
     same_state,
 )
-from accordion_bench.conformance.tape import TapeGraphs
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.tensors import keyed_rng

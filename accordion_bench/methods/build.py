@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from accordion_bench.adaptive.base import Policy, checked, in_order, tell_followers
+from accordion_bench.adaptive.policy import Policy, checked, in_order, tell_followers
 from accordion_bench.compressors.assemble import (
     Wrapped,
     check_optimizer,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.policy import Policy
 from accordion_bench.compressors.assemble import Wrapped, pseudo_gradient_compressor, wrapped_compressor
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.options.checks import ConfigError, ValueRefused

@@ -8,9 +8,8 @@ from typing import Any
 
 from accordion_bench.netlab.hosts import Hosts, burst_bytes
 from accordion_bench.netlab.user import acting, caller
-from accordion_bench.network import fit, link_options
-from accordion_bench.network.link_options import link_table
-from accordion_bench.network.measured_link import MeasuredLink, write_measured_link
+from accordion_bench.network import fit, links
+from accordion_bench.network.links import MeasuredLink, link_table, write_measured_link
 from accordion_bench.options.units import typed_rate
 
 SECONDS = 15.0  # of repetitions, about
@@ -53,7 +52,7 @@ def probe(hosts: Hosts, out: Path) -> int:
     print("\n".join([*table(rows, found), "", link_table(link)]))
     print(
         f"\nIn {out / 'probe.json'} and {out / 'link.json'}. As a modelled link type\n\n"
-        f"    {link_options.to_type(link)}\n\n"
+        f"    {links.to_type(link)}\n\n"
         f"or, with one latency and rate for all kinds of collectives,\n\n    {to_type(found)}"
     )
     return 0

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from accordion_bench.comm import on_device
 from accordion_bench.network import fit
 from accordion_bench.network.collective_times import LinkGroup, Row, time_collectives
-from accordion_bench.network.link_options import link_table, to_type
-from accordion_bench.network.measured_link import LEVELS, MeasuredLink, write_measured_link
+from accordion_bench.network.links import LEVELS, MeasuredLink, link_table, to_type, write_measured_link
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 

@@ -59,12 +59,14 @@ def parts(text: str) -> list[str]:
 # old name: (name of today, the version that has renamed it, which warns; the next minor version forgets the old one)
 RENAMED: dict[str, tuple[str, str]] = {}
 
-# classes that have moved since version 0.2, by the `_target_` that its run folders hold
+# modules whose classes have moved since version 0.2, whose run folders hold the old names as `_target_`
 MOVED = {
-    "accordion_bench.sync.noloco.NoLoCo": "accordion_bench.sync.local_sgd.NoLoCo",
-    "accordion_bench.sync.overlap_local_sgd.OverlapLocalSGD": "accordion_bench.sync.local_sgd.OverlapLocalSGD",
-    "accordion_bench.sync.sparta.Sparta": "accordion_bench.sync.local_sgd.Sparta",
-    "accordion_bench.sync.streaming_diloco.StreamingDiLoCo": "accordion_bench.sync.local_sgd.StreamingDiLoCo",
+    **dict.fromkeys(("noloco", "overlap_local_sgd", "sparta", "streaming_diloco"), "sync.local_sgd"),
+    **dict.fromkeys(("accordion_batch", "accordion_sync"), "adaptive.accordion"),
+    **dict.fromkeys(("adabatch", "grow_batch", "noise_scale"), "adaptive.batch_policies"),
+    **dict.fromkeys(("adacomm", "qsr", "scheme_alias"), "adaptive.period_policies"),
+    **dict.fromkeys(("adaqs", "gravac"), "adaptive.level_policies"),
+    **dict.fromkeys(("constant", "cosine", "multistep", "warmup_cosine"), "schedules.learning_rate"),
 }
 
 
@@ -102,10 +104,19 @@ def _with_moved_classes(config: Any) -> Any:
     """A copy; what is neither a mapping nor a list is the same."""
     if isinstance(config, dict):
         return {
-            key: MOVED.get(value, value) if key == "_target_" and isinstance(value, str) else _with_moved_classes(value)
+            key: _class_of_today(value) if key == "_target_" and isinstance(value, str) else _with_moved_classes(value)
             for key, value in config.items()
         }
     return [_with_moved_classes(item) for item in config] if isinstance(config, list) else config
+
+
+def _class_of_today(name: str) -> str:
+    """Of a class that has moved the name of today."""
+    module, _, cls = name.rpartition(".")
+    package, _, last = module.rpartition(".")
+    new = MOVED.get(last, "")
+    moved = package == f"accordion_bench.{new.partition('.')[0]}"
+    return f"accordion_bench.{new}.{cls}" if moved else name
 
 
 def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -12,8 +12,8 @@ from accordion_bench import output
 from accordion_bench.options import checks, units
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.options.explain import explain
-from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import FIGURES, FORMATS, PAPERS, Print
+from accordion_bench.runs.untrusted import printable
 
 OF_FILES, OF_SERVE = ("out", "formats", "bandwidths", "figures", "pdf", "paper"), "port"  # options that say how
 

@@ -16,7 +16,7 @@ from typing import Any
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.override import config_in_todays_words
 from accordion_bench.options.units import counted
-from accordion_bench.runs import checksums, durable, untrusted
+from accordion_bench.runs import durable, untrusted
 from accordion_bench.runs.environment import environment
 from accordion_bench.runs.metrics import is_number, wrong_in_rows, wrong_in_summary
 
@@ -100,7 +100,7 @@ class RunFolder:
         """Write config.yaml."""
         import yaml
 
-        self._write("config.yaml", checksums.yaml_text(yaml.safe_dump(config, sort_keys=False)))
+        self._write("config.yaml", durable.yaml_text(yaml.safe_dump(config, sort_keys=False)))
 
     def read_config(self) -> dict[str, Any]:
         """Read config.yaml; renamed options have their names of today.
@@ -175,7 +175,7 @@ class RunFolder:
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write one JSON file."""
-        self._write(name, checksums.json_text(content, indent=1) + "\n")
+        self._write(name, durable.json_text(content, indent=1) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read one JSON file.
@@ -199,7 +199,7 @@ class RunFolder:
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append one row to metrics.jsonl."""
         with durable.room(self.path):
-            durable.append_line(self.path / METRICS, checksums.json_text(row))
+            durable.append_line(self.path / METRICS, durable.json_text(row))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All rows of metrics.jsonl that are as they were written; those that a crash has cut off are none."""
@@ -220,7 +220,7 @@ class RunFolder:
         rows, before = [row for row in self.read_metrics() if row["epoch"] < epoch], ""
         with contextlib.suppress(OSError, untrusted.Refused):
             before = "\n".join(untrusted.split_lines(self.path / METRICS, most=None))
-        self._write(METRICS, "".join(checksums.json_text(row) + "\n" for row in rows))
+        self._write(METRICS, "".join(durable.json_text(row) + "\n" for row in rows))
         wrong = self.wrong_rows(epoch)
         if wrong and before:
             self._write(f"{METRICS}.damaged", before)

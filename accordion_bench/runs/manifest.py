@@ -8,7 +8,7 @@ from typing import Any
 
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
-from accordion_bench.runs import checksums, untrusted
+from accordion_bench.runs import durable, untrusted
 
 FILE = "manifest.json"
 NAME = re.compile(r"step-[0-9]{1,18}")
@@ -64,7 +64,7 @@ class Manifest:
 
     def text(self) -> str:
         """As it is written."""
-        return checksums.json_text(asdict(self), indent=1) + "\n"
+        return durable.json_text(asdict(self), indent=1) + "\n"
 
 
 def checkpoints(run: Path) -> list[Path]:

@@ -2,6 +2,10 @@
 
 Only regular files are read, so that nothing waits for a pipe or a device. Depth and size are looked at before anything
 is built: PyYAML's and json's own recursion, and what aliases stand for, have no end that a process survives.
+
+What they say is made printable once, where it is read: nothing later has to look at it again. A name with a newline
+would be a line of its own in a table, one with an escape sequence a command to the terminal, one that is half of a
+character (a surrogate) could not be written at all.
 """
 
 import contextlib
@@ -13,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.runs import checksums
+from accordion_bench.runs import durable
 
 SMALL = 4 << 20  # bytes, of config.yaml, summary.json, environment.json, a manifest
 LARGE = 256 << 20  # bytes, of metrics.jsonl: thirty times as many as a long run with all columns has written
@@ -101,7 +105,7 @@ def read_yaml(file: Path) -> Any:
 
     text, loader = read_text(file), getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one: ten times as fast
     with _as_written(file.name):
-        checksums.check_yaml(text)
+        durable.check_yaml(text)
     _check_events(yaml.parse(text, loader), file.name)
     try:
         return yaml.load(text, loader)
@@ -169,14 +173,14 @@ def parse_json(text: str, name: str = "it") -> Any:
     if text.count("[") + text.count("{") > DEPTH and _is_deep(text):
         raise Refused(f"{name} is nested deeper than {DEPTH}")
     with _as_written(name):
-        return checksums.checked_json(text, json.loads(text))
+        return durable.checked_json(text, json.loads(text))
 
 
 @contextlib.contextmanager
 def _as_written(name: str) -> Iterator[None]:
     try:
         yield
-    except checksums.Changed:
+    except durable.Changed:
         raise NotAsWritten(f"{name} is not as it was written: its checksum is another one's") from None
 
 
@@ -223,3 +227,55 @@ def _check_events(events: Iterator[Any], name: str) -> None:
             raise Refused(f"{name} is nested deeper than {DEPTH}")
         if nodes > NODES:
             raise Refused(f"{name} holds more than {NODES:,} values")
+
+
+NAME, SENTENCE, TEXT = 200, 1000, 10_000  # letters that are kept: of labels, of keys, of texts such as a command
+LARGEST_INTEGER = 2**63  # of integers; what is larger becomes a float, which may be infinite
+
+
+def printable(text: str, longest: int = NAME) -> str:
+    """One line of what can be seen: white space as spaces, anything else that cannot be seen as question marks.
+
+    Args:
+        text: from anywhere.
+        longest: letters, after which ... stands.
+    """
+    if len(text) > longest:
+        text = text[: longest - 1] + "…"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def plain(content: Any) -> Any:
+    """What a JSON or YAML file holds, as dict, list, str, int, float, bool and None only; texts and keys printable.
+
+    YAML knows dates, sets and bytes, too, which are texts here, and keys of any kind.
+    """
+    if isinstance(content, str):
+        return printable(content, TEXT)
+    if isinstance(content, dict):
+        return {printable(str(key), SENTENCE): plain(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [plain(item) for item in content]
+    if isinstance(content, int) and not isinstance(content, bool) and abs(content) > LARGEST_INTEGER:
+        return _as_float(content)
+    if content is None or isinstance(content, bool | int | float):
+        return content
+    return printable(str(content), TEXT)
+
+
+def _as_float(number: int) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf") if number > 0 else float("-inf")
+
+
+def needs_no_look(json_text: str) -> bool:
+    """Whether no text in valid JSON can be unprintable, which is seen without parsing it.
+
+    Control characters are no valid JSON, and json.dumps writes every other odd character as an escape sequence: rows of
+    our own runs, which may be millions of values, are never looked through.
+    """
+    return json_text.isascii() and "\\" not in json_text and "\x7f" not in json_text

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from accordion_bench.adaptive.base import Policy, checked, tell_followers
+from accordion_bench.adaptive.policy import Policy, checked, tell_followers
 from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.exchange.exchange import Exchange
@@ -26,8 +26,7 @@ from accordion_bench.requests import (
     statistic_named,
 )
 from accordion_bench.signals.bucket_statistics import BucketStatistics
-from accordion_bench.signals.gradient_sums import GradientSums
-from accordion_bench.signals.square_norms import square_norms
+from accordion_bench.signals.gradient_sums import GradientSums, square_norms
 
 NORMS = "norm_of_sum_local"
 MOST_DECISIONS = 1000  # of a policy in an epoch, that are recorded; of more every second, every fourth, ... is

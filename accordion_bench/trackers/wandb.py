@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.network.link_options import link_name
+from accordion_bench.network.links import link_name
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import trust
 from accordion_bench.options.option import Choice, option, with_options

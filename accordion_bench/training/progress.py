@@ -1,9 +1,14 @@
-"""Progress on the leader: a line per epoch; below it a bar on a terminal, else one line at least every ten seconds."""
+"""Progress on the leader: a line per epoch; below it a bar on a terminal, else one line at least every ten seconds.
+
+And notes of a run that was to compress and travels dense.
+"""
 
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from torch import Tensor
 from tqdm import tqdm
@@ -12,6 +17,7 @@ from accordion_bench import output
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.units import human_bytes, human_seconds
 from accordion_bench.position import Position
+from accordion_bench.runs.folder import log
 from accordion_bench.runs.metrics import Metric
 from accordion_bench.training.heartbeat import Heartbeat
 
@@ -153,3 +159,42 @@ def _payload(comm: Comm) -> str:
 def _mean(loss_sum: Tensor, position: Position, comm: Comm) -> float:
     """Training loss of this epoch so far, mean over steps and local workers."""
     return loss_sum.sum().item() / (max(position.step_in_epoch, 1) * comm.local_workers)
+
+
+class DenseNotes:
+    """Says what travels dense: before the first step, in run.log where it begins, and how many steps it lasted.
+
+    Args:
+        leader: whether this process tells anything.
+
+    Attributes:
+        steps: by sentence.
+    """
+
+    def __init__(self, leader: bool) -> None:
+        self.leader = leader
+        self.steps: Counter[str] = Counter()
+        self._told: set[str] = set()
+
+    def predict(self, sentences: Iterable[str]) -> None:
+        """Warn before the run of what will be."""
+        for sentence in dict.fromkeys(filter(None, sentences)):
+            if self.leader:
+                print(f"warning: {sentence}", file=sys.stderr, flush=True)
+
+    def note(self, sentence: str, step: int) -> None:
+        """A step under a plan of which this is true; "" = nothing travels dense."""
+        if not sentence:
+            return
+        self.steps[sentence] += 1
+        if self.leader and sentence not in self._told:
+            log.warning("from step %d on: %s", step, sentence)
+            self._told.add(sentence)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"went_dense": dict(self.steps)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`."""
+        self.steps = Counter(state["went_dense"])

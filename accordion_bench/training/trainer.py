@@ -34,10 +34,9 @@ from accordion_bench.runs.weights import BEST, FINAL, save_weights
 from accordion_bench.sync.base import SyncState
 from accordion_bench.trackers.base import Tracker, build_tracker
 from accordion_bench.training import codec_kernels
-from accordion_bench.training.dense_notes import DenseNotes
 from accordion_bench.training.evaluation import Evaluation
 from accordion_bench.training.profiler import profiled
-from accordion_bench.training.progress import Progress
+from accordion_bench.training.progress import DenseNotes, Progress
 from accordion_bench.training.saver import Saver
 from accordion_bench.training.score import Score
 from accordion_bench.training.training_step import TrainingStep

@@ -22,8 +22,7 @@ from accordion_bench.exchange.ddp import DDPExchange
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.finite import Look
 from accordion_bench.exchange.overlap import Overlap
-from accordion_bench.forward.compile import compiled
-from accordion_bench.forward.precision import LossScale, autocast
+from accordion_bench.forward.execution import LossScale, autocast, compiled
 from accordion_bench.forward.task import Task, task_of
 from accordion_bench.loop.step import CommunicatingStep, StepOptions
 from accordion_bench.optimizers.inner import InnerOptimizers, parameter_kinds, tables_of

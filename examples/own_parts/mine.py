@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.policy import Policy
 from accordion_bench.compressors.base import Context
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.datasets.images import ImageData, ImageDataset

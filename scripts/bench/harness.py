@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from accordion_bench.report.render.markup import folded
+from accordion_bench.report.render.tables import folded
 from accordion_bench.runs.environment import environment
 
 Arm = TypeVar("Arm", bound=Hashable)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from accordion_bench.report.read.find import find_runs
 from accordion_bench.report.read.load import read_run
-from accordion_bench.runs import checksums, durable
+from accordion_bench.runs import durable
 from scripts.claims.outcome import has_ended
 from scripts.claims.plan import RUNS
 
@@ -57,7 +57,7 @@ def _add(packed: tarfile.TarFile, file: Path) -> None:
     if file.name == "environment.json":
         seen = json.loads(content)
         interpreter, _, typed = seen.get("command", "").partition(" ")
-        content = checksums.json_text({**seen, "command": f"{Path(interpreter).name} {typed}"}, indent=1).encode()
+        content = durable.json_text({**seen, "command": f"{Path(interpreter).name} {typed}"}, indent=1).encode()
     member = tarfile.TarInfo(str(file.relative_to(RUNS)))
     member.size = len(content)
     packed.addfile(member, io.BytesIO(content))

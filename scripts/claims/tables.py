@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from accordion_bench.report.render.markup import aligned
+from accordion_bench.report.render.tables import aligned
 from accordion_bench.runs.metrics import metric
 from scripts.claims.outcome import Outcome
 from scripts.claims.plan import Table

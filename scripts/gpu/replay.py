@@ -25,9 +25,9 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.conformance.pretend_device import pretended
-from accordion_bench.conformance.tape import TapeGraphs
+from accordion_bench.conformance.stand_ins import TapeGraphs
 from accordion_bench.options.conf_dir import yaml_files
-from accordion_bench.report.render.markup import folded
+from accordion_bench.report.render.tables import folded
 from accordion_bench.training import training_step as training
 from accordion_bench.training.trainer import Trainer
 from scripts.bench.arms import our_step, plain_step, trainer_for

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from accordion_bench.options.conf_dir import yaml_files
-from accordion_bench.report.render.markup import folded
+from accordion_bench.report.render.tables import folded
 from accordion_bench.runs.environment import environment
 from scripts.gpu.sections import SECTIONS, Section, Setting
 

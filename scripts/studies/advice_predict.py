@@ -13,7 +13,7 @@ from accordion_bench.advising.predict import Cluster, MethodCost, step
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.netlab import options
 from accordion_bench.network.link_model import Network
-from accordion_bench.network.measured_link import LinkCost, MeasuredLink, read_measured_link
+from accordion_bench.network.links import LinkCost, MeasuredLink, read_measured_link
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.threads import cores
 from scripts.studies import advice_cells as cells

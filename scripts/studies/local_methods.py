@@ -34,7 +34,7 @@ from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import Run, read_runs
 from accordion_bench.report.render import captions, write
 from accordion_bench.report.render.figures.sheet import save, styled
-from accordion_bench.report.render.markup import aligned, folded
+from accordion_bench.report.render.tables import aligned, folded
 from accordion_bench.report.render.write import provenance
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint

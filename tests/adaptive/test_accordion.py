@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from accordion_bench.adaptive.accordion import Accordion
-from accordion_bench.adaptive.critical import CriticalRegime
+from accordion_bench.adaptive.accordion import Accordion, CriticalRegime
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
@@ -14,8 +13,7 @@ from accordion_bench.options.conf_dir import conf_dir, read_yaml
 from accordion_bench.options.instantiate import target
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.run_config import RunConfig
-from accordion_bench.schedules.cosine import Cosine
-from accordion_bench.schedules.multistep import MultiStep
+from accordion_bench.schedules.learning_rate import Cosine, MultiStep
 from accordion_bench.signals.gradient_sums import GradientSums
 from scripts import matrix
 from tests.kit import composed

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from accordion_bench.adaptive.adaqs import AdaQS
+from accordion_bench.adaptive.level_policies import AdaQS
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.plan import Signals
 from accordion_bench.signals.gradient_sums import GradientSums

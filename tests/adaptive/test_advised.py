@@ -8,8 +8,7 @@ import pytest
 
 from accordion_bench import train
 from accordion_bench.adaptive.advised import Advised, turns_of
-from accordion_bench.adaptive.level_choice import Turn, end, total
-from accordion_bench.adaptive.lgreco import LGreCo
+from accordion_bench.adaptive.lgreco import LGreCo, Turn, end, total
 from accordion_bench.comm.clock import Stage
 from accordion_bench.network.link_model import Network
 from accordion_bench.network.timeline_file import read_timeline

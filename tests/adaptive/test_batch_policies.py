@@ -8,11 +8,8 @@ import pytest
 import torch
 
 from accordion_bench import train
-from accordion_bench.adaptive.accordion_batch import AccordionBatch
-from accordion_bench.adaptive.adabatch import AdaBatch
-from accordion_bench.adaptive.batch_limits import float32
-from accordion_bench.adaptive.grow_batch import GrowBatch
-from accordion_bench.adaptive.noise_scale import NoiseScale, noise_and_signal
+from accordion_bench.adaptive.accordion import AccordionBatch
+from accordion_bench.adaptive.batch_policies import AdaBatch, GrowBatch, NoiseScale, float32, noise_and_signal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import Batch, WorkerAxis
 from accordion_bench.config.components import build_components
@@ -22,10 +19,9 @@ from accordion_bench.position import StepInfo
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.schedules.cosine import Cosine
-from accordion_bench.schedules.multistep import MultiStep
+from accordion_bench.schedules.learning_rate import Cosine, MultiStep
 from accordion_bench.signals import policy_runner
-from accordion_bench.signals.square_norms import square_norms
+from accordion_bench.signals.gradient_sums import square_norms
 from accordion_bench.training import progress
 from tests.kit import composed, tiny
 from tests.kit.helpers import SPECS, exchange_for, gradients

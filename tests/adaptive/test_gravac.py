@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from accordion_bench.adaptive.gravac import GraVAC
+from accordion_bench.adaptive.level_policies import GraVAC
 from accordion_bench.plan import Measured, Signals
 from tests.kit.policies import GRAVAC, probes, refused, started, values
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from accordion_bench.adaptive.level_choice import CELLS, Turn, choose, earliest_end, end, total
+from accordion_bench.adaptive.lgreco import CELLS, Turn, choose, earliest_end, end, total
 
 
 def instance(seed, tensors=4, levels=4):

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from accordion_bench import train
-from accordion_bench.adaptive.adaqs import AdaQS
-from accordion_bench.adaptive.base import tell_followers
-from accordion_bench.adaptive.gravac import GraVAC
+from accordion_bench.adaptive.level_policies import AdaQS, GraVAC
 from accordion_bench.adaptive.lgreco import LGreCo
+from accordion_bench.adaptive.policy import tell_followers
 from accordion_bench.adaptive.schedule import LevelSchedule
 from accordion_bench.compressors.probe import probe, probe_input
 from accordion_bench.compressors.sizes import wire_bytes

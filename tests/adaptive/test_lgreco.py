@@ -7,8 +7,8 @@ import pytest
 
 from accordion_bench import train
 from accordion_bench.adaptive.accordion import Accordion
-from accordion_bench.adaptive.base import tell_followers
 from accordion_bench.adaptive.lgreco import LGreCo
+from accordion_bench.adaptive.policy import tell_followers
 from accordion_bench.adaptive.schedule import LevelSchedule
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.requests import Probe, RecentMean

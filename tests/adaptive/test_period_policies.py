@@ -6,16 +6,14 @@ import pytest
 import torch
 
 from accordion_bench import train
-from accordion_bench.adaptive.accordion_sync import AccordionSync
-from accordion_bench.adaptive.adacomm import AdaComm
-from accordion_bench.adaptive.qsr import QSR
+from accordion_bench.adaptive.accordion import AccordionSync
+from accordion_bench.adaptive.period_policies import QSR, AdaComm
 from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.processes.placement import Placement
 from accordion_bench.run_config import RunConfig
-from accordion_bench.schedules.cosine import Cosine
-from accordion_bench.schedules.multistep import MultiStep
+from accordion_bench.schedules.learning_rate import Cosine, MultiStep
 from tests.kit import composed, tiny
 from tests.kit.local import CONSTANT, trained
 from tests.kit.policies import components

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from accordion_bench.adaptive.base import checked
+from accordion_bench.adaptive.policy import checked
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan
 

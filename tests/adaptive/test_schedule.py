@@ -6,9 +6,7 @@ import pytest
 
 from accordion_bench.adaptive.schedule import LevelSchedule
 from accordion_bench.plan import RunFacts, Signals
-from accordion_bench.schedules.constant import Constant
-from accordion_bench.schedules.cosine import Cosine
-from accordion_bench.schedules.multistep import MultiStep
+from accordion_bench.schedules.learning_rate import Constant, Cosine, MultiStep
 from tests.kit.policies import components, refused, started, values
 
 

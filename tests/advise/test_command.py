@@ -12,8 +12,7 @@ from torch import nn
 import accordion_bench as ab
 from accordion_bench.advise import arguments
 from accordion_bench.advise.__main__ import main
-from accordion_bench.advise.asked import asked_of
-from accordion_bench.advise.subject import composed, subject_of
+from accordion_bench.advise.asked import asked_of, composed, subject_of
 from accordion_bench.advising.arms import chosen_arms
 from accordion_bench.attaching.own_parameters import trained_parameters
 from accordion_bench.attaching.timeline import FORMAT

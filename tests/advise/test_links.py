@@ -7,8 +7,7 @@ import pytest
 from accordion_bench.advise import cluster
 from accordion_bench.config.compose import compose
 from accordion_bench.network.link_model import Network
-from accordion_bench.network.link_options import network_options
-from accordion_bench.network.measured_link import LinkCost, MeasuredLink, write_measured_link
+from accordion_bench.network.links import LinkCost, MeasuredLink, network_options, write_measured_link
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import build
 

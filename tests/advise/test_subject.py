@@ -2,7 +2,7 @@
 
 import pytest
 
-from accordion_bench.advise.subject import composed, subject_of
+from accordion_bench.advise.asked import composed, subject_of
 from accordion_bench.options.checks import ConfigError
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from accordion_bench.advising.table import Advice, AdviceRow, Interval, Regions, by_step
+from accordion_bench.advising.advice import Advice, AdviceRow, Interval, Regions, by_step
 
 COMPUTE = 0.1  # seconds
 LATENCY = 2e-5

@@ -44,7 +44,7 @@ def test_never_and_always():
 
 
 def test_nothing_is_said_where_nothing_compresses():
-    from accordion_bench.advising.table import Pays
+    from accordion_bench.advising.advice import Pays
     from tests.advising import made_up
 
     dense = made_up.advice(1e9, methods=("dense", "bf16", "DiLoCo, H 64"))
@@ -74,7 +74,7 @@ def test_only_both_passes_change():
     ],
 )
 def test_it_is_the_second_sentence(below, on, said):
-    from accordion_bench.advising.table import Pays
+    from accordion_bench.advising.advice import Pays
     from tests.advising import made_up
 
     assert verdict(replace(made_up.advice(1e9), pays=Pays(below, on)))[1] == said

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import accordion_bench.advising.trial as trial
-from accordion_bench.advising.trial import Effort, measured_step
+from accordion_bench.advising import step_times
+from accordion_bench.advising.step_times import Effort, measured_step
 from accordion_bench.options.checks import ConfigError
 
 
@@ -85,7 +85,7 @@ def test_the_optimizer_that_was_given_takes_the_steps():
         return made[0]
 
     measured_step(Net(), batch(), loss, make, effort=Effort(3))
-    assert {state["step"].item() for state in made[0].state.values()} == {3 + trial.WARM_UP}
+    assert {state["step"].item() for state in made[0].state.values()} == {3 + step_times.WARM_UP}
 
 
 def test_a_slow_step_is_measured_once_and_doubted():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from accordion_bench.advising import text
-from accordion_bench.advising.table import Interval
+from accordion_bench.advising.advice import Interval
 from accordion_bench.options.checks import ConfigError
 from tests.advising import made_up
 

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from accordion_bench.attaching.exempt import exempt_names
+from accordion_bench.attaching.own_parameters import exempt_names
 
 
 class Tied(nn.Module):

@@ -86,17 +86,13 @@ class Dense(NamedTuple):
         there.engine.encode_dense(bucket_of(rows_W), message, self.coding, shared)
         return message.rows.cpu()
 
-    def add_by(self, there: There, sums_R: list[Tensor], bytes_S: Tensor, alpha: float, divisor: int) -> list[Tensor]:
-        """Sums, given the messages of all senders."""
-        target = Target([there.to(x_R.clone()) for x_R in sums_R], alpha, divisor)
+    def add_by(
+        self, there: There, sums_R: list[Tensor], bytes_S: Tensor, factors: tuple[float, int], empty: bool = False
+    ) -> list[Tensor]:
+        """Sums, given the messages of all senders, alpha and divisor; in place of what an `empty` target holds."""
+        target = Target([there.to(x_R.clone()) for x_R in sums_R], *factors, empty=empty)
         message = Message(there.to(bytes_S), [self.layout()] * len(bytes_S))
         there.engine.add_dense(target, message, self.coding, there.to(self.shared()))
-        empty = Target([there.to(torch.full_like(x_R, math.nan)) for x_R in sums_R], alpha, divisor, empty=True)
-        zeros = Target([there.to(torch.zeros_like(x_R)) for x_R in sums_R], alpha, divisor)
-        for other in (empty, zeros):
-            there.engine.add_dense(other, message, self.coding, there.to(self.shared()))
-        for x_R, y_R in zip(empty.rows_R, zeros.rows_R, strict=True):
-            torch.testing.assert_close(x_R.cpu(), y_R.cpu(), rtol=0, atol=0, equal_nan=True)
         return [x_R.cpu() for x_R in target.rows_R]
 
 
@@ -174,10 +170,20 @@ def sums_are_equal(there, dense, dtype, senders):
     bytes_S = dense.bytes_by(HERE, any_numbers(dense.lengths, senders))
     for rows in {1, senders}:
         sums_R = whole_numbers(dense.lengths, rows, dtype, seed=3)
-        for alpha, divisor in ((1.0, senders), (-1.0, 1), (-0.3, 7)):
-            found = dense.add_by(there, sums_R, bytes_S, alpha, divisor)
-            expected = dense.add_by(HERE, sums_R, bytes_S, alpha, divisor)
-            assert all(map(torch.equal, found, expected)), (rows, alpha, divisor)
+        for factors in ((1.0, senders), (-1.0, 1), (-0.3, 7)):
+            found = dense.add_by(there, sums_R, bytes_S, factors)
+            expected = dense.add_by(HERE, sums_R, bytes_S, factors)
+            assert all(map(torch.equal, found, expected)), (rows, *factors)
+        empty_targets_are_as_zeros(there, dense, sums_R, bytes_S)
+
+
+def empty_targets_are_as_zeros(there, dense, sums_R, bytes_S):
+    """Whatever an empty target holds is written over, as if it were zeros."""
+    zeros_R = [torch.zeros_like(x_R) for x_R in sums_R]
+    held_R = [torch.full_like(x_R, math.nan) for x_R in sums_R]
+    found = dense.add_by(there, held_R, bytes_S, (-0.3, 7), empty=True)
+    for x_R, y_R in zip(found, dense.add_by(there, zeros_R, bytes_S, (-0.3, 7)), strict=True):
+        torch.testing.assert_close(x_R, y_R, rtol=0, atol=0, equal_nan=True)
 
 
 def residuals_hold_what_is_lost(there, dense, scale, **more):
@@ -196,7 +202,7 @@ def residuals_hold_what_is_lost(there, dense, scale, **more):
     assert all(map(torch.equal, *found))
     formed = [x_W * scale + e_W * more.get("decay", 1.0) for x_W, e_W in zip(rows_W, residuals_W, strict=True)]
     assert dense.bytes_by(HERE, formed).equal(found[0][0])
-    lost = dense.add_by(HERE, formed, found[0][0], -1.0, 1)
+    lost = dense.add_by(HERE, formed, found[0][0], (-1.0, 1))
     expected = [x_W * mask for x_W, mask in zip(lost, more.get("masks") or [1] * len(lost), strict=True)]
     assert all(map(torch.equal, found[0][1:], expected))
 
@@ -221,7 +227,9 @@ def what_is_not_finite_is_told(there, coding, bad):
         assert caught.value.row == 2 * len(lengths) + 1
     elif coding.norm and coding.norm != "means":
         zeros = [torch.zeros(3, n) for n in lengths]
-        sums_R = dense.add_by(there, zeros, dense.bytes_by(there, there.to(rows_W)), 1.0, 1)
+        bytes_W = dense.bytes_by(there, there.to(rows_W))
+        empty_targets_are_as_zeros(there, dense, zeros, bytes_W)
+        sums_R = dense.add_by(there, zeros, bytes_W, (1.0, 1))
         finite = torch.stack([x_R.isfinite().all(1) for x_R in sums_R])
         assert (~finite).nonzero().tolist() == [[1, 2]]
 
@@ -308,6 +316,16 @@ def test_what_is_not_finite_is_refused_by_the_reference(coding, bad):
 
 
 @every_coding
+def test_empty_targets_by_the_reference(coding):
+    for lengths, size in ((LENGTHS, 512), (SHORT, 8)):
+        dense = Dense.of(coding, lengths, size)
+        for senders in (1, 3):
+            bytes_S = dense.bytes_by(HERE, any_numbers(dense.lengths, senders))
+            for rows in {1, senders}:
+                empty_targets_are_as_zeros(HERE, dense, whole_numbers(dense.lengths, rows, seed=3), bytes_S)
+
+
+@every_coding
 def test_threads_change_nothing(coding, monkeypatch):
     """Messages and sums are equal bit for bit, however small the threads' shares; norms are rounded, too."""
     pytest.importorskip("numba")
@@ -327,7 +345,7 @@ def test_threads_change_nothing(coding, monkeypatch):
             torch.set_num_threads(count)
             bytes_W = dense.bytes_by(there, rows_W)
             found.append(
-                [bytes_W, *dense.add_by(there, [torch.full((1, n), 0.1) for n in dense.lengths], bytes_W, 1.0, 3)]
+                [bytes_W, *dense.add_by(there, [torch.full((1, n), 0.1) for n in dense.lengths], bytes_W, (1.0, 3))]
             )
     finally:
         torch.set_num_threads(before)
@@ -432,4 +450,5 @@ def test_what_is_not_finite_shows_by_triton(triton, name, bad):
 def test_tensors_without_coordinates_by_triton(triton):
     dense = Dense.of(CODINGS["4 bits"], (0, 0), 512)
     assert dense.bytes_by(triton, triton.to([torch.zeros(2, 0)] * 2)).shape == (2, 0)
-    assert dense.add_by(triton, [torch.zeros(1, 0)] * 2, torch.zeros(2, 0, dtype=torch.uint8), 1.0, 2)
+    for empty in (False, True):
+        assert dense.add_by(triton, [torch.zeros(1, 0)] * 2, torch.zeros(2, 0, dtype=torch.uint8), (1.0, 2), empty)

@@ -26,7 +26,7 @@ from tests.kit.helpers import yaml_names, yaml_node
 CODE = '''
 from dataclasses import replace
 
-from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.policy import Policy
 from accordion_bench.compressors.none import Dense
 from accordion_bench.datasets.synthetic import Synthetic
 from accordion_bench.sync.round import Round, When
@@ -204,14 +204,14 @@ ALLOWED = {
     "conformance/subject.py": "the tensors of the kit are gradients on one data set",
     "options/override.py": "where classes have moved since version 0.2",
     "optimizers/lion.py": "an optimizer and a compressor have that name",
-    "signals/square_norms.py": "a dense exchange has the mean at hand",
+    "signals/gradient_sums.py": "a dense exchange has the mean at hand",
     **dict.fromkeys(
         ["advising/text.py", "advising/verdict.py", "report/render/figures/speed_ups.py"],
         "dense bf16 is the baseline beside dense fp32",
     ),
     **dict.fromkeys(["codecs/coding.py", "codecs/reference.py"], "int8 is a format of numbers, too"),
     "network/link_model.py": "hierarchical collectives are a kind of their own",
-    "advise/subject.py": "the data of a model whose user names none; and `advised` is a word",
+    "advise/asked.py": "the data of a model whose user names none; and `advised` is a word",
     "models/torchvision.py": "the same: networks of torchvision are made for it",
 }
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.conformance.echo import echoed
 from accordion_bench.conformance.placement import gpt2, resnet50, small
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
+from accordion_bench.conformance.stand_ins import echoed
 from accordion_bench.conformance.subject import Setup, bare, from_yaml, furthest
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo

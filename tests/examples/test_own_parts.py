@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from accordion_bench import conformance
-from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.policy import Policy
 from accordion_bench.cli import command_line, help
 from accordion_bench.config.compose import compose
 from accordion_bench.conformance.__main__ import main as check_conformance

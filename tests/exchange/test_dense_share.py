@@ -14,7 +14,7 @@ from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read.load import read_run
 from accordion_bench.report.render import captions
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.training.dense_notes import DenseNotes
+from accordion_bench.training.progress import DenseNotes
 from tests.kit import tiny
 from tests.kit.helpers import yaml_names, yaml_node
 

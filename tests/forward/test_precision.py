@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import NonFinite
-from accordion_bench.forward.precision import LossScale
+from accordion_bench.forward.execution import LossScale
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
@@ -100,7 +100,7 @@ SMOOTH = ["model._target_=tests.kit.models.Plain", "workers=1", "epochs=2"]
 
 def test_one_worker_is_gradscaler_and_sgd_bit_for_bit(tmp_path, monkeypatch):
     """From a scale that overflows, through steps that are skipped, to one that has grown again."""
-    monkeypatch.setattr("accordion_bench.forward.precision.INTERVAL", 4)
+    monkeypatch.setattr("accordion_bench.forward.execution.INTERVAL", 4)
     trainer = begun(tmp_path, *SMOOTH, HALF, comm=Comm(1))
     trainer.loss_scale.value = 2.0**26
     model, expected = plain(trainer, 2, interval=4)

@@ -14,7 +14,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.schedules.multistep import MultiStep
+from accordion_bench.schedules.learning_rate import MultiStep
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.distinct import draw_distinct
 from accordion_bench.training.trainer import Trainer

@@ -20,8 +20,7 @@ import pytest
 
 from accordion_bench.netlab import calibrate, hosts, janitor, job, user
 from accordion_bench.network.collective_costs import KINDS
-from accordion_bench.network.link_options import to_type
-from accordion_bench.network.measured_link import read_measured_link
+from accordion_bench.network.links import read_measured_link, to_type
 from accordion_bench.options.checks import ConfigError
 from tests.kit.labs import lab
 from tests.kit.paths import ROOT

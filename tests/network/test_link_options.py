@@ -6,8 +6,7 @@ import pytest
 
 from accordion_bench.network.collective_costs import KINDS, Hop
 from accordion_bench.network.link_model import Network
-from accordion_bench.network.link_options import network_options, to_type
-from accordion_bench.network.measured_link import LinkCost, MeasuredLink
+from accordion_bench.network.links import LinkCost, MeasuredLink, network_options, to_type
 from tests.kit import tiny
 
 KINDS_COST = {kind: LinkCost(1e-3 / n, 1e8 / n, 125_000.0, 1e-9 * n, 0.03) for n, kind in enumerate(KINDS, start=1)}

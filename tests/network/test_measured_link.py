@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from accordion_bench.network.collective_costs import KINDS
-from accordion_bench.network.link_options import link_table
-from accordion_bench.network.measured_link import LinkCost, MeasuredLink, read_measured_link, write_measured_link
+from accordion_bench.network.links import LinkCost, MeasuredLink, link_table, read_measured_link, write_measured_link
 from accordion_bench.options.checks import ValueRefused
 
 COSTS = {kind: LinkCost(1e-3 / n, 1e8 / n, 125_000.0 * n, 1e-9, 0.03) for n, kind in enumerate(KINDS, start=1)}

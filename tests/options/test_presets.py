@@ -3,7 +3,7 @@
 import pytest
 
 from accordion_bench.methods.labels import label
-from accordion_bench.network.link_options import link_name
+from accordion_bench.network.links import link_name
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.options.presets import named, overridden, preset_of
 from tests.kit import composed

@@ -1,5 +1,7 @@
 """A key is renamed with one release of warning: the old name is read, told, and forgotten by the next release."""
 
+import importlib
+
 import pytest
 
 import accordion_bench
@@ -33,6 +35,20 @@ def test_run_folders_are_read(table):
     assert override.config_in_todays_words({"comm": {"cap_mb": 5, "bucket_cap_mb": 7}}) == {
         "comm": {"bucket_cap_mb": 7}
     }
+
+
+def test_classes_of_modules_that_have_moved_are_found():
+    """Those that YAML files have named by their old modules; one of another package, or that stays, keeps its name."""
+    classes = {"sync.sparta.Sparta", "adaptive.adabatch.AdaBatch", "adaptive.qsr.QSR", "adaptive.gravac.GraVAC"}
+    classes |= {"adaptive.accordion_batch.AccordionBatch", "adaptive.accordion_sync.AccordionSync"}
+    classes |= {"schedules.constant.Constant", "schedules.warmup_cosine.WarmupCosine", "schedules.multistep.MultiStep"}
+    for old in classes:
+        config = override.config_in_todays_words({"part": {"_target_": f"accordion_bench.{old}"}})
+        module, _, name = config["part"]["_target_"].rpartition(".")
+        assert module != f"accordion_bench.{old}".rpartition(".")[0]
+        assert getattr(importlib.import_module(module), name).__module__ == module
+    for same in ("accordion_bench.adaptive.accordion.Accordion", "mine.adabatch.AdaBatch", "x", ""):
+        assert override.config_in_todays_words({"_target_": same}) == {"_target_": same}
 
 
 def test_no_old_name_outlives_a_release():

@@ -16,7 +16,7 @@ def test_every_target_of_our_yaml_files_is_trusted_and_nothing_else():
 
 
 def test_a_group_trusts_its_own_classes_only():
-    assert instantiate.is_trusted("accordion_bench.schedules.cosine.Cosine", "schedule")
+    assert instantiate.is_trusted("accordion_bench.schedules.learning_rate.Cosine", "schedule")
     assert not instantiate.is_trusted("accordion_bench.trackers.wandb.Wandb", "schedule")
     assert instantiate.is_trusted("accordion_bench.trackers.wandb.Wandb")
 

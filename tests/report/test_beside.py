@@ -20,7 +20,7 @@ from accordion_bench.report.compare.beside import (
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read.load import Run, read_run
 from accordion_bench.report.render import captions, write
-from accordion_bench.report.render.page import plots
+from accordion_bench.report.render.page import build
 from tests.kit.figures import figures_of
 from tests.report.test_figures import arms_of, run
 from tests.report.test_report import (
@@ -118,7 +118,7 @@ def test_an_arm_whose_time_is_not_known_has_reached_it_all_the_same():
         one.rows[:] = [{**row, "modelled_seconds": None} for row in one.rows]
     found = arms_of(*runs)
     assert to_target(found).cells[2] == ["TopK 10 %", "2 of 2", "–", "–", "3 MB"]
-    assert [row["beside"] for row in plots.to_target(found)["rows"]] == ["", "time not known"]
+    assert [row["beside"] for row in build.to_target(found)["rows"]] == ["", "time not known"]
     (axes,) = figures_of(found, only=FIGURE)["time_to_target"].axes
     assert [text.get_text() for text in axes.texts][1] == "time not known"
 
@@ -148,7 +148,7 @@ def test_page_and_figure_say_when_it_was_looked_for(every, said):
     for arm in found:
         arm.config["target_every"] = every
     (note,) = figures_of(found, only=FIGURE)["time_to_target"].texts
-    assert said in plots.to_target(found)["note"] and said in note.get_text().replace("\n", " ")
+    assert said in build.to_target(found)["note"] and said in note.get_text().replace("\n", " ")
     assert said in to_target(found).note
 
 

@@ -24,7 +24,7 @@ from accordion_bench.report.render.figures.gradients import critical_share, norm
 from accordion_bench.report.render.figures.level_grids import level_maps, levels_by_epoch, side_by_side
 from accordion_bench.report.render.figures.sheet import styled
 from accordion_bench.report.render.figures.sweeps import by_method
-from accordion_bench.report.render.page.plots import step_times
+from accordion_bench.report.render.page.build import step_times
 from tests.kit.figures import LAYERS, across, arms_of, everything, figures_of, run
 
 WORDS_AS_AXES = ("layer", "method", "method and bytes sent")  # axes whose numbers are names

@@ -14,8 +14,7 @@ from accordion_bench.options.instantiate import build
 from accordion_bench.report.render import rebuilt
 from accordion_bench.report.render.figures import level_grids
 from accordion_bench.report.render.figures.level_grids import DENSE, level_colours, level_grid, with_levels
-from accordion_bench.report.render.page import plots
-from accordion_bench.report.render.page.build import Section, page
+from accordion_bench.report.render.page.build import Section, levels, page
 from tests.kit.figures import arms_of, run
 from tests.kit.helpers import yaml_node
 
@@ -69,7 +68,7 @@ def arms():
 
 def test_the_page_and_the_png_have_the_same_colours(arms):
     figure = level_grids.level_maps(arms)
-    page_maps = plots.levels(arms, most=100)
+    page_maps = levels(arms, most=100)
     assert len(page_maps) == len(with_levels(arms)) == 3
     for panel, drawn in enumerate(page_maps):
         on_page, in_file = colours_of_page(drawn), colours_of_png(figure, panel)

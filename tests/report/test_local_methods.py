@@ -27,7 +27,7 @@ SCHEMES = sorted(file.stem for file in (conf_dir() / "sync").glob("*.yaml"))
 def local(root, scheme="local_sgd", preset=False, modelled=None, **options):
     """A finished run of a local method with dense messages."""
     adaptive = (
-        {scheme: {"_target_": "accordion_bench.adaptive.scheme_alias.Preset", "sync": scheme}} if preset else None
+        {scheme: {"_target_": "accordion_bench.adaptive.period_policies.Preset", "sync": scheme}} if preset else None
     )
     changes = {"sync": {**node("sync", scheme), **options}, "choices__sync": scheme}
     return with_model(run_folder(root, adaptive=adaptive, **changes), modelled)

@@ -5,9 +5,9 @@ import io
 import pandas as pd
 import pytest
 
-from accordion_bench.report.read import printable
-from accordion_bench.report.render import markup
+from accordion_bench.report.render import tables
 from accordion_bench.report.render.tables import csv
+from accordion_bench.runs import untrusted
 
 HONEST = [
     "Accordion (PowerSGD rank 2/1), batch 512 at first, error_feedback=True",
@@ -20,7 +20,7 @@ HONEST = [
 
 @pytest.mark.parametrize("text", HONEST)
 def test_an_honest_line_of_markdown_is_as_it_was(text):
-    assert markup.line(text) == markup.inline(text) == text
+    assert tables.line(text) == tables.inline(text) == text
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_an_honest_line_of_markdown_is_as_it_was(text):
     ],
 )
 def test_a_line_of_markdown_leads_nowhere(text, shown):
-    assert markup.line(text) == shown
+    assert tables.line(text) == shown
 
 
 @pytest.mark.parametrize("marker", ["", "- ", "12. "])
@@ -50,26 +50,26 @@ def test_a_line_of_markdown_leads_nowhere(text, shown):
 def test_a_folded_page_says_the_same_in_short_lines(marker, begins):
     for length in range(100, 120):
         page = f"{marker}{'w' * (length - 9)} {'w' * 8} {begins} {'word ' * 40}end"
-        first, *others = markup.folded(page).splitlines()
+        first, *others = tables.folded(page).splitlines()
         assert " ".join([first, *(row.strip() for row in others)]) == page
         assert first.startswith(marker) and all(row.startswith(" " * len(marker)) for row in others)
         assert max(map(len, [first, *others])) <= 120
-        assert not any(markup.BEGINS.match(f" {row.strip()}") for row in others)
+        assert not any(tables.BEGINS.match(f" {row.strip()}") for row in others)
 
 
 def test_tables_headings_and_code_are_not_folded():
     long = "x y " * 50
     page = f"# {long}\n\n| {long} |\n\n```\n{long}\n```\n\n    {long}\n"
-    assert markup.folded(page) == page
+    assert tables.folded(page) == page
 
 
 def test_a_cell_stays_one_cell():
-    (_, _, row) = markup.aligned([["arm", "n"], [r"a\| b | `c`", "1"]]).splitlines()
+    (_, _, row) = tables.aligned([["arm", "n"], [r"a\| b | `c`", "1"]]).splitlines()
     assert row == r"| a\\\| b \| \`c\` |  1 |"
 
 
 def test_latex_runs_no_command():
-    shown = markup.escaped(r"\input{x} $a_b^c$ 50 % & # ~ <\write18{rm}>")
+    shown = tables.escaped(r"\input{x} $a_b^c$ 50 % & # ~ <\write18{rm}>")
     assert "\\input" not in shown and "\\write" not in shown
     assert shown.startswith(r"\textbackslash{}input\{x\} \$a\_b\textasciicircum{}c\$ 50 \% \& \#")
 
@@ -89,14 +89,14 @@ def test_honest_tables_are_the_same_csv():
 
 
 def test_names_are_printable_lines():
-    assert printable.printable("a\n\tb\x1b[2J\ud800\u202ec\u00a0d") == "a  b?[2J??c d"
-    assert printable.printable("TopK 10 %, H 8 µs – ±") == "TopK 10 %, H 8 µs – ±"
-    assert printable.printable("x" * 300) == "x" * 199 + "…"
+    assert untrusted.printable("a\n\tb\x1b[2J\ud800\u202ec\u00a0d") == "a  b?[2J??c d"
+    assert untrusted.printable("TopK 10 %, H 8 µs – ±") == "TopK 10 %, H 8 µs – ±"
+    assert untrusted.printable("x" * 300) == "x" * 199 + "…"
 
 
 def test_values_are_plain():
     odd = {1: {2, 3}, None: b"\x00", "a": [10**30, -(10**400), 2**62, True, None, 1.5]}
-    assert printable.plain(odd) == {
+    assert untrusted.plain(odd) == {
         "1": "{2, 3}",
         "None": r"b'\x00'",
         "a": [1e30, float("-inf"), 2**62, True, None, 1.5],
@@ -105,4 +105,4 @@ def test_values_are_plain():
 
 @pytest.mark.parametrize("text", ['{"a": "\\n"}', '{"a": "é"}', '{"a": "\x7f"}'])
 def test_rows_that_may_hold_something_else_are_looked_through(text):
-    assert not printable.needs_no_look(text) and printable.needs_no_look('{"a": [1.5, null]}')
+    assert not untrusted.needs_no_look(text) and untrusted.needs_no_look('{"a": [1.5, null]}')

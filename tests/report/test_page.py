@@ -16,9 +16,8 @@ from accordion_bench.network.link_model import Network
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, looks, page, write
-from accordion_bench.report.render.page import build, plots
-from accordion_bench.report.render.page.build import swatch
-from accordion_bench.report.render.page.plots import STOPS, curves
+from accordion_bench.report.render.page import build
+from accordion_bench.report.render.page.build import STOPS, curves, swatch
 from tests.report.test_figures import everything, run
 from tests.report.test_report import accordion, no_figures, run_folder  # noqa: F401
 
@@ -208,8 +207,8 @@ def test_a_page_of_nothing(tmp_path, no_figures):  # noqa: F811
 
 def test_thinning_keeps_both_ends():
     for count in (1, 2, 299, 300, 301, 5000):
-        kept = plots.thinned(count, plots.POINTS)
-        assert kept[0] == 0 and kept[-1] == count - 1 and len(kept) == min(count, plots.POINTS)
+        kept = build.thinned(count, build.POINTS)
+        assert kept[0] == 0 and kept[-1] == count - 1 and len(kept) == min(count, build.POINTS)
         assert kept == sorted(set(kept))
 
 
@@ -285,7 +284,7 @@ def test_no_label_leaves_its_place():
 def test_what_cannot_be_drawn_is_told_and_ends_nothing(monkeypatch):
     """One figure of a stranger's runs, or all of them."""
     for broken in ("levels", "step_times"):
-        monkeypatch.setattr(build.plots, broken, lambda *_: 1 / 0)
+        monkeypatch.setattr(build, broken, lambda *_: 1 / 0)
     one = page.page([page.Section(group([run()])[0], [])], [], {page.FAILED: ["norms"]})
     assert data_of(one)[0]["levels"] is None and "levels of resnet8 on digits" in Page(one).text
     monkeypatch.setattr(build, "curves", lambda *_: 1 / 0)

@@ -18,7 +18,7 @@ from accordion_bench.report.render.figures import level_grids
 from accordion_bench.runs.folder import RunFolder
 
 DENSE_BYTES = 1000
-COSINE = {"_target_": "accordion_bench.schedules.cosine.Cosine", "warmup_epochs": 0, "lr_scaling": "none"}
+COSINE = {"_target_": "accordion_bench.schedules.learning_rate.Cosine", "warmup_epochs": 0, "lr_scaling": "none"}
 LAYERS = ["conv.weight", "stages.0.0.conv1.weight", "fc.weight"]
 
 

@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.report import running, serve
+from accordion_bench.report import serve
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.read import load
-from accordion_bench.report.running import arm_so_far, beside, live_page
+from accordion_bench.report.serve import arm_so_far, beside, live_page
 from tests.kit.paths import ROOT
 from tests.report.test_report import accordion, run_folder
 
@@ -103,18 +103,18 @@ def test_a_run_that_is_silent_counts_as_running_no_more(tmp_path):
     quick, slow = goes_on(tmp_path), goes_on(tmp_path, seconds=6 * 600.0, compressor="topk")
     followed = serve.Followed([str(tmp_path)])
     ages(quick, 60), ages(slow, 1000)
-    assert all(map(running.is_running, load.read_runs([tmp_path])))
+    assert all(map(serve.is_running, load.read_runs([tmp_path])))
     before = followed.version()
     ages(quick, 400), ages(slow, 2000)
-    assert not any(map(running.is_running, load.read_runs([tmp_path])))
+    assert not any(map(serve.is_running, load.read_runs([tmp_path])))
     assert followed.version() != before
-    assert not running.is_running(load.read_run(run_folder(tmp_path)))
+    assert not serve.is_running(load.read_run(run_folder(tmp_path)))
 
 
 def test_a_running_run_is_no_stopped_one(tmp_path):
     path = goes_on(tmp_path)
     (path / "summary.json").write_text(json.dumps({"stopped_by": "SIGTERM", "reason": "preempted"}))
-    assert not running.is_running(load.read_run(path))
+    assert not serve.is_running(load.read_run(path))
 
 
 def test_running_runs_stand_beside_the_arms_that_they_will_be_compared_with(tmp_path):
@@ -128,7 +128,7 @@ def test_running_runs_stand_beside_the_arms_that_they_will_be_compared_with(tmp_
     (torn / "config.yaml").write_text(yaml.safe_dump({**config, "workers": "many"}))
     runs = load.read_runs([tmp_path])
     parts = settings(group([run for run in runs if run.finished])[0])
-    curves = [arm for run in runs if running.is_running(run) if (arm := arm_so_far(run))]
+    curves = [arm for run in runs if serve.is_running(run) if (arm := arm_so_far(run))]
     assert [[arm.label for arm in arms] for arms in beside(parts, curves)] == [
         ["dense, seed 2: running, epoch 4 of 6", "dense, seed 3: running, epoch 4 of 6"],
         ["TopK 10 %, seed 0: running, epoch 4 of 8"],

@@ -15,7 +15,7 @@ import yaml
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, columns, grouping, intervals, provenance, show, verdicts
 from accordion_bench.report.read import find, load
-from accordion_bench.report.render import Print, captions, figures, markup, tables, write
+from accordion_bench.report.render import Print, captions, figures, tables, write
 from accordion_bench.report.render.draw import DrawnFigures
 from accordion_bench.report.render.tables import page_columns
 from accordion_bench.runs.metrics import metric
@@ -420,11 +420,11 @@ HOSTILE = r"a_b & 50 % of $x^2$ #1 {c} \d ~ < > | [e] ±1 – µ … ↓ é "
 
 
 def test_latex_escapes():
-    text = markup.escaped(HOSTILE)
+    text = tables.escaped(HOSTILE)
     bare = re.sub(r"\\[&%$#_{}]|\\[a-z]+\{\}|\$\\?[a-z-]+\$|\{\[\}|\{\]\}", "", text)
     assert not set(bare) & set("\\&%$#_{}~^<>|[]")
     assert bare.isascii() and bare.count("?") == 2
-    assert markup.escaped("9.19x less, 4 workers x 32, box, -0.28, 2-fold") == (
+    assert tables.escaped("9.19x less, 4 workers x 32, box, -0.28, 2-fold") == (
         r"9.19$\times$ less, 4 workers $\times$ 32, box, $-$0.28, 2-fold"
     )
 
@@ -438,6 +438,7 @@ def test_latex_tables_have_equal_columns(tmp_path):
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert [len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows] == [len(page_columns)] * 7
     assert text.count(r"\begin") == text.count(r"\end") == 2
+    assert all(text.count(rf"\{side}{{{name}}}") == 1 for side in ("begin", "end") for name in ("table", "tabular"))
     assert all(text.count(rf"\{rule}") == 1 for rule in ("toprule", "midrule", "bottomrule", "caption", "label"))
     assert r"TopK 10 \%" in text and text.count("{") == text.count("}")
 
@@ -446,7 +447,7 @@ def test_latex_tables_have_equal_columns(tmp_path):
 def test_latex_compiles(tmp_path):
     run_folder(tmp_path / "runs", "none")
     run_folder(tmp_path / "runs", "topk")
-    hostile = markup.table([[HOSTILE, "[x]"], ["[1]", HOSTILE]], HOSTILE, "hostile")
+    hostile = tables.latex([[HOSTILE, "[x]"], ["[1]", HOSTILE]], HOSTILE, "hostile")
     body = "\n".join([write.tex(grouped(tmp_path / "runs"), 1), hostile])
     document = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"
     (tmp_path / "a.tex").write_text(document)

@@ -17,7 +17,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
 from accordion_bench.report.read.load import read_run
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint, checksums, manifest, weights
+from accordion_bench.runs import checkpoint, durable, manifest, weights
 from accordion_bench.runs.folder import APPENDED, REPLACED, RunFolder
 from accordion_bench.runs.metrics import wrong_in_rows
 from accordion_bench.training.trainer import Trainer
@@ -48,10 +48,10 @@ def without_checksums(folder: Path) -> None:
     """As an earlier version has written it."""
     for name in ("summary.json", "environment.json"):
         content = json.loads((folder / name).read_text())
-        content.pop(checksums.KEY)
+        content.pop(durable.KEY)
         (folder / name).write_text(json.dumps(content))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    write_rows(folder, [{key: value for key, value in row.items() if key != checksums.KEY} for row in rows])
+    write_rows(folder, [{key: value for key, value in row.items() if key != durable.KEY} for row in rows])
 
 
 def rows_of(folder: Path) -> list[dict]:
@@ -84,15 +84,15 @@ def with_a_flip(file: Path, data: bytes, place: int, byte: bytes) -> None:
 @pytest.mark.parametrize("key", ["crc33", "grc32", "", "c c32"])
 def test_a_checksum_whose_name_has_changed_is_one(key):
     """Else one flip in it would make a file of an earlier version, which has none."""
-    row = checksums.json_text({"epoch": 1, "loss": 2.5}).replace("crc32", key)
-    options = checksums.yaml_text("seed: 1\n")
-    with pytest.raises(checksums.Changed):
-        checksums.checked_json(row, json.loads(row))
-    with pytest.raises(checksums.Changed):
-        checksums.check_yaml(options.replace("crc32", key))
+    row = durable.json_text({"epoch": 1, "loss": 2.5}).replace("crc32", key)
+    options = durable.yaml_text("seed: 1\n")
+    with pytest.raises(durable.Changed):
+        durable.checked_json(row, json.loads(row))
+    with pytest.raises(durable.Changed):
+        durable.check_yaml(options.replace("crc32", key))
     with_a_name = json.dumps({"epoch": 1, "commit": "0a1b2c3d"})
-    assert checksums.checked_json(with_a_name, json.loads(with_a_name)) == {"epoch": 1, "commit": "0a1b2c3d"}
-    checksums.check_yaml("commit: 0a1b2c3d\n")
+    assert durable.checked_json(with_a_name, json.loads(with_a_name)) == {"epoch": 1, "commit": "0a1b2c3d"}
+    durable.check_yaml("commit: 0a1b2c3d\n")
 
 
 def every_flip_is_told(runs: dict, tmp_path: Path, digits: bool, most: int) -> None:
@@ -198,7 +198,7 @@ def test_threads_that_no_machine_starts_are_refused(threads, copied):
     cfg, folder = copied("stopped")
     shutil.rmtree(folder / "checkpoint")
     there = json.loads((folder / "environment.json").read_text())
-    del there[checksums.KEY]
+    del there[durable.KEY]
     (folder / "environment.json").write_text(json.dumps({**there, "threads": threads}))
     with pytest.raises(ConfigError, match="threads must be") as refused:
         continuation.resumed_config({**cfg, "resume": str(folder)}, {"resume"})
@@ -209,7 +209,7 @@ def changed_manifest(path: Path, change) -> None:
     """A manifest that says something else, with its checksum."""
     content = json.loads((path / manifest.FILE).read_text())
     change(content)
-    (path / manifest.FILE).write_text(checksums.json_text(content))
+    (path / manifest.FILE).write_text(durable.json_text(content))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_how_far_a_run_has_come_is_bounded(trained, copied):
     cfg, folder = copied("stopped")
     path = checkpoint.latest(folder)
     changed_manifest(path, lambda content: content["trained"].update(trained))
-    rows = [{key: value for key, value in row.items() if key != checksums.KEY} for row in rows_of(folder)]
+    rows = [{key: value for key, value in row.items() if key != durable.KEY} for row in rows_of(folder)]
     for step in (10**15, -3, None, "x"):
         write_rows(folder, [{**row, "step": step} for row in rows])
         for changes in ({}, {"epochs": 5}):

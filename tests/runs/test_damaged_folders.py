@@ -15,7 +15,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checksums, reuse
+from accordion_bench.runs import durable, reuse
 from accordion_bench.runs import folder as folder_of
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.weights import save_weights
@@ -128,7 +128,7 @@ def test_a_metric_that_is_no_number(metric, runs, tmp_path):
     cfg, folder = copied(runs, "finished", tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     assert RunFolder(folder).done
-    (folder / "summary.json").write_text(checksums.json_text({**summary, "metric": metric}))
+    (folder / "summary.json").write_text(durable.json_text({**summary, "metric": metric}))
     assert not RunFolder(folder).done and RunFolder(folder).wrong_summary() == "summary.json has no metric in it"
     doors(cfg, folder)
 

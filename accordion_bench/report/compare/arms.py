@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from accordion_bench.methods.labels import drives, is_dense, policies_of
-from accordion_bench.network.link_options import link_name
+from accordion_bench.network.links import link_name
 from accordion_bench.options.presets import named
 from accordion_bench.report.read.load import Run, flat
 from accordion_bench.run_config import completed

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from accordion_bench.network.link_options import link_name, show_link
+from accordion_bench.network.links import link_name, show_link
 from accordion_bench.options.units import digits
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.intervals import difference, half_width

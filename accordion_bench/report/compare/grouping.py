@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from accordion_bench.network.link_options import CUSTOM
+from accordion_bench.network.links import CUSTOM
 from accordion_bench.report.compare.arms import Arm, fingerprint, in_order
 from accordion_bench.report.compare.show import listed
 from accordion_bench.report.compare.times import at_common_speed
 from accordion_bench.report.read.load import Run
-from accordion_bench.report.read.printable import printable
+from accordion_bench.runs.untrusted import printable
 
 LONGEST = 500  # letters of a label with everything that tells it from others
 # what must be equal before two arms are compared at all; batch sizes may differ inside one experiment

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accordion_bench.network.link_options import show_link
+from accordion_bench.network.links import show_link
 from accordion_bench.options.units import digits, human_bytes
 from accordion_bench.report.compare.arms import Arm, baseline, differences
 from accordion_bench.report.compare.columns import over, tidy, within_noise

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.report.read import rows_file
-from accordion_bench.report.read.printable import plain, printable
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.secrets import masked_command
+from accordion_bench.runs.untrusted import plain, printable
 
 METRICS_FILE = "metrics.jsonl"
 FILES = ("config.yaml", METRICS_FILE, "summary.json", "environment.json")

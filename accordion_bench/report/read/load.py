@@ -23,11 +23,11 @@ from accordion_bench.options.override import config_in_todays_words
 from accordion_bench.report.parallel import each
 from accordion_bench.report.read import rows_file
 from accordion_bench.report.read.find import METRICS_FILE, Paths, find_runs
-from accordion_bench.report.read.printable import TEXT, needs_no_look, plain, printable
 from accordion_bench.report.read.schema import EnvironmentFile, problem, problem_of_rows, wrong_keys
 from accordion_bench.run_config import is_label
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.secrets import masked, masked_command
+from accordion_bench.runs.untrusted import TEXT, needs_no_look, plain, printable
 
 Values = Sequence[Any]
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from accordion_bench.comm.ledger import KINDS
 from accordion_bench.methods.labels import hook_of, label
 from accordion_bench.network.link_model import Network
-from accordion_bench.report.read.printable import NAME
 from accordion_bench.run_config import LONGEST_NOTE, is_label
 from accordion_bench.runs.metrics import LOSSES, METRICS, is_number, metric, wrong_in_rows, wrong_in_summary
+from accordion_bench.runs.untrusted import NAME
 
 LARGEST = 1e100  # of numbers that are squared and multiplied; those of no run come near
 MOST_WORKERS = 1_000_000

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from accordion_bench.comm.stages import MATTERS
 from accordion_bench.methods.labels import hook_of
-from accordion_bench.network.link_options import show_link
+from accordion_bench.network.links import show_link
 from accordion_bench.options.units import counted, digits, human_bytes
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.columns import best_column, paper_reference, tidy

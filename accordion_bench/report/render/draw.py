@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from accordion_bench.processes.interrupt import end_with_parent
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.parallel import told
-from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import AS_PNG, FIGURES, Print, figures
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures import sheet
+from accordion_bench.runs.untrusted import printable
 
 LONGEST = 64  # letters of the name of a setting in the names of its files
 

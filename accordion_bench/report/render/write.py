@@ -22,13 +22,12 @@ from accordion_bench.report.compare.provenance import facts, own_commands
 from accordion_bench.report.compare.show import first
 from accordion_bench.report.compare.verdicts import answers, verdicts
 from accordion_bench.report.read.load import Run
-from accordion_bench.report.read.printable import printable
-from accordion_bench.report.render import AS_PNG, BANDWIDTHS, FORMATS, Print, captions, figures, markup
+from accordion_bench.report.render import AS_PNG, BANDWIDTHS, FORMATS, Print, captions, figures
 from accordion_bench.report.render.draw import draw
-from accordion_bench.report.render.markup import aligned, folded, inline, line
 from accordion_bench.report.render.page import FAILED, Section, missing, page
-from accordion_bench.report.render.tables import cells, csv, markdown
+from accordion_bench.report.render.tables import aligned, cells, csv, folded, inline, latex, line, markdown
 from accordion_bench.runs import durable
+from accordion_bench.runs.untrusted import printable
 
 INDEX = ("report.html", "README.md")  # replaced last, in this order: they say what the other files are
 PREFIX = ".report-"
@@ -278,7 +277,7 @@ def section(arms: Sequence[Arm]) -> str:
 def tex(arms: Sequence[Arm], number: int) -> str:
     """The table of one setting as papers print it, as LaTeX."""
     caption = " ".join([f"{captions.heading(arms[0])}.", *captions.captions(arms, paper=True)])
-    return markup.table(cells(tidy(arms), paper=True), caption, f"accordion-bench-{number}")
+    return latex(cells(tidy(arms), paper=True), caption, f"accordion-bench-{number}")
 
 
 def provenance(runs: Sequence[Run], commands: Sequence[str] = ()) -> str:

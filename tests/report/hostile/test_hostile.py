@@ -9,9 +9,9 @@ from plotly.offline import get_plotlyjs
 
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.read import load
-from accordion_bench.report.read.printable import TEXT
 from accordion_bench.report.render import figures, write
 from accordion_bench.report.render.write import sound
+from accordion_bench.runs.untrusted import TEXT
 from tests.report.hostile import corpus
 from tests.report.test_report import run_folder
 

@@ -18,7 +18,7 @@ MODULE = """
 from pathlib import Path
 
 from accordion_bench.compressors.topk import TopK
-from accordion_bench.schedules.multistep import MultiStep
+from accordion_bench.schedules.learning_rate import MultiStep
 
 Path({file!r}).touch()
 

@@ -8,7 +8,7 @@ import pytest
 
 from accordion_bench.config.compose import compose
 from accordion_bench.network.collective_costs import KINDS
-from accordion_bench.network.measured_link import LinkCost, MeasuredLink, write_measured_link
+from accordion_bench.network.links import LinkCost, MeasuredLink, write_measured_link
 from accordion_bench.options.checks import ConfigError
 from scripts.packed import write_packed
 from scripts.studies import (

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from accordion_bench.network.link_options import show_link
+from accordion_bench.network.links import show_link
 from accordion_bench.options.units import human_rate
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import apart, beaten, front

@@ -16,7 +16,6 @@ from matplotlib.transforms import offset_copy
 from accordion_bench.methods.labels import knob_of, pair_of, show_level
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.read.load import Run
-from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render.captions import heading, without_bytes
 from accordion_bench.report.render.figures.curves import (
     curves,
@@ -40,6 +39,7 @@ from accordion_bench.report.render.figures.scales import (
 from accordion_bench.report.render.figures.sheet import AXIS, Sheet
 from accordion_bench.report.render.looks import looks
 from accordion_bench.report.render.rebuilt import dense_layers, lr_drops
+from accordion_bench.runs.untrusted import printable
 
 DENSE = "#DDDDDD"  # of layers that travel dense at a level
 LADDER, DARK, LIGHT = "viridis", 0.15, 0.75  # the strongest level and the weakest one: no method has these colours

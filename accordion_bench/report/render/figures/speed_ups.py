@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from accordion_bench.advising.table import Advice, AdviceRow, Regions
-from accordion_bench.advising.verdict import BASELINES, DENSE, GAIN, HALF, SPOKEN, Stretch, as_good, stretches
+from accordion_bench.advising.advice import Advice, AdviceRow, Regions
+from accordion_bench.advising.predict import GAIN
+from accordion_bench.advising.verdict import BASELINES, DENSE, HALF, SPOKEN, Stretch, as_good, stretches
 from accordion_bench.options.units import human_rate
 from accordion_bench.report.render.figures.scales import entry
 from accordion_bench.report.render.figures.sheet import SMALL, Sheet, save, styled

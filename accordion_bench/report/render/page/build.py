@@ -1,32 +1,269 @@
-"""The HTML page: the answer first, then the table, the figures, and where they come from."""
+"""The HTML page: the answer first, then the table, the figures, and where they come from.
+
+The numbers that the page's scripts draw, of curves and of the other figures of a setting, are in it as short text.
+"""
 
 import base64
 import hashlib
 import importlib.util
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.markers import MarkerStyle
+from numpy.typing import ArrayLike
 
-from accordion_bench.options.units import counted
+from accordion_bench.network.link_model import Network
+from accordion_bench.options.units import counted, digits, human_rate
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.beside import beside_tables
+from accordion_bench.report.compare.beside import Reached, beside_tables, clock_of, first_look, mean, reached, target_of
 from accordion_bench.report.compare.columns import tidy
+from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.report.compare.provenance import facts, own_commands
+from accordion_bench.report.compare.times import communicates, modelled_seconds
 from accordion_bench.report.compare.verdicts import answers, verdicts
-from accordion_bench.report.read.printable import printable
 from accordion_bench.report.render import captions
+from accordion_bench.report.render.captions import hidden
 from accordion_bench.report.render.figures import INTERACTIVE, title
-from accordion_bench.report.render.figures.scales import seeds, several
+from accordion_bench.report.render.figures.arm_rows import EXCHANGE, STEP, parts, tells_times
+from accordion_bench.report.render.figures.level_grids import MAPS, level_grid, with_levels
+from accordion_bench.report.render.figures.scales import (
+    MOST,
+    Array,
+    column,
+    curve_limits,
+    ends,
+    least_span,
+    metric_label,
+    metric_of,
+    scores,
+    seeds,
+    several,
+)
 from accordion_bench.report.render.looks import ArmLook, looks
-from accordion_bench.report.render.page import plots
-from accordion_bench.report.render.page.plots import curves, most_points
 from accordion_bench.report.render.tables import page_columns
-from accordion_bench.runs.metrics import metric
+from accordion_bench.runs.metrics import metric, split_of
+from accordion_bench.runs.untrusted import printable
+
+POINTS = 300  # of a curve, at most
+TOGETHER = 6000  # of all curves of a page, at most
+
+
+def packed(values: ArrayLike) -> str:
+    """A row of numbers; NaN for what is not known."""
+    return base64.b64encode(np.asarray(values, dtype="<f4").tobytes()).decode()
+
+
+def rows(values: Iterable[ArrayLike]) -> list[str]:
+    """Rows of numbers, each by itself."""
+    return [packed(row) for row in values]
+
+
+def thinned(count: int, most: int) -> list[int]:
+    """Which of `count` points stay: the first, the last, and others at equal distances, `most` in all."""
+    if count <= most:
+        return list(range(count))
+    return np.unique(np.linspace(0, count - 1, most).round().astype(int)).tolist()
+
+
+def most_points(curves: int) -> int:
+    """How many points each of so many curves may have."""
+    return max(2, min(POINTS, TOGETHER // max(curves, 1)))
+
+
+STOPS = [digit * 10.0**power for power in range(6, 11) for digit in (1, 2, 5)] + [1e11]  # bit/s, of the slider
+
+# key -> short name of the switch, name, unit, note
+AXES = {
+    "epoch": ("epochs", "training", "epochs", ""),
+    "wire_bytes": ("bytes sent", "sent per worker", "bytes", "What one worker's own link has sent."),
+    "payload_bytes": ("payload", "payload per worker", "bytes", "What one worker has handed to the collectives."),
+    "modelled_seconds": ("modelled time", "modelled time", "s", ""),
+    "seconds": ("measured time", "measured time", "s", "Measured training time, without evaluation and warm-up."),
+}
+
+
+def curves(arms: Sequence[Arm], most: int) -> dict[str, Any]:
+    """What the page draws of the curves of one setting.
+
+    Args:
+        arms: of the setting.
+        most: points of a curve.
+
+    Returns:
+        `axes` that at least one arm has, `arms` with their values on them, `stops` of the slider, limits of the metric.
+    """
+    stops, own = stops_of(arms)
+    found = [_curve(arm, most, stops, own) for arm in arms]
+    axes = [
+        {"key": key, "short": short, "name": name, "unit": unit, "note": note}
+        for key, (short, name, unit, note) in AXES.items()
+        if any(key in curve["x"] for curve in found) and (key != "seconds" or all(map(communicates, arms)))
+    ]
+    of = metric_of(arms)
+    return {
+        "metric": {
+            "label": metric_label(arms),
+            "unit": of.unit,
+            "decimals": 2 if of.percent else 4,
+            "least": least_span(arms),
+            "most": MOST if of.percent else None,
+        },
+        "limits": curve_limits(arms, [scores(arm).mean(axis=0) for arm in arms]),
+        "axes": axes,
+        "stops": [{"bandwidth": stop, "name": human_rate(stop)} for stop in stops],
+        "stop": stops.index(own),
+        "model": formula(arms),
+        "curves": found,
+    }
+
+
+def stops_of(arms: Sequence[Arm]) -> tuple[list[float], float]:
+    """The bandwidths of the slider, and where it stands at first: the link of most arms, which is one of them."""
+    own = [bandwidth_of(arm) for arm in arms if arm.values("modelled_seconds")] or [1e9]
+    return sorted({*STOPS, *own}), max(own, key=own.count)
+
+
+def bandwidth_of(arm: Arm) -> float:
+    """bit/s of the link that an arm was modelled on."""
+    return Network(**{key: value for key, value in arm.config["network"].items() if key != "_target_"}).bandwidth
+
+
+def _curve(arm: Arm, most: int, stops: Sequence[float], own: float) -> dict[str, Any]:
+    """One arm; of times and bytes the means over the seeds."""
+    values = scores(arm)
+    kept = thinned(values.shape[1], most)
+    last = ends(arm)
+    x = {"epoch": packed(column(arm, "epoch")[0][kept] + 1)}
+    for key in ("payload_bytes", "wire_bytes", "seconds"):
+        mean = column(arm, key).mean(axis=0)[kept]
+        if np.isfinite(mean).all() and mean[-1] > 0:
+            x[key] = packed(mean)
+    modelled = on_links(arm, stops, kept)
+    return {
+        "seeds": [str(seed) for seed in arm.seeds],
+        "score": rows(values[:, kept]),
+        "half": packed([half_width(values[:, epoch].tolist()) for epoch in kept]),
+        "end": [known(float(np.mean(last))), known(half_width(last))],
+        "x": x if modelled is None else {**x, "modelled_seconds": rows(modelled)},
+    }
+
+
+def known(value: float) -> float | None:
+    """A number; None where it is not known, or infinite, which JSON has no word for."""
+    return value if math.isfinite(value) else None
+
+
+def on_links(arm: Arm, stops: Sequence[float], epochs: Sequence[int]) -> Array | None:
+    """Modelled time [stops, epochs], mean over the seeds; None where rows have no model.
+
+    At the runs' own bandwidth it is what they have recorded.
+    """
+    if not arm.sends() or not arm.values("modelled_seconds"):
+        return None
+    seconds = modelled_seconds(arm, stops, epochs).mean(axis=1)
+    return seconds if np.isfinite(seconds).all() else None
+
+
+def formula(arms: Sequence[Arm]) -> str:
+    """How modelled time is made."""
+    known = [arm for arm in arms if arm.values("modelled_seconds")]
+    if not known:
+        return ""
+    latencies = sorted({f"{arm.config['network']['latency'] * 1e6:g}" for arm in known})
+    return (
+        "Modelled, not measured: computation of one worker as measured + communication, 8 × wire bytes / bandwidth + "
+        f"rounds × latency ({' or '.join(latencies)} µs), {hidden(known)}."
+    )
+
+
+def to_target(arms: Sequence[Arm]) -> dict[str, Any] | None:
+    """Seconds until the target; None where the runs have no common one, or none reached it."""
+    target, clock = target_of(arms), clock_of(arms)
+    if target is None or len(arms) < 2:
+        return None
+    found = [reached(arm, target, clock) for arm in arms]
+    if not any(own.timed for own in found):
+        return None
+    value = metric(arms[0].metric).show(target)
+    how = "measured" if clock == "seconds" else "modelled"
+    return {
+        "title": f"Time to {value}",
+        "name": f"{how} time [s]",
+        "note": f"To the {first_look(arms)} that reached {value} in the {split_of(arms[0].selected_by)} split.",
+        "rows": [
+            {
+                "mean": mean(own.timed) if own.timed else None,
+                "half": half_width(own.timed) if len(own.timed) > 1 else None,
+                "beside": _unless_all(own, arm.n),
+            }
+            for arm, own in zip(arms, found, strict=True)
+        ],
+    }
+
+
+def _unless_all(own: Reached, seeds: int) -> str:
+    """How many seeds have come there, where not all have."""
+    if not own.timed:
+        return own.untimed
+    return "" if len(own.timed) == seeds else f"{len(own.timed)} of {seeds}"
+
+
+def step_times(arms: Sequence[Arm]) -> dict[str, Any] | None:
+    """Milliseconds of a step by part, None for an arm that does not tell them; None where no arm does."""
+    if any("compute_seconds" not in arm.runs[0].rows[-1] for arm in arms if tells_times(arm)):
+        return None
+    found = [{part: 1000 * s for part, s in parts(arm).items()} if tells_times(arm) else None for arm in arms]
+    used = {part: STEP[part] for part in STEP if any(own[part] for own in found if own)}
+    if not used:
+        return None
+    return {
+        "parts": [
+            {"name": part, "colour": colour, "values": [own and own[part] for own in found]}
+            for part, colour in used.items()
+        ],
+        "beside": [_beside(own) for own in found],
+        "note": _told(arms),
+    }
+
+
+def _beside(own: dict[str, float] | None) -> str:
+    """What an exchange has done, hidden or not: it is no part of the bar; of an arm without times that it has none."""
+    if own is None:
+        return "not told"
+    done = [f"{part} {digits(own[part])} ms" for part in EXCHANGE if own[part]]
+    return f"exchange in all, hidden or not: {', '.join(done)}" if done else ""
+
+
+def _told(arms: Sequence[Arm]) -> str:
+    text = "Mean over the steps after the first, and over the seeds."
+    if any(not arm.attached and not communicates(arm) for arm in arms):
+        text += " Workers share a process: all of them are in a step, and no communication."
+    return text
+
+
+def levels(arms: Sequence[Arm], most: int) -> list[dict[str, Any]]:
+    """Level maps of a few arms, of their first seed."""
+    return [_level_map(list(arms).index(arm), arm, arms, most) for arm in with_levels(arms)[:MAPS]]
+
+
+def _level_map(number: int, arm: Arm, arms: Sequence[Arm], most: int) -> dict[str, Any]:
+    grid, run = level_grid(arm, arms), arm.runs[0]
+    kept = thinned(len(run.rows), most)
+    return {
+        "arm": number,
+        "seed": str(run.seed),
+        "layers": grid.layers,
+        "epochs": packed(np.array(kept) + 1),
+        "names": grid.names,
+        "colours": grid.colours,
+        "places": rows([[np.nan if (place := row[epoch]) is None else place for epoch in kept] for row in grid.places]),
+    }
+
 
 WIDTH, HEIGHT, RADIUS = 34, 14, 5  # pixels
 
@@ -182,9 +419,9 @@ def _data(section: Section, most: int, failed: list[str]) -> dict[str, Any] | No
     return {
         **drawn,
         "arms": named,
-        "target": attempt("time to target", lambda: plots.to_target(arms)),
-        "steps": attempt("times of a step", lambda: plots.step_times(arms)),
-        "levels": attempt("levels", lambda: plots.levels(arms, most)),
+        "target": attempt("time to target", lambda: to_target(arms)),
+        "steps": attempt("times of a step", lambda: step_times(arms)),
+        "levels": attempt("levels", lambda: levels(arms, most)),
     }
 
 

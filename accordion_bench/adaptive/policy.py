@@ -1,4 +1,4 @@
-"""What every policy is."""
+"""What every policy is, and what the knob can be set to that a policy of levels steers."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -59,6 +59,7 @@ class Policy(Component):
     detects: bool = False
     plans_with: frozenset[str] = frozenset()
     intervals: int = 0
+    _decision: dict[str, Any] = {}
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         """The values that this policy chooses from, strong first; `pair` is the compressor's own (strong, weak).
@@ -119,7 +120,7 @@ class Policy(Component):
 
     def decision(self) -> dict[str, Any]:
         """What the last update saw and decided, for the metrics row; empty = nothing to say."""
-        return {}
+        return self._decision
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors, numbers, strings and containers."""
@@ -188,3 +189,28 @@ def tell_followers(policies: Sequence[Policy], decider: Policy, plan: Plan) -> N
     for policy in policies[policies.index(decider) + 1 :]:
         if policy.refines and policy.drives == decider.drives:
             policy.follow(plan)
+
+
+BITS = (2, 8)  # fewest and most
+DENSE: dict[str, float] = {"rank": 1_000_000, "density": 1.0}
+"""Levels that leave nothing out, where a knob has one; a rank is cut to the smaller side of each matrix."""
+
+
+def check_level(key: str, value: Any, knob: str, instead: Any) -> float:
+    """A value that the knob can take: a share for `density`, `BITS` for `bits`, else an integer of at least 1.
+
+    Raises:
+        ValueRefused: with `instead` as what to type.
+    """
+    if knob == "density":
+        return checks.number(key, value, above=0, at_most=1, instead=instead)
+    least, most = BITS if knob == "bits" else (1, DENSE["rank"])
+    if type(value) is not int or not least <= value <= most:
+        name = "number of bits" if knob == "bits" else knob
+        raise checks.ValueRefused(key, f"an integer from {least} to {most:g}, as a {name}", value, instead)
+    return value
+
+
+def is_positive(value: Any) -> bool:
+    """Whether this is a finite number above 0, as every level of every knob is."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")

@@ -1,11 +1,47 @@
-"""Warm-up and cosine decay, step by step."""
+"""Decays at milestones, a cosine behind the warm-up, and the schedule of transformers."""
 
 import math
 
 import pytest
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.schedules.warmup_cosine import WarmupCosine
+from accordion_bench.options.component import Surroundings, idle_options
+from accordion_bench.schedules.learning_rate import Cosine, MultiStep, WarmupCosine
+
+# ---- decays at milestones, epoch by epoch
+
+
+def factors(epochs: int, **options) -> list[float]:
+    factor = MultiStep(epochs, workers=1, warmup_epochs=0, **options)
+    return [factor(epoch) for epoch in range(epochs)]
+
+
+def test_shares_are_rounded_to_epochs():
+    assert factors(12) == pytest.approx([1] * 6 + [0.1] * 4 + [0.01] * 2)
+    assert factors(4, milestones=(0.5, 3), gamma=0.5) == [1, 1, 0.5, 0.25]
+    assert factors(3) == pytest.approx([1, 1, 0.01])  # both shares fall on epoch 2
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_nothing_decays_before_the_first_epoch_is_over(epochs):
+    assert factors(epochs, milestones=(0.1, 0.2, 0.3))[0] == factors(epochs)[0] == 1
+
+
+# ---- half a cosine behind the warm-up, which delays it even where it is flat
+
+
+def test_a_warm_up_to_one_delays_the_cosine():
+    at_once, later = (Cosine(10, workers=1, warmup_epochs=epochs) for epochs in (0, 5))
+    assert [later(epoch) for epoch in range(6)] == [1] * 6
+    assert [later(5 + epoch / 2) for epoch in range(10)] == [at_once(epoch) for epoch in range(10)]
+
+
+def test_so_it_has_an_effect_with_one_worker():
+    told = dict(idle_options(Cosine, {"warmup_epochs": 5, "lr_scaling": "none"}, Surroundings(workers=1, epochs=10)))
+    assert list(told) == ["lr_scaling"]
+
+
+# ---- warm-up and cosine decay, step by step
 
 
 def schedule(epochs: int = 10, workers: int = 4, **options) -> WarmupCosine:

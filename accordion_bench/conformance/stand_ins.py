@@ -1,6 +1,6 @@
-"""A tape: a CPU's stand-in for the graphs of a GPU, which shows without one that a replay computes what was meant.
+"""What stands in on a CPU for the graphs of a GPU (a tape), and for other processes (an echo).
 
-It notes the operations that work asks for, and repeats them later on the same memory. As under a capture of a GPU
+A tape notes the operations that work asks for, and repeats them later on the same memory. As under a capture of a GPU
 nothing is computed meanwhile, and what a GPU cannot repeat is refused: numbers that the host reads, tensors that it
 makes of its own numbers, generators of the CPU. A number of Python that an operation takes is on the tape as it was.
 """
@@ -9,6 +9,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
+from accordion_bench.comm import collectives
 from accordion_bench.comm.graphs import Graphs, NotCapturable
 from accordion_bench.comm.on_device import Streams
 from accordion_bench.conformance.pretend_device import (
@@ -166,3 +168,60 @@ def _place(x: Tensor, to: torch.device) -> Tensor:
 def _as_it_lies(x: Any) -> Any:
     """A parameter's memory of now: what it holds later may lie elsewhere, and a graph would not follow."""
     return x.detach() if isinstance(x, torch.nn.Parameter) else x
+
+
+class Echo:
+    """Stands in for torch.distributed inside `comm.collectives`.
+
+    Args:
+        processes: how many there seem to be; this one has rank 0.
+
+    Attributes:
+        log: what was called: operation, entries, type.
+    """
+
+    class ReduceOp:
+        """As torch's."""
+
+        SUM, MAX, MIN = "sum", "max", "min"
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+        self.log: list[tuple[str, int, torch.dtype]] = []
+
+    def get_backend(self, group: Any = None) -> str:
+        """Neither gloo nor NCCL."""
+        return "echo"
+
+    def _note(self, operation: str, x: Tensor) -> Tensor:
+        self.log.append((operation, x.numel(), x.dtype))
+        return real(x)
+
+    def all_reduce(self, x: Tensor, op: str = "sum", group: Any = None) -> None:
+        """The sum of equal numbers is a multiple; the largest of them is what it was."""
+        mine = self._note("all_reduce", x)
+        if op == "sum":
+            mine.mul_(self.processes)
+
+    def all_gather_into_tensor(self, out: Tensor, x: Tensor, group: Any = None) -> None:
+        """All have what this one has."""
+        real(out).view(self.processes, -1).copy_(self._note("all_gather", x).reshape(1, -1))
+
+    def all_to_all_single(
+        self, out: Tensor, x: Tensor, received: list[int], sent: list[int], group: Any = None
+    ) -> None:
+        """All send what this one sends itself; zeros where another one's share is longer or shorter."""
+        mine = self._note("all_to_all", x)[: sent[0]]
+        real(out).copy_(torch.cat([mine if size == len(mine) else mine.new_zeros(size) for size in received]))
+
+    def broadcast(self, x: Tensor, group: Any = None, group_src: int = 0) -> None:
+        """It stays as it is."""
+        self._note("broadcast", x)
+
+
+@contextlib.contextmanager
+def echoed(processes: int) -> Iterator[Echo]:
+    """Let collectives of `processes` processes be an echo of this one."""
+    echo = Echo(processes)
+    with mock.patch.object(collectives, "dist", echo):
+        yield echo

@@ -1,27 +1,138 @@
-"""AdaComm: average rarely while the loss is high, more often as it falls."""
+"""Policies of the period between averagings: presets of schemes, QSR, AdaComm."""
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
 
-from accordion_bench.adaptive.base import Policy
+from accordion_bench.adaptive.policy import Policy
 from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.requests import Request, TrainingLoss
 
-EXACT = 1 - 1e-9  # a root that is an integer may come out a rounding error above it
+
+@with_options
+class Preset(Policy):
+    """Stands for a synchronisation scheme; refused where another one has been chosen."""
+
+    sync: str = option(default="local_sgd")
+
+    chosen_as = {
+        name: Choice(f"one word for sync={name}; its options are sync.*", {"sync": name}, selects={"sync": name})
+        for name in ("local_sgd", "post_local_sgd", "slowmo", "diloco")
+    }
+
+    drives = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.syncs = (self.sync,)
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+RAISED = 1 + 1e-9  # a power that is an integer may come out a rounding error below it: (0.3 / 0.1)^2
+
+
+def _qsr_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Policy.description.idle(cls, options, context)
+    if options.get("base_period") is not None:
+        yield "sync.period", f"{context.group}.base_period sets the first one"
+
+
+@with_options
+class QSR(Policy):
+    """H = max(H_base, floor((alpha / eta)^exponent)), at most the steps left, at least 1.
+
+    eta is the learning rate of the next step, as the schedule and the number of workers have scaled it. Decided after
+    every averaging, for the round that begins. At a learning rate of 0 the workers average at the end only.
+
+    The default `alpha` is for the default run, whose learning rate goes 0.4, 0.04, 0.004: periods 8, 25, and once at
+    the end; other optimizers and schedules need their own, about half of the peak learning rate.
+
+    Source: Gu et al., ICLR 2024 (arXiv 2310.14423) and its official code.
+    """
+
+    alpha: float = option(
+        "learning rate at which the rule gives 1, about half of the peak; higher = longer periods; 0 = base_period "
+        "throughout",
+        default=0.2,
+        at_least=0,
+    )
+    base_period: int | None = option(
+        "the shortest period after warm-up; null = sync.period", default=None, at_least=1, instead=8
+    )
+    warmup_period: int | None = option("period during warm-up; null = base_period", default=None, at_least=1, instead=8)
+    exponent: float = option("2 in the paper", default=2.0, above=0)
+
+    chosen_as = {
+        "qsr": Choice(
+            "the period between averagings grows as the learning rate falls (Gu et al. 2024); chooses sync=local_sgd",
+            selects={"sync": "local_sgd"},
+        )
+    }
+
+    description = replace(Policy.description, idle=_qsr_idle)
+
+    drives = "period"
+    plans_with = frozenset({"epochs", "steps_per_epoch", "schedule"})
+    when = "exchange"
+
+    def due(self, exchange: int) -> bool:
+        return True
+
+    def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
+        if self.alpha and not decays(run):
+            raise ConfigError(
+                "adaptive=qsr needs a schedule that lowers the learning rate, got one that never does",
+                {"schedule": "cosine"},
+                {"adaptive.qsr.alpha": 0},
+            )
+        self.base = plan.period if self.base_period is None else self.base_period
+        self.warm = self.base if self.warmup_period is None else self.warmup_period
+        self._epochs = run.epochs
+        return replace(plan, period=self.warm if run.warmup_epochs else self.base)
+
+    def owed_to_length(self, epochs: int) -> Any:
+        return self._epochs  # its last rounds are cut at the end of the run
+
+    def period(self, lr: float, steps_left: int) -> int:
+        """H for a learning rate."""
+        if not self.alpha:
+            return max(1, min(self.base, steps_left))
+        try:
+            power = (self.alpha / lr) ** self.exponent * RAISED
+        except (ZeroDivisionError, OverflowError):
+            power = math.inf
+        return max(1, math.floor(min(max(self.base, power), steps_left)))
+
+    def update(self, signals: Signals, plan: Plan) -> Plan:
+        left = signals.steps_left
+        period = max(1, min(self.warm, left)) if signals.warming_up else self.period(signals.next_lr, left)
+        changed = period != plan.period
+        self._decision = {"step": signals.step, "lr": signals.next_lr, "period": period} if changed else {}
+        return replace(plan, period=period)
+
+
+def decays(run: RunFacts) -> bool:
+    """Whether the schedule ever lowers the learning rate during a run."""
+    steps = run.steps_per_epoch()
+    factors = (run.schedule(step / steps) for step in range(run.steps))
+    return any(after < before for before, after in itertools.pairwise(factors))
+
+
+LOWERED = 1 - 1e-9  # a root that is an integer may come out a rounding error above it
+
+
+def _adacomm_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
     yield from Policy.description.idle(cls, options, context)
     if options.get("initial") is not None:
         yield "sync.period", f"{context.group}.initial sets the first one"
 
 
-def _smoke_options(options: Config, knob: str) -> Config:
+def _adacomm_smoke_options(options: Config, knob: str) -> Config:
     return {"every": 1}
 
 
@@ -61,7 +172,7 @@ class AdaComm(Policy):
         )
     }
 
-    description = replace(Policy.description, idle=_idle, smoke_options=_smoke_options)
+    description = replace(Policy.description, idle=_adacomm_idle, smoke_options=_adacomm_smoke_options)
 
     drives = "period"
     plans_with = frozenset({"epochs", "steps_per_epoch", "loss"})
@@ -74,7 +185,6 @@ class AdaComm(Policy):
         self.last_lr = 0.0
         self.loss_sum = 0.0  # over the steps of the interval that is running
         self.begun = self.read = 0  # steps taken when it began, and when the loss was last read
-        self._decision: dict[str, Any] = {}
 
     def due(self, exchange: int) -> bool:
         return True  # when an interval ends is known in steps, which are not known here
@@ -105,7 +215,7 @@ class AdaComm(Policy):
         loss_0, lr_0 = self.first
         square = lr_0 / lr * loss / loss_0
         value = math.sqrt(square) * self.tau_0 if self.rule == "paper" else math.sqrt(square * self.tau_0)
-        return max(1, math.ceil(value * EXACT))
+        return max(1, math.ceil(value * LOWERED))
 
     def update(self, signals: Signals, plan: Plan) -> Plan:
         steps = signals.step + 1
@@ -147,9 +257,6 @@ class AdaComm(Policy):
         if same:
             return -(-period // 2), "halved"
         return (root, "learning-rate drop") if dropped else (period, "learning-rate rise")
-
-    def decision(self) -> dict[str, Any]:
-        return self._decision
 
     def state_dict(self) -> dict[str, Any]:
         kept = ("first", "last_lr", "loss_sum", "begun", "read")

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from accordion_bench.comm.members import is_timeout, of_communication
+from accordion_bench.comm.membership import LeftBehind
 
 
 class LostWorker(RuntimeError):
@@ -23,6 +24,8 @@ def lost_worker_told(where: str, timeout: float) -> Iterator[None]:
     """
     try:
         yield
+    except LeftBehind as left:
+        raise LostWorker(f"{where}: {left}") from None
     except RuntimeError as error:
         if isinstance(error, LostWorker) or not (said := of_communication(error)):
             raise

@@ -57,7 +57,8 @@ def run(
     """
     if "timeout" not in (cfg.get("comm") or {}):  # of a run that is resumed other options may be missing
         refuse_names(cfg)
-    with rendezvous.meet(cfg["comm"]["timeout"]) as watch:
+    elastic = bool((cfg.get("sync") or {}).get("elastic"))
+    with rendezvous.meet(cfg["comm"]["timeout"], end_together=not elastic) as watch:
         return _run(cfg, typed or {}, {} if note is None else note, sweep, once, watch)
 
 

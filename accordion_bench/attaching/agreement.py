@@ -13,6 +13,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.members import is_timeout, of_communication
+from accordion_bench.comm.membership import LeftBehind
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors.real_view import as_real
 
@@ -55,6 +56,8 @@ def lost_worker_told(where: str, timeout: float) -> Iterator[None]:
     """
     try:
         yield
+    except LeftBehind as left:
+        raise LostWorker(f"{where}: {left}") from None
     except RuntimeError as error:
         if isinstance(error, LostWorker) or not (said := of_communication(error)):
             raise

@@ -90,7 +90,7 @@ def attach(
         sync="every_step",
         exempt=exempt, epochs=epochs, steps_per_epoch=steps_per_epoch, schedule=schedule, warmup_epochs=warmup_epochs,
         seed=seed, batch_size=batch_size, overlap=overlap, bucket_cap_mb=bucket_cap_mb, network=network, name=name,
-        process_group=process_group, timeout=timeout, options=options, known=arguments_of(attach),
+        process_group=process_group, timeout=timeout, store=None, options=options, known=arguments_of(attach),
         clip_norm=clip_norm, clip_at=clip_at, scaler=scaler,
     )  # fmt: skip
     return connected(passed)
@@ -116,12 +116,15 @@ def local(
     name: str | None = None,
     process_group: dist.ProcessGroup | None = None,
     timeout: float = 600.0,
+    store: dist.Store | None = None,
     **options: Any,
 ) -> Attached:
     """Let every process take steps of its own, and exchange what they have become every so many. All call it.
 
         with ab.local(model, optimizer, sync="diloco", period=30, compressor="topk", density=0.01) as local:
             ...   # the loop; at its end all have one model
+
+    With `elastic=True` workers may be lost and others may enter, see docs/attach.md.
 
     Any optimizer is the inner one. Where parameter groups have several learning rates, SlowMo's and overlap local SGD's
     gamma is that of the first tensor. With a loss scale (float16) a worker that skips a step would average at another
@@ -130,6 +133,7 @@ def local(
     Args:
         model: a plain module, or one of FSDP2; not DistributedDataParallel, which exchanges in every step.
         sync: name of a YAML file in conf/sync, or {name: {option: value}}.
+        store: where workers meet that come and go (`elastic=True`); it outlives them. None = that of the launcher.
         options: of the scheme or of the compressor, whichever has them, such as period=30.
         optimizer, compressor, adaptive, exempt, epochs, steps_per_epoch, schedule, warmup_epochs, seed, batch_size,
         overlap, bucket_cap_mb, network, name, process_group, timeout: see `attach`.
@@ -146,7 +150,7 @@ def local(
         model=model, optimizer=stepping_optimizer(optimizer), compressor=compressor, adaptive=adaptive, sync=sync,
         exempt=exempt, epochs=epochs, steps_per_epoch=steps_per_epoch, schedule=schedule, warmup_epochs=warmup_epochs,
         seed=seed, batch_size=batch_size, overlap=overlap, bucket_cap_mb=bucket_cap_mb, network=network, name=name,
-        process_group=process_group, timeout=timeout, options=options,
+        process_group=process_group, timeout=timeout, store=store, options=options,
         known=arguments_of(local), takes_local_steps=True,
     )  # fmt: skip
     return connected(passed)

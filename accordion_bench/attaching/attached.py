@@ -12,8 +12,10 @@ from accordion_bench.attaching import rows, state
 from accordion_bench.attaching.attachment import Attachment
 from accordion_bench.attaching.own_parameters import plain_name, reshard
 from accordion_bench.attaching.timeline import Timeline
+from accordion_bench.comm.dealing import Deal
 from accordion_bench.comm.replicas import is_dense, pooled_buffers
 from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors.real_view import as_kind_of
 
 
@@ -58,6 +60,23 @@ class Attached(Attachment):
         self._begin_step()
         self.clock.start()
 
+    def samples(self, size: int) -> Tensor:
+        """Numbers of the samples of this worker in the coming step, [batch_size], of a data set of so many.
+
+        Each pass over the data has an order of its own, keyed by `seed`; every sample of it is dealt once. Where
+        workers come and go (`elastic=True`), what a lost one has computed since the last average goes back, and is
+        dealt first to those who are left.
+
+            while local.position.step < 1000:
+                x, y = data[local.samples(len(data))]
+        """
+        checks.integer("size", size, at_least=1, instead=1000)
+        if self.deal is None:
+            self.deal = Deal(size, self.setting.batch_size, self.setting.step.seed, self.comm.workers)
+        if self.deal.size != size:
+            raise ConfigError(f"size must stay {self.deal.size}, got {size}; pass the same in every step")
+        return self.deal.samples(self.comm.rank, self.step.steps)
+
     @torch.no_grad()
     def consensus(self) -> dict[str, Tensor]:
         """Parameters and buffers to evaluate or to save, by name: those that all workers have in common.
@@ -67,12 +86,13 @@ class Attached(Attachment):
         """
         with self._told():
             self.pause()
-            pairs = zip(self.axis.params, self.sync.consensus(), strict=True)
-            values = [as_kind_of(value, param) for param, value in pairs]
+            buffers = {plain_name(name): buffer.detach()[None] for name, buffer in self.model.named_buffers()}
+            common, pooled = self.comm.membership.together(
+                lambda: (self.sync.consensus(), pooled_buffers(buffers, self.comm))
+            )
+            values = [as_kind_of(value, param) for param, value in zip(self.axis.params, common, strict=True)]
             reshard(self.model)
             named = dict(zip((spec.name for spec in self.axis.specs), values, strict=True))
-            buffers = {plain_name(name): buffer.detach()[None] for name, buffer in self.model.named_buffers()}
-            pooled = pooled_buffers(buffers, self.comm)
         rest = {plain_name(name): p for name, p in self.model.named_parameters() if plain_name(name) not in named}
         return {name: value.detach().clone() for name, value in {**rest, **named, **pooled}.items()}
 
@@ -106,6 +126,7 @@ class Attached(Attachment):
             self.sync.finish()
             if self.sync.local and self.sync.final:
                 self._put(self.consensus())
+        self.finished = True
         self.detach()
 
     def __enter__(self) -> "Attached":

@@ -18,6 +18,7 @@ from accordion_bench.attaching.reminders import Reminders
 from accordion_bench.attaching.timeline import Timeline
 from accordion_bench.attaching.users_optimizer import Stepping, UsersOptimizer
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.dealing import Deal
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.overlap import Overlap
@@ -87,6 +88,8 @@ class Attachment:
         self.sync, self.policy_runner = self.step.sync, self.step.policies
         self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.joined = self.accumulating = self.attached = False
+        self.finished = False
+        self.deal: Deal | None = None  # of samples, where the loop asks for them
         self.delivering: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
         self._lr: Rate = 0.0
         self.decisions: dict[str, Any] = {}  # of the last epoch, by policy
@@ -139,7 +142,8 @@ class Attachment:
         if not self.attached:
             return
         self.attached = False
-        self.sync.land()
+        if self.comm.connected:
+            self.sync.land()
         for handle in self._handles:
             handle.remove()
         for undo in self._when_detached:
@@ -147,6 +151,7 @@ class Attachment:
         transport = self.comm.transport
         if transport is None or transport.close(seconds=1):
             self.comm.leave()
+        self.comm.membership.leave(self.finished)
 
     def when_detached(self, undo: Callable[[], None]) -> None:
         """What else is to be undone."""

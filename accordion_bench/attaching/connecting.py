@@ -16,6 +16,7 @@ from accordion_bench.attaching.agreement import lost_worker_told, refuse_differe
 from accordion_bench.attaching.attached import Attached
 from accordion_bench.attaching.checked_arguments import Checked, attached_models, checked_arguments
 from accordion_bench.attaching.ddp_delivery import deliver_to
+from accordion_bench.attaching.door import Door, door_of
 from accordion_bench.attaching.loss_scaler import exchange_after_unscaling
 from accordion_bench.attaching.own_parameters import unwrapped
 from accordion_bench.attaching.passed import PassedArguments
@@ -23,7 +24,7 @@ from accordion_bench.attaching.reminders import without_effect
 from accordion_bench.batches import unequal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.replicas import is_dense
-from accordion_bench.methods.build import of_unequal
+from accordion_bench.methods.build import Methods, of_unequal
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors.real_view import as_real
@@ -33,6 +34,8 @@ log = logging.getLogger("accordion_bench")
 
 def connected(passed: PassedArguments) -> Attached:
     """Check everything on all processes, then hook into model and optimizer."""
+    if (door := door_of(passed)) is not None:
+        return _entered(passed, door)
     group, timeout = _group(passed)
     found: Checked | ConfigError
     try:
@@ -53,6 +56,32 @@ def connected(passed: PassedArguments) -> Attached:
         if found.wrapper is None:
             parameters = [as_real(param.detach()) for param in found.inner.parameters()]
             comm.broadcast_([*parameters, *filter(is_dense, found.inner.buffers())], "setup")
+    return _hooked(passed, found, methods, comm)
+
+
+def _entered(passed: PassedArguments, door: Door) -> Attached:
+    """Check everything here, hook into model and optimizer, and enter a run whose workers come and go."""
+    try:
+        found = checked_arguments(passed, door.expected)
+    except ConfigError as refused:
+        raise refused.in_python() from None
+    attached = _hooked(passed, found, found.methods, door.comm(found))
+    try:
+        door.enter(attached)
+    except BaseException:
+        attached.detach()
+        raise
+    return attached
+
+
+def _detach_at_the_end(attached: "weakref.ref[Attached]") -> None:
+    """Where the user has not, unless the process ends by an error: the others may be waiting then."""
+    if (left := attached()) is not None and getattr(sys, "last_value", None) is None:
+        left.detach()
+
+
+def _hooked(passed: PassedArguments, found: Checked, methods: Methods, comm: Comm) -> Attached:
+    """Hook into model and optimizer."""
     if comm.leader:
         for sentence in without_effect(found.setting.chosen, found.methods):
             log.warning("%s", sentence)
@@ -72,12 +101,6 @@ def connected(passed: PassedArguments) -> Attached:
     attached.when_detached(lambda: attached_models.discard(found.inner))
     attached.when_detached(lambda: users_optimizer.give_back(passed.optimizer, taken))
     return attached
-
-
-def _detach_at_the_end(attached: "weakref.ref[Attached]") -> None:
-    """Where the user has not, unless the process ends by an error: the others may be waiting then."""
-    if (left := attached()) is not None and getattr(sys, "last_value", None) is None:
-        left.detach()
 
 
 def _group(passed: PassedArguments) -> tuple[dist.ProcessGroup | None, float]:

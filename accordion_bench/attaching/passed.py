@@ -44,6 +44,7 @@ class PassedArguments:
     name: str | None
     process_group: dist.ProcessGroup | None
     timeout: float
+    store: dist.Store | None
     options: Mapping[str, Any]
     known: Sequence[str]
     takes_local_steps: bool = False

@@ -30,6 +30,7 @@ def metrics_row(attachment: Attachment, own: dict[str, Any]) -> dict[str, Any]:
         **own,
         **comm.ledger.columns(),
         **comm.clock.columns(True),
+        **attachment.sync.columns(),
         **attachment.setting.network.columns(comm, attachment.overlap.allowed),
         "plan": plan_record(position.plan, attachment.methods.ladder),
         "decisions": attachment.decisions,

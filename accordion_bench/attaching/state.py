@@ -9,9 +9,11 @@ from torch import Tensor
 
 from accordion_bench.attaching.agreement import checksum, first_difference
 from accordion_bench.attaching.attachment import Attachment
+from accordion_bench.comm.dealing import Deal
+from accordion_bench.comm.ledger import of_workers
 from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.sync.base import SyncState
+from accordion_bench.sync.base import SyncState, renamed
 
 State = dict[str, Any]
 
@@ -53,7 +55,6 @@ def mean_of(values: Sequence[Any]) -> Any:
 
 log = logging.getLogger("accordion_bench")
 FORMAT = 1
-OVER_WORKERS = ("payload", "wire", "inner_wire", "control_wire", "dense", "dense_wire", "saved")  # sums, see `Ledger`
 
 
 def state_of(attachment: Attachment) -> State:
@@ -70,15 +71,13 @@ def state_of(attachment: Attachment) -> State:
     attachment.pause()
     comm, runner = attachment.comm, attachment.policy_runner
     sync = SyncState(attachment.sync, comm)
-    shared: list[Any] = [sync, attachment.position, runner, comm.ledger, attachment.clock]
-    forked = bool(attachment.axis.replicas)
     return {
         "format": FORMAT,
         "workers": comm.workers,
         "rank": comm.rank,
         "options": _options(attachment),
         "weights": checksum(attachment.axis.params),
-        "shared": _merged([owner.state_dict() for owner in shared]) | (attachment.axis.state_dict() if forked else {}),
+        "shared": shared_of(attachment),
         "own": {
             **_merged([sync.worker_state(0), runner.worker_state(0)]),
             "loss_sum": copy_on_cpu(attachment.loss_sum),
@@ -86,6 +85,14 @@ def state_of(attachment: Attachment) -> State:
             "views": dict(comm.ledger.views),
         },
     }
+
+
+def shared_of(attachment: Attachment) -> State:
+    """What all workers have in common."""
+    comm, axis, deal = attachment.comm, attachment.axis, attachment.deal
+    shared: list[Any] = [SyncState(attachment.sync, comm), attachment.position, attachment.policy_runner, comm.ledger]
+    shared += [attachment.clock, *([axis] if axis.replicas else []), *([] if deal is None else [deal])]
+    return _merged([owner.state_dict() for owner in shared])
 
 
 def put_state(attachment: Attachment, state: State | Sequence[State]) -> None:
@@ -142,7 +149,7 @@ def _put_same(attachment: Attachment, state: State) -> None:
             "model must hold the parameters that it had when the state was saved, got others; call "
             "model.load_state_dict after ab.attach or ab.local, and comm.load_state_dict after that"
         )
-    _put_shared(attachment, state["shared"])
+    put_shared(attachment, state["shared"])
     _put_own(attachment, state["own"])
 
 
@@ -160,10 +167,10 @@ def _put_other(attachment: Attachment, states: Sequence[State], before: int) -> 
             "state must be a list of all ranks' where the number of workers has changed and error_feedback is ef21, "
             "whose estimate is the mean of what all ranks keep, got one; pass the states of all ranks"
         )
-    shared = _renamed(states[0]["shared"], before, comm.workers)
-    _put_shared(attachment, shared | {"ledger": _bytes_of(shared["ledger"], before, comm.workers)})
+    shared = renamed(states[0]["shared"], before, comm.workers)
+    put_shared(attachment, shared | {"ledger": of_workers(shared["ledger"], before, comm.workers)})
     if len(states) > 1:
-        owns = [_renamed(state["own"], before, comm.workers) for state in states]
+        owns = [renamed(state["own"], before, comm.workers) for state in states]
         _put_own(attachment, shared_anew(attachment, owns))
         what = "each gets the mean of all residuals"
     else:
@@ -173,7 +180,7 @@ def _put_other(attachment: Attachment, states: Sequence[State], before: int) -> 
         log.warning("the state is of %d workers and goes on with %d: %s", before, comm.workers, what)
 
 
-def _put_shared(attachment: Attachment, shared: State) -> None:
+def put_shared(attachment: Attachment, shared: State) -> None:
     """What all workers have in common."""
     sync = SyncState(attachment.sync, attachment.comm)
     runner, ledger = attachment.policy_runner, attachment.comm.ledger
@@ -181,6 +188,8 @@ def _put_shared(attachment: Attachment, shared: State) -> None:
         owner.load_state_dict(shared)
     if attachment.axis.replicas:
         attachment.axis.load_state_dict(shared)
+    if "deal" in shared:
+        attachment.deal = Deal.of_state(shared, attachment.setting.step.seed)
 
 
 def _put_own(attachment: Attachment, own: State) -> None:
@@ -191,18 +200,6 @@ def _put_own(attachment: Attachment, own: State) -> None:
     attachment.step.losses = own["losses"]
     views = attachment.comm.ledger.views
     views.update({name: n for name, n in own["views"].items() if name in views})
-
-
-def _renamed(state: State, before: int, workers: int) -> State:
-    """With the exchange of all workers under the name that it has now."""
-    all_before, all_now = f"pseudo_gradient-{before}", f"pseudo_gradient-{workers}"
-    states = state["exchange_states"]
-    return state | {"exchange_states": {all_now if name == all_before else name: states[name] for name in states}}
-
-
-def _bytes_of(counts: Mapping[str, int], before: int, workers: int) -> dict[str, int]:
-    """A ledger's counts, where those that are sums over the workers become sums over as many as there are now."""
-    return {name: round(n * workers / before) if name in OVER_WORKERS else n for name, n in counts.items()}
 
 
 def _options(attachment: Attachment) -> State:

@@ -18,6 +18,7 @@ from accordion_bench.comm import on_device
 from accordion_bench.comm.clock import Clock
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.comm.ledger import Ledger
+from accordion_bench.comm.membership import Membership
 from accordion_bench.tensors import casts, large_pages
 from accordion_bench.tensors.same_shape import joined
 
@@ -44,6 +45,8 @@ class Comm:
         before: the group before one was made for this object.
         made: those for which groups were made, see `leave`.
         timeout: seconds after which a collective inside `groups` gives up; None = torch's own.
+        connected: false before a process that may come and go has entered: until then collectives do nothing.
+        membership: the processes, and what they do together.
         samples: of each worker in a step, by which means are weighted; () = all have as many.
         weights_W: A n_w / sum n of the local workers, float64; None = all are 1.
     """
@@ -59,7 +62,8 @@ class Comm:
         self.group: dist.ProcessGroup | None = None  # the default one
         self.before: dist.ProcessGroup | None = None
         self.made: list[Comm] = []
-        self.grouped = False
+        self.grouped, self.connected = False, True
+        self.membership = Membership()
         self.samples: tuple[int, ...] = ()
         self.weights_W: Tensor | None = None
         self.transport: Transport | None = None
@@ -150,6 +154,15 @@ class Comm:
 
     # ---- who is here
 
+    def resize(self, processes: int, rank: int) -> None:
+        """From here on the default process group has so many processes, and this is one of them."""
+        self.processes, self.rank, self.connected = processes, rank, True
+        self.workers, self.first_worker = self.local_workers * processes, rank * self.local_workers
+        self.first_named = self.first_worker
+        self.ledger.resized(self.workers)
+        if self.transport is not None:
+            self.transport.begin_anew()
+
     @property
     def local(self) -> range:
         """Numbers of the local workers."""
@@ -169,7 +182,7 @@ class Comm:
         """Run a collective, unless this process is alone, and never beside another one: all ranks keep one order."""
         if self.transport is not None:
             self.transport.drain()
-        if self.processes > 1:
+        if self.processes > 1 and self.connected:
             run()
 
     def all_reduce_mean(

@@ -36,15 +36,13 @@ class Transport:
     Args:
         device: where tensors live.
 
-    Attributes:
-        failed: a piece of work has raised.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.streams = on_device.streams_of(device)
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._last: Future | None = None
-        self.failed = False
+        self._failure: BaseException | None = None
         # a daemon: one that waits for a lost peer must not keep its process alive
         self._thread = threading.Thread(target=self._run, name="transport", daemon=True)
         self._thread.start()
@@ -86,6 +84,15 @@ class Transport:
         if self._last is not None and threading.current_thread() is not self._thread:
             self.wait(self._last)
 
+    @property
+    def failed(self) -> bool:
+        """Whether a piece of work has raised."""
+        return self._failure is not None
+
+    def begin_anew(self) -> None:
+        """The processes are others now: what has failed among those before is over."""
+        self._failure = self._last = None
+
     def close(self, seconds: float = 0.0) -> bool:
         """End the thread, after what has been handed over; whether it has ended well within so many seconds."""
         self._work.put(None)
@@ -93,17 +100,16 @@ class Transport:
         return not self._thread.is_alive() and not self.failed
 
     def _run(self) -> None:
-        failure: BaseException | None = None
         stream = None
         try:
             self.streams.use_device()
             stream = self.streams.new(urgent=True)  # others wait for what travels
         except BaseException as error:
-            failure = error
+            self._failure = error
         while (work := self._work.get()) is not None:
             try:
-                if failure is not None:
-                    raise failure
+                if self._failure is not None:
+                    raise self._failure
                 with self.streams.on(stream):
                     self.streams.wait(work.computed)
                     self.streams.keep(work.inputs)
@@ -112,6 +118,6 @@ class Transport:
                     work.future.set_result((tensors, work.state, self.streams.record()))
                     del tensors
             except BaseException as error:
-                failure, self.failed = failure or error, True
+                self._failure = self._failure or error
                 work.future.set_exception(error)
             del work  # or the last gradients would live until the next

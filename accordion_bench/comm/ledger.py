@@ -1,11 +1,12 @@
 """Ledger: every byte counted once."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 # an all-gather of unequal messages travels as an all-to-all in which each worker sends all others the same
 KINDS = ("all_reduce", "all_gather", "all_gather_uneven", "all_to_all", "send_receive")
+OVER_WORKERS = ("payload", "wire", "inner_wire", "control_wire", "dense", "dense_wire", "saved")  # are sums of theirs
 # what a third-party hook leaves unknown
 OF_EXCHANGES = ("payload_bytes", "wire_bytes", "inner_wire_bytes", "rounds", "entropy_bytes", "paper_floats")
 
@@ -191,6 +192,22 @@ class Ledger:
         else:
             self._again.append(action)
 
+    # ---- workers come and go
+
+    def noted(self) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
+        """What has been counted until now, for `put_back`."""
+        return dict(self.counts), dict(self.kinds)
+
+    def put_back(self, noted: tuple[dict[str, int], dict[str, tuple[int, int]]]) -> None:
+        """What has been counted since then was for nothing: it is done again."""
+        counts, kinds = noted
+        self.counts, self.kinds = dict(counts), dict(kinds)
+
+    def resized(self, workers: int) -> None:
+        """From here on there are so many workers; bytes of one worker stay what they are."""
+        self.counts = of_workers(self.counts, self.workers, workers)
+        self.workers = workers
+
     def _add(self, part: "Ledger") -> None:
         for name, spent in part.counts.items():
             self.counts[name] += spent
@@ -236,3 +253,8 @@ class Ledger:
             "paper_floats": None if c["uncounted"] else c["paper_floats"],
         }
         return counted if self.complete else {**counted, **dict.fromkeys(OF_EXCHANGES)}
+
+
+def of_workers(counts: Mapping[str, int], before: int, workers: int) -> dict[str, int]:
+    """A ledger's counts, where those that are sums over the workers become sums over as many as there are now."""
+    return {name: round(n * workers / before) if name in OVER_WORKERS else n for name, n in counts.items()}

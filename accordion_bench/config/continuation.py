@@ -63,7 +63,7 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
         )
     cfg = {**cfg, "dataset": _as_counted(cfg["dataset"], saved["dataset"])}
     for key in sorted(typed):  # a group's name comes before its options
-        if {key, key.split(".")[0]} & set(FREE_ON_RESUME) and key not in [f"comm.{own}" for own in OF_THE_STATE]:
+        if {key, key.split(".")[0]} & set(_free(saved)) and key not in [f"comm.{own}" for own in OF_THE_STATE]:
             merged = _with_value(merged, key, _value_at(cfg, key))
             continue
         old, new = (_value_at(c["choices"], key) for c in (saved, cfg))
@@ -195,9 +195,15 @@ def refuse_other_past(config: RunConfig, parts: Components) -> None:
         _refuse_another_length(config, parts, saved["epochs"], manifest.trained, folder)
 
 
+def _free(cfg: Config) -> tuple[str, ...]:
+    """What may be another one when a run goes on; where workers come and go their number, too."""
+    elastic = isinstance(cfg["sync"], dict) and cfg["sync"].get("elastic")
+    return (*FREE_ON_RESUME, *(["workers"] if elastic else []))
+
+
 def _of_the_past(cfg: Config) -> Config:
     """What a checkpoint's state hangs on."""
-    decisive = {key: value for key, value in reuse.decisive(cfg).items() if key not in FREE_ON_RESUME}
+    decisive = {key: value for key, value in reuse.decisive(cfg).items() if key not in _free(cfg)}
     return {**decisive, "comm": {key: cfg["comm"].get(key) for key in OF_THE_STATE}}
 
 

@@ -21,7 +21,7 @@ from accordion_bench.methods.compatibility import refuse_clipping_after
 from accordion_bench.optimizers.inner import parameter_kinds
 from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient
 from accordion_bench.options import checks
-from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import build, target
 from accordion_bench.options.option import options_of
 from accordion_bench.options.units import counted
@@ -99,6 +99,18 @@ def _refuse_levels(config: RunConfig, parts: Components, specs: Sequence[TensorS
                 raise ValueRefused(key, rule, f"{value:g}", f"{1.05 * least:.2g}")
 
 
+def _refuse_elastic(config: RunConfig, where: Placement) -> None:
+    """Refuse workers that come and go where no process can be lost, or on GPUs."""
+    if where.backend != "gloo" or where.device != "cpu":
+        raise ConfigError(
+            "sync.elastic needs a run over comm=gloo on CPUs, where processes can be lost, got true elsewhere",
+            {"comm": "gloo", "device": "cpu"},
+            {"sync.elastic": False},
+        )
+    if config.bn == "recompute":
+        raise ValueRefused("bn", "pooled where workers may come and go (sync.elastic)", config.bn, "pooled")
+
+
 def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -> Components:
     """Refuse every wrong value before data or devices are touched.
 
@@ -122,6 +134,8 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     if optimizer.get("nesterov") and not optimizer.get("momentum"):
         raise ValueRefused("optimizer.nesterov", "false where optimizer.momentum is 0", True, False)
     parts = build_components(with_placement(config, where), where.workers)
+    if parts.sync.elastic:
+        _refuse_elastic(config, where)
     if config.compile is not None:
         execution.refuse_backend(config.compile, parts.dataset.task, where.device)
     capture_rules.refuse(config, parts, where)

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from accordion_bench.batches import UnequalSteps
+from accordion_bench.comm.dealing import Deal
 from accordion_bench.datasets.label_shards import label_counts, shards_by_label
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.tensors import keyed_rng
 
 
@@ -60,6 +62,19 @@ class Sampler:
         self.per_worker = -(-size // workers)
         self._batch_size = 1
         self.shards = self._by_label() if sharding.how == "dirichlet" else []
+        self.deal: Deal | None = None
+        self.steps_before = 0  # steps of the run before this epoch
+
+    def deal_anew(self, batch_size: int) -> None:
+        """From the start on deal samples so that the number of workers may change, see `Deal`.
+
+        Raises:
+            ValueRefused: each worker has samples of its own.
+        """
+        if self.consecutive or self.shards or self.unequal is not None:
+            rule = "reshuffled or static where workers may come and go (sync.elastic)"
+            raise ValueRefused("dataset.sharding", rule, self.sharding.how, "reshuffled")
+        self.deal = Deal(self.size, batch_size, self.seed, self.workers, self.sharding.how == "static")
 
     def _by_label(self) -> list[Tensor]:
         """The samples of each worker, where these are its own in all epochs."""
@@ -120,6 +135,9 @@ class Sampler:
 
     def batch(self, worker: int, step: int) -> Tensor:
         """Indices of one worker's samples in one step of the epoch."""
+        if self.deal is not None:
+            own = self.deal.samples(worker, self.steps_before + step)
+            return (own if self.samples is None else self.samples[own]).to(self.device)
         if self.consecutive:
             sizes = self.sharding.batches or (self._batch_size,) * self.workers
             strands = sum(sizes[:worker]) + self._strands[: sizes[worker]]

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -175,6 +175,30 @@ class Exchange:
         own._keys = [self._keys[bucket] for bucket in buckets]
         own._forget()
         return own
+
+    def resized(self) -> None:
+        """The number of workers of `comm` is another one now."""
+        self.workers = self.comm.workers
+        self._forget()
+
+    def keep(self) -> Callable[[], None]:
+        """Keep a copy of the compressor's state; returns what puts it back."""
+        before = copy.deepcopy(self.state)
+
+        def put_back() -> None:
+            for name in self.state.keys() - before.keys():
+                del self.state[name]
+            for name, own in before.items():
+                now = self.state[name]
+                for key in now.keys() - own.keys():
+                    del now[key]
+                for key, value in own.items():
+                    if isinstance(value, Tensor) and key in now:
+                        now[key].copy_(value)  # which may be part of a larger one
+                    else:
+                        now[key] = copy.deepcopy(value)
+
+        return put_back
 
     @contextlib.contextmanager
     def among(self, some: Comm) -> Iterator[None]:

@@ -82,6 +82,7 @@ class CommunicatingStep:
         runner: makes exchanges and runs them.
         sync: the scheme.
         axis, comm, clock: replicas of the local workers, their communicator, its clock.
+        under_way: the optimizer is about to step, or has, and the position has not moved on yet.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class CommunicatingStep:
             )
         )
         self._before: CompletedExchange | None = None
+        self.under_way = False
 
     @property
     def exchange(self) -> Exchange:
@@ -161,6 +163,7 @@ class CommunicatingStep:
         self.policies.epoch_sums.add_gradients(self.axis.gradients_W)
         self.clock.lap("policy")
         self.comm.ledger.dense_step(self.exchange.numel)
+        self.under_way = True
         self._before = self.sync.before_step(lr)
 
     def after_update(self, lr: Rate) -> None:
@@ -196,6 +199,13 @@ class CommunicatingStep:
         """
         self.runner.finite.refuse()  # where no exchange has read it
         self.position.step_taken()
+        self.under_way = False
+        self.comm.membership.border()
+
+    @property
+    def steps(self) -> int:
+        """That the workers have taken, the one that is not over yet among them."""
+        return self.position.step + self.under_way
 
     def over(self, samples: int) -> None:
         """The step is over, for the clock; from the first one on, times count.

@@ -21,11 +21,11 @@ from typing import Any
 
 from filelock import FileLock
 
+from accordion_bench.comm.sealed_store import SECRET
 from accordion_bench.netlab import janitor, job, options
 from accordion_bench.netlab.options import Cut
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import package_dir
-from accordion_bench.processes.sealed_store import SECRET
 from accordion_bench.runs.environment import NETLAB
 
 INTERFACE = "eth0"  # of every host

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection
 from types import FrameType
 
-from accordion_bench.processes.sealed_store import AgreedStep, SealedStore, whole_number
+from accordion_bench.comm.sealed_store import AgreedStep, SealedStore, whole_number
 
 Handler = Callable[[int, FrameType | None], object] | int | None  # int: SIG_DFL or SIG_IGN
 

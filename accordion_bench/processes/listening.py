@@ -6,8 +6,8 @@ import ipaddress
 import socket
 import sys
 
+from accordion_bench.comm.sealed_store import SECRET
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.processes.sealed_store import SECRET
 
 LOOPBACK = "127.0.0.1"
 ANSWER = 5.0  # seconds within which a machine must reach itself

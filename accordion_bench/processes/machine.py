@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from accordion_bench.comm.sealed_store import SealedStore, whole_number
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.processes.sealed_store import SealedStore, whole_number
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 LARGEST_KEPT = 256 * 2**20  # bytes of one tensor

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from accordion_bench.comm import on_device
+from accordion_bench.comm.sealed_store import SealedStore
 from accordion_bench.processes import machine
 from accordion_bench.processes.listening import loopback
 from accordion_bench.processes.placement import Placement, all_here
-from accordion_bench.processes.sealed_store import SealedStore
 
 # 3, the default, ends the process by SIGABRT before any process can say why; 2 ends only what hangs, and the next
 # collective raises. Waiting for each collective (TORCH_NCCL_BLOCKING_WAIT) would raise sooner, at a step's cost.

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from accordion_bench import __version__
+from accordion_bench.comm.sealed_store import SECRET, SealedStore, printable, shared_secret, whole_number
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import package_dir
@@ -26,7 +27,6 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import options_of
 from accordion_bench.processes.listening import LOOPBACK, listen, loopback, raise_descriptor_limit
 from accordion_bench.processes.placement import Placement, all_here, environment_ranks
-from accordion_bench.processes.sealed_store import SECRET, SealedStore, printable, shared_secret, whole_number
 from accordion_bench.processes.waiting import growing_pauses
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import CommConfig, RunConfig
@@ -42,13 +42,14 @@ MAY_DIFFER = ("paths", "tracker", "choices", "resume")
 
 
 @contextlib.contextmanager
-def meet(timeout: float) -> Iterator[Watch | None]:
+def meet(timeout: float, end_together: bool = True) -> Iterator[Watch | None]:
     """Where torchrun, Slurm or OpenMPI has started this process: meet the others and watch over them; else None.
 
     An error inside is published; what is raised is the first one of all processes.
 
     Args:
         timeout: seconds to wait for the others, `comm.timeout`.
+        end_together: all end where one does.
 
     Raises:
         ConfigError: there is no meeting point, or another program is there.
@@ -78,7 +79,7 @@ def meet(timeout: float) -> Iterator[Watch | None]:
             print(f"warning: {warning}", file=sys.stderr, flush=True)
     store = _stores[place].under(f"run-{next(_runs)}")
     watch = Watch(store, rank, processes, local_rank, timeout, hosts_store=rank == 0 and not _agent_hosts_store())
-    with watch:
+    with watch if end_together else contextlib.nullcontext():
         try:
             if new and rank == 0:
                 _let_all_in(watch)

@@ -1,5 +1,6 @@
 """Spawned processes: one per rank on this machine; they end together, and the first error is told."""
 
+import datetime
 import multiprocessing
 import multiprocessing.util
 import os
@@ -13,6 +14,7 @@ from multiprocessing import connection
 from typing import Any
 
 from accordion_bench import output
+from accordion_bench.comm.sealed_store import SealedStore
 from accordion_bench.processes import process_group
 from accordion_bench.processes.interrupt import (
     ANSWERED_LATER,
@@ -22,8 +24,8 @@ from accordion_bench.processes.interrupt import (
     end_with_parent,
     handling,
 )
+from accordion_bench.processes.listening import LOOPBACK
 from accordion_bench.processes.placement import Placement
-from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.processes.watchdog import (
     DIED,
     GRACE,
@@ -85,14 +87,14 @@ def spawn(task: Task, where: Placement, timeout: float, interface: str | None) -
             for rank in range(where.processes):
                 receive, send = context.Pipe(duplex=False)
                 own = replace(where, rank=rank, local_rank=rank)
-                arguments = (task, own, timeout, interface, f"{meeting}/store", send)
-                child = context.Process(target=_child, args=arguments, name=f"rank {rank}", daemon=True)
-                child.start()
+                arguments = (task, own, Meeting(timeout, interface, f"{meeting}/store"), send)
+                process = context.Process(target=child, args=arguments, name=f"rank {rank}", daemon=True)
+                process.start()
                 send.close()
-                children.append(child)
+                children.append(process)
                 ends.append(receive)
         received: list[int] = []
-        with handling(_forwarding(children, received)):
+        with handling(forwarding(children, received)):
             failures = _wait(children, ends, received)
     return Ended(failures, received)
 
@@ -136,7 +138,7 @@ def _wait(children: list, ends: list[connection.Connection], received: list[int]
     return failures
 
 
-def _forwarding(children: list, received: list[int]) -> Callable[[int, Any], None]:
+def forwarding(children: list, received: list[int]) -> Callable[[int, Any], None]:
     """Passes a signal on to the children, which finish a step and save; a second one ends them, if it is no warning."""
     first = 0.0
 
@@ -158,22 +160,51 @@ def _signal(children: list, signum: int) -> None:
             os.kill(child.pid, signum)
 
 
-def _child(task: Task, where: Placement, timeout: float, interface: str | None, store_file: str, report: Any) -> None:
-    """What a spawned process runs."""
-    import torch.distributed as dist
+@dataclass(frozen=True)
+class Meeting:
+    """Where spawned processes meet.
 
+    Args:
+        timeout: comm.timeout, seconds.
+        interface: network interface for gloo and NCCL; None: what they choose.
+        file: of a store that they share; "" = their parent hosts it, and they join a process group by themselves.
+        port: of the parent's store.
+        secret: by which it is sealed.
+    """
+
+    timeout: float
+    interface: str | None
+    file: str = ""
+    port: int = 0
+    secret: str = ""
+
+    def store(self, processes: int) -> SealedStore:
+        """The store, of so many processes."""
+        import torch.distributed as dist
+
+        if self.file:
+            return SealedStore(dist.FileStore(self.file, processes), processes)  # read by them alone
+        wait = datetime.timedelta(seconds=self.timeout)
+        base = dist.TCPStore(LOOPBACK, self.port, None, False, wait, wait_for_workers=False)
+        return SealedStore(base, processes, self.secret)
+
+
+def child(task: Task, where: Placement, meeting: Meeting, report: Any) -> None:
+    """What a spawned process runs."""
     output.protect()
     end_with_parent()
     try:
-        store = SealedStore(dist.FileStore(store_file, where.processes), where.processes)  # read by them alone
-        watch = Watch(store, where.rank, where.processes, where.rank, timeout)  # the parent does the watching
-        with process_group.use_settings(interface):
-            process_group.join(where, store, timeout)
+        store = meeting.store(where.processes)
+        watch = Watch(store, where.rank, where.processes, where.rank, meeting.timeout)  # the parent does the watching
+        with process_group.use_settings(meeting.interface):
+            if meeting.file:
+                process_group.join(where, store, meeting.timeout)
             if where.backend == "nccl":
-                threading.Thread(target=_end_after_nccl, args=(where.rank, timeout, report), daemon=True).start()
+                ended = where.rank, meeting.timeout, report
+                threading.Thread(target=_end_after_nccl, args=ended, daemon=True).start()
             task(where, watch)
     except BaseException as error:
-        _tell(error, where.rank, timeout, report)
+        _tell(error, where.rank, meeting.timeout, report)
         report.close()
         # as at a polite exit: end the readers of data, return their semaphores
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accordion_bench.processes.sealed_store import SealedStore, whole_number
+from accordion_bench.comm.sealed_store import SealedStore, whole_number
 
 if TYPE_CHECKING:
     from accordion_bench.comm.collectives import Comm  # imports torch, which reports do without

@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from accordion_bench.comm.members import is_timeout, of_communication
+from accordion_bench.comm.sealed_store import SealedStore, printable
 from accordion_bench.options.explain import explain
 from accordion_bench.processes import process_group
 from accordion_bench.processes.interrupt import is_gone
-from accordion_bench.processes.sealed_store import SealedStore, printable
 from accordion_bench.processes.waiting import Neighbours, growing_pauses
 
 LOOK = 1.0  # seconds between two looks into the store, and between two heartbeats

@@ -6,7 +6,7 @@ Everything is keyed by parameter name and loads with `weights_only=True`. The fi
 folder: on several machines the run folder has to be on a shared file system.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -49,6 +49,16 @@ class Owners(NamedTuple):
 
     of_all: Sequence[OfAll]
     of_each: Sequence[OfEach]
+
+
+class LoadedAlone(NamedTuple):
+    """State that one function puts in its place, whole."""
+
+    load_state_dict: Callable[[dict[str, Any]], None]
+
+    def state_dict(self) -> dict[str, Any]:
+        """It is saved by others."""
+        return {}
 
 
 class GlobalGenerator:
@@ -99,11 +109,11 @@ def save(saving: Saving, comm: Comm, owners: Owners, writer: AtOnce) -> Path:
     comm.settle(charged=False)
     together(comm, saving, lambda: saving.begin() if comm.leader else None)
     states = {
-        f"worker-{comm.first_worker + row}.pt": _merge(owner.worker_state(row) for owner in owners.of_each)
+        f"worker-{comm.first_worker + row}.pt": merged(owner.worker_state(row) for owner in owners.of_each)
         for row in range(comm.local_workers)
     }
     if comm.leader:
-        states["shared.pt"] = _merge(owner.state_dict() for owner in owners.of_all)
+        states["shared.pt"] = merged(owner.state_dict() for owner in owners.of_all)
     writer.write(saving, states)
     return saving.final
 
@@ -121,7 +131,7 @@ def load_newest(run: Path, comm: Comm, owners: Owners) -> tuple[Path | None, lis
     for name in comm.everyones([path.name for path in checkpoints(run)])[0]:
         path, problem = run / "checkpoint" / name, ""
         try:
-            states = read(path, comm.local)
+            states = read(path, comm.local if owners.of_each else ())
         except Damaged as damaged:
             problem = str(damaged)
         told = [problem for problem in comm.everyones(problem) if problem]
@@ -143,7 +153,7 @@ def load(path: Path, comm: Comm, owners: Owners) -> None:
     Raises:
         Damaged: it is not as it was written.
     """
-    _put(read(path, comm.local), comm, owners)
+    _put(read(path, comm.local if owners.of_each else ()), comm, owners)
 
 
 def read(path: Path, workers: Iterable[int]) -> list[dict[str, Any]]:
@@ -161,7 +171,7 @@ def _put(states: Sequence[dict[str, Any]], comm: Comm, owners: Owners) -> None:
     shared, *own = states
     for owner in owners.of_all:
         owner.load_state_dict(shared)
-    for row, state in zip(range(comm.local_workers), own, strict=True):
+    for row, state in enumerate(own):
         for each in owners.of_each:
             each.load_worker_state(row, state)
 
@@ -175,11 +185,11 @@ def _loaded(path: Path, manifest: Manifest) -> dict[str, Any]:
     return state
 
 
-def _merge(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def merged(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """One dictionary of all; no two may use the same key."""
-    merged: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for state in states:
-        if twice := merged.keys() & state.keys():
+        if twice := found.keys() & state.keys():
             raise ValueError(f"two owners keep {', '.join(sorted(twice))} in a checkpoint")
-        merged |= state
-    return merged
+        found |= state
+    return found

@@ -140,6 +140,8 @@ class Sync(Component, Stateful):
         final: steps that are left after the last averaging end in an exact one.
         partial: an averaging is of some of the tensors.
         split: the tensors, by index, of each averaging of a round; None = all of them.
+        elastic: processes may be lost, and others may enter, see `ElasticMembership`.
+        min_workers: that must be left then.
     """
 
     description = replace(Component.description, shares={})
@@ -160,6 +162,8 @@ class Sync(Component, Stateful):
     final: bool = False
     partial: bool = False
     split: Sequence[Sequence[int]] | None = None
+    elastic: bool = False
+    min_workers: int | None = None
 
     def check(self, run: RunFacts, workers_per_process: int) -> None:
         """Refuse options that do not fit the run.
@@ -313,6 +317,9 @@ class Sync(Component, Stateful):
         """What follows every local step, between the averagings."""
         return []
 
+    def resized(self) -> None:
+        """The number of workers is another one now; residuals and z are as they were."""
+
     def columns(self) -> dict[str, Any]:
         """What it says in metrics rows, beside bytes and times."""
         return {}
@@ -398,3 +405,10 @@ def _row(place: Placed, row: int) -> dict[str, Any]:
         name: {key: copy_on_cpu(value[at]) for key, value in entries.items() if key.endswith(PER_WORKER)}
         for name, entries in place.exchange.state.items()
     }
+
+
+def renamed(state: dict[str, Any], before: int, workers: int) -> dict[str, Any]:
+    """With the exchange of all workers under the name that it has now."""
+    all_before, all_now = f"pseudo_gradient-{before}", f"pseudo_gradient-{workers}"
+    states = state["exchange_states"]
+    return state | {"exchange_states": {all_now if name == all_before else name: states[name] for name in states}}

@@ -24,8 +24,19 @@ OUTER_OPTIONS = ("alpha", "beta", "outer_lr", "outer_momentum", "outer_nesterov"
 NOT_GIVEN: Any = object()
 
 
+def _idle_of_elastic(options: Config) -> Idle:
+    if options.get("min_workers") is not None and not options.get("elastic"):
+        yield "min_workers", "sync.elastic is false"
+
+
+def _idle_of_streaming(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Round.description.idle(cls, options, context)
+    yield from _idle_of_elastic(options)
+
+
 def _idle_of_local_sgd(cls: Any, options: Config, context: Surroundings) -> Idle:
     yield from Round.description.idle(cls, options, context)
+    yield from _idle_of_elastic(options)
     quorum = options.get("quorum")
     if quorum is None:
         for key in ("grace", "lateness"):
@@ -39,6 +50,9 @@ def _idle_of_local_sgd(cls: Any, options: Config, context: Surroundings) -> Idle
 
 SPARTA = "share of the parameters averaged after every local step, too; 0.005 is usual, null = none"
 LATE = ("quorum", "grace", "lateness")
+ELASTIC = ("elastic", "min_workers")
+COME_AND_GO = "workers may be lost, and others may enter after a round; needs comm=gloo"
+LEFT = "workers that must be left then; null = 1"
 NESTEROV: Mapping[str, tuple[Any, str]] = {"optimizer.nesterov": (True, "as in the paper")}
 
 
@@ -86,6 +100,8 @@ class LocalSGD(Round):
         below=1,
         instead=0.1,
     )
+    elastic: bool = option(COME_AND_GO, default=False)
+    min_workers: int | None = option(LEFT, default=None, at_least=1, instead=2)
 
     chosen_as = {
         "local_sgd": Choice(
@@ -97,7 +113,7 @@ class LocalSGD(Round):
         "post_local_sgd": Choice(
             "synchronous until the first decay of the learning rate, local SGD from there on (Lin et al. 2020)",
             {"period": 16, "switch_step": None, "buffers": "keep"},
-            leaves_out=("groups", *LATE),
+            leaves_out=("groups", *LATE, *ELASTIC),
             brings=NESTEROV,
         ),
         "slowmo": Choice(
@@ -124,7 +140,7 @@ class LocalSGD(Round):
         "hierarchical": Choice(
             "pairs average often, all workers seldom (as torch's HierarchicalModelAverager; Lin et al. 2020)",
             {"period": None, "buffers": "keep", "groups": [[4, 2], [16, 4]]},
-            leaves_out=("sparta", *LATE),
+            leaves_out=("sparta", *LATE, *ELASTIC),
             comments={
                 "period": "groups say it",
                 "buffers": "keep, reset, average: the inner optimizers' buffers at an averaging of all",
@@ -212,6 +228,8 @@ class StreamingDiLoCo(Round):
     outer_momentum: float = option(default=0.9, at_least=0, below=1)
     outer_nesterov: bool = option(default=True)
     sparta: float | None = option(SPARTA, default=None, above=0, at_most=1, instead=0.005)
+    elastic: bool = option(COME_AND_GO, default=False)
+    min_workers: int | None = option(LEFT, default=None, at_least=1, instead=2)
 
     chosen_as = {
         "streaming_diloco": Choice(
@@ -225,6 +243,7 @@ class StreamingDiLoCo(Round):
         display_names={"streaming_diloco": "Streaming DiLoCo"},
         shares={"sparta": "SPARTA"},
         smoke_options=_smoke_options_of_streaming,
+        idle=_idle_of_streaming,
     )
 
     late = True

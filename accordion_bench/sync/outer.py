@@ -217,8 +217,13 @@ def exchanges_of_buffers(inner: Optimizers, comm: Comm) -> dict[str, Exchange]:
 def exact_average(axis: Replicas) -> None:
     """z <- mean x_w, uncompressed; x_w <- z."""
     everyone = range(axis.comm.local_workers)
-    means = axis.comm.all_reduce_mean([axis.comm.weighted(x_W) for x_W in axis.differences(axis.shared, everyone)])
-    axis.comm.ledger.paper_count(sum(mean.numel() for mean in means))
+    comm = axis.comm
+
+    def average() -> list[Tensor]:
+        return comm.all_reduce_mean([comm.weighted(x_W) for x_W in axis.differences(axis.shared, everyone)])
+
+    means = comm.membership.together(average)
+    comm.ledger.paper_count(sum(mean.numel() for mean in means))
     torch._foreach_sub_(axis.shared, means)
     axis.restart(axis.shared, everyone)
-    axis.comm.clock.lap("exposed")
+    comm.clock.lap("exposed")

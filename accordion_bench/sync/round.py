@@ -120,6 +120,7 @@ class Round(Sync):
         buffers: the inner optimizers' at an averaging of all: `keep`, `reset` or `average`; None = as its paper says.
         sparta: share of all coordinates that become their mean after each local step, before an averaging; None = none.
         quorum, grace, lateness: see `Lateness`.
+        elastic, min_workers: processes may come and go, so many workers must be left; see `ElasticMembership`.
 
     Attributes:
         since: steps since the last averaging of all workers.
@@ -146,12 +147,14 @@ class Round(Sync):
     quorum: int | None = field(init=False, default=None)
     grace: float | None = field(init=False, default=None)
     lateness: float | None = field(init=False, default=None)
+    elastic: bool = field(init=False, default=False)
+    min_workers: int | None = field(init=False, default=None)
 
     def __init__(self, when: When, who: All | None = None, outer: Average | None = None, pull: float = 1.0) -> None:
         self.when, self.who, self.outer, self.pull = when, who or All(when.groups), outer or Average(), pull
         self.period, self.groups = checks.integer("period", when.period, at_least=1, instead=8), when.groups or None
         by_the_clock = self.quorum is not None and self.lateness is None
-        self.weighs = not isinstance(self.who, Pairs) and not by_the_clock
+        self.weighs = not isinstance(self.who, Pairs) and not by_the_clock and not self.elastic
         self.plans_with = frozenset() if self.switch_step is not None else frozenset({"epochs", "schedule"})
         self.gradient_exchange = self.phase1 == "gradient" and self.switch_step != 0
         self.fragments, self.partial = when.slots, when.slots > 1
@@ -176,6 +179,20 @@ class Round(Sync):
         if self.groups is not None:
             refuse_groups(self.groups, run, workers_per_process)
         self.waiting.refuse_in_run(run.workers, workers_per_process)
+        if self.elastic:
+            self._refuse_in_elastic_run(run)
+
+    def _refuse_in_elastic_run(self, run: RunFacts) -> None:
+        """Refuse what needs all workers of the beginning."""
+        if self.min_workers is not None and self.min_workers > run.workers:
+            rule = f"at most {run.workers}, the number of workers"
+            raise ValueRefused("sync.min_workers", rule, self.min_workers, run.workers)
+        for key, good in (("switch_step", 0), ("buffers", "keep"), ("sparta", None), ("quorum", None)):
+            value = getattr(self, key)
+            if value in (good, None) or (key == "buffers" and value == "reset"):
+                continue
+            rule = f"{checks.show(good)} where workers may come and go (sync.elastic)"
+            raise ValueRefused(f"sync.{key}", rule, value, good)
 
     @property
     def waiting(self) -> Lateness:
@@ -191,6 +208,9 @@ class Round(Sync):
 
     def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
         for what, name in drivers.items():
+            if self.elastic:
+                rule = f"{{false}} with adaptive={name}, because policies look at exchanges of all workers"
+                raise ValueRefused("sync.elastic", rule, True, False)
             if what and self.quorum is not None:
                 rule = f"{{null}} where adaptive={name} drives the {what}, because policies look at exchanges of all"
                 raise ValueRefused("sync.quorum", rule, self.quorum, None)
@@ -431,8 +451,14 @@ class Round(Sync):
             if self.attendance is not None:
                 self.attendance.settled()
 
+    def resized(self) -> None:
+        self.who.resized()
+        for part in self.in_parts:
+            part.resized()
+
     def columns(self) -> dict[str, Any]:
-        return {} if self.attendance is None else self.attendance.columns()
+        own = {} if self.attendance is None else self.attendance.columns()
+        return own | self.comm.membership.columns()
 
     # ---- checkpoints
 

@@ -91,6 +91,12 @@ class All:
         """What connects the workers of `comm`; arguments as of `begin`."""
         return runner.new_exchange(True, comm, parts=parts)
 
+    def resized(self) -> None:
+        """The number of all workers is another one now."""
+        *smaller, (_, groups) = self.tiers
+        self.tiers = [*smaller, Tier(self.runner.comm.workers, groups)]
+        groups[0].exchange.resized()
+
     def placed(self) -> list[Placed]:
         """Every exchange with state."""
         return [Placed(f"pseudo_gradient-{t.size}", g.exchange, g.rows) for t in self.tiers for g in t.groups]
@@ -177,6 +183,12 @@ class Pairs(All):
         pairs = PairExchange(runner.axis.specs, comm, runner.axis.like, runner.seed)
         pairs.finite = runner.finite
         return pairs
+
+    def resized(self) -> None:
+        """The number of all workers is another one now."""
+        *smaller, (_, groups) = self.tiers
+        self.tiers = [*smaller, Tier(self.runner.comm.workers, groups)]
+        groups[0].exchange.resized()
 
     def placed(self) -> list[Placed]:
         return [Placed(f"pseudo_gradient-{t.size}", self.exchange, range(len(t.groups))) for t in self.tiers]

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,8 @@ import torch
 
 from accordion_bench import output
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.elastic import ElasticMembership
+from accordion_bench.comm.generations import Terms
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.config.continuation import computed_with
 from accordion_bench.datasets.base import Dataset
@@ -19,6 +22,7 @@ from accordion_bench.processes import machine, process_group
 from accordion_bench.processes.interrupt import Stopper, handling
 from accordion_bench.processes.machine import as_in_a_run
 from accordion_bench.processes.placement import Placement, with_placement
+from accordion_bench.processes.replacing import Replaced
 from accordion_bench.processes.spawn import spawn
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
@@ -38,7 +42,7 @@ def join_process_group(config: RunConfig, where: Placement, watch: Watch | None)
         where: the placement.
         watch: over those processes; None without them.
     """
-    if watch is None:
+    if watch is None or config.sync.get("elastic"):  # then each generation of processes makes its own
         if where.processes > 1:
             process_group.settings(config.comm.interface, os.environ)  # which they will use is refused here already
         yield
@@ -83,7 +87,11 @@ def run(config: RunConfig, where: Placement, folder: RunFolder, parts: Component
         train(config, where, folder, watch, parts)
         return
     task = functools.partial(_train_spawned, config, folder.path)
-    error = spawn(task, where, config.comm.timeout, config.comm.interface).error()
+    if parts.sync.elastic:
+        ended = Replaced(task, where, config.comm.timeout, config.comm.interface).run()
+    else:
+        ended = spawn(task, where, config.comm.timeout, config.comm.interface)
+    error = ended.error()
     if error is not None and not folder.done:
         raise error
 
@@ -106,9 +114,14 @@ def train(
     if where.device != "cpu":
         device = str(machine.own_gpu(where.local_rank, machine.gpu_count()))
         machine.take_gpu(torch.device(device))
-    stopper = Stopper(watch.store if watch else None)
+    elastic = bool(config.sync.get("elastic"))
+    stopper = Stopper(watch.store if watch and not elastic else None)
     comm = Comm(where.workers_per_process, where.processes, where.rank, device)
     comm.timeout = config.comm.timeout
+    if elastic and watch is not None:
+        least = math.ceil((config.sync.get("min_workers") or 1) / where.workers_per_process)
+        same = {"run": str(folder.path)}
+        ElasticMembership(watch.store, comm, Terms(where.processes, least, comm.timeout, same, where.rank))
     with durable.room(folder.path):
         handler = folder.log_to_file() if comm.leader else None
     told = output.outlived(f"the training in {folder.path}") if comm.leader else contextlib.nullcontext()
@@ -120,14 +133,17 @@ def train(
                 trainer = Trainer(config, comm, folder, stopper, parts)
                 if config.resume:
                     resume(trainer, folder)
+            if isinstance(comm.membership, ElasticMembership):
+                comm.membership.enter(trainer.shared_state())
             summary = trainer.fit()
             if comm.leader:
                 folder.finish(summary)
                 remove_older(folder.path, 1, summary["steps"])
                 warn(folder.changed_meanwhile(summary["epochs"]))
-            comm.barrier()
+            comm.membership.together(comm.barrier)
+            comm.membership.leave()
         except BaseException as error:
-            first = watch.first_error(error) if watch else error
+            first = watch.first_error(error) if watch and not elastic else error
             if comm.leader:
                 log.error("%s: %s", getattr(first, "kind", type(first).__name__), first)
             if first is error:

@@ -55,6 +55,14 @@ class Progress:
             own = {"initial": done, "unit": "step", "leave": False, "mininterval": math.inf}
             self.bar = tqdm(total=total, ncols=output.columns(), **own)
 
+    def lead(self, position: Position) -> None:
+        """This process tells from here on, in the place of one that is lost."""
+        self.barred = output.on_a_terminal()
+        self.lines = not self.barred
+        self.heart = Heartbeat(self.lines, "in a step")
+        self.begin(position.step + position.steps_left, position.step)
+        self.begin_epoch(position)
+
     def begin_epoch(self, position: Position) -> None:
         """Training goes on in an epoch, maybe in its middle."""
         self._epoch_began, self._skipped = time.monotonic(), self.samples_before(position.step_in_epoch)

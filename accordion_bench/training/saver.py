@@ -3,7 +3,7 @@
 import time
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.processes.sealed_store import AgreedStep, SealedStore
+from accordion_bench.comm.sealed_store import AgreedStep, SealedStore
 from accordion_bench.run_config import CheckpointConfig
 
 SHARE = 0.02  # of a run's time that saving at the ends of epochs may take

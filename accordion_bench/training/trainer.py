@@ -1,5 +1,7 @@
 """The trainer: epochs of training steps, their evaluation, metrics and checkpoints."""
 
+import functools
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -11,27 +13,30 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.ledger import of_workers
+from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.exchange.ddp import UNMEASURED
 from accordion_bench.exchange.exchange import Exchange
+from accordion_bench.loop.entering import Hooks, SharedState
 from accordion_bench.network.link_model import Network
 from accordion_bench.network.meter import Meter
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import plan_record
-from accordion_bench.position import StepInfo
+from accordion_bench.position import Position, StepInfo
 from accordion_bench.processes.interrupt import Interrupted, Stopper
 from accordion_bench.processes.waiting import Waiting
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.background import Background
-from accordion_bench.runs.checkpoint import GlobalGenerator, Owners
+from accordion_bench.runs.checkpoint import GlobalGenerator, LoadedAlone, OfAll, Owners
 from accordion_bench.runs.folder import RunFolder, log
 from accordion_bench.runs.manifest import Manifest, Trained
 from accordion_bench.runs.metrics import OF_AN_EPOCH, not_learned
 from accordion_bench.runs.reuse import decisive
 from accordion_bench.runs.saving import AtOnce, Saving
 from accordion_bench.runs.weights import BEST, FINAL, save_weights
-from accordion_bench.sync.base import SyncState
+from accordion_bench.sync.base import SyncState, renamed
 from accordion_bench.trackers.base import Tracker, build_tracker
 from accordion_bench.training import codec_kernels
 from accordion_bench.training.evaluation import Evaluation
@@ -111,7 +116,7 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Train to the end; returns the summary."""
-        position, epochs = self.position, self.config.epochs
+        position, epochs, together = self.position, self.config.epochs, self.comm.membership.together
         start = max(position.step, self.exchange.start_step)
         plans = (position.plan, self.exchange.weakest())
         self.dense_notes.predict(self.exchange.goes_dense(StepInfo(plan, start, epoch=epochs)) for plan in plans)
@@ -133,9 +138,11 @@ class Trainer:
                     if self.score.due(position.step_in_epoch, position.steps_per_epoch):
                         self.look()
                     stop = self.stopper.due(position.step)
+                    if stop and self.comm.membership.elastic:  # the others go on, each in its own step
+                        raise Interrupted(None, self.stopper.signum or 0)
                     if self.saver.due_after_step(position.step) or stop:
                         self.pause()
-                        saved = self.save()
+                        saved = together(self.save)
                         self.go_on()
                     if stop:
                         self.writer.finish()
@@ -143,8 +150,8 @@ class Trainer:
                 last = position.epoch + 1 == epochs
                 self.pause()
                 self.writer.look()
-                if self.saver.due_after_epoch(position.step, last):
-                    self.save()
+                if together(functools.partial(self.saver.due_after_epoch, position.step, last)):
+                    together(self.save)
                 self.go_on()
                 if last:
                     self.sync.finish()
@@ -160,7 +167,7 @@ class Trainer:
     def look(self) -> None:
         """Has the target been reached within the epoch? On no clock."""
         self.pause()
-        evaluated = self.evaluate()
+        evaluated = self.comm.membership.together(self.evaluate)
         self.axis.model.train()
         self.comm.settle()
         self.score.look({**evaluated, "step": self.position.step, **self._spent()})
@@ -174,7 +181,8 @@ class Trainer:
 
     def go_on(self) -> None:
         """Training goes on: what was done meanwhile is in no measured time or traffic, and has arrived everywhere."""
-        self.comm.barrier()
+        if not self.comm.membership.elastic:  # whose workers enter between two steps, and are not waited for
+            self.comm.barrier()
         self.meter.start()
         self.clock.start()
 
@@ -193,12 +201,7 @@ class Trainer:
         self.clock.lap("policy")
         self.clock.event("end of epoch")
         self.clock.step_over()
-        self.comm.agree(self.checksum(), "the parameters")
-        # the plan, and with it the steps per epoch, may be the next epoch's already
-        losses = self.comm.sum_(self.axis.loss_sum_W.sum(), "eval")
-        train_loss = float(losses / (position.step_in_epoch * self.comm.workers))
-        values = self.sync.consensus()
-        evaluated, buffers = self.evaluation(values)
+        train_loss, values, (evaluated, buffers) = self.comm.membership.together(self._measured)
         metric = evaluated[name]
         self.comm.settle()
         row: dict[str, Any] = {
@@ -228,6 +231,15 @@ class Trainer:
             log.info("epoch %d: losses %.4f %.4f, %s %.4f", position.epoch, *told)
         position.epoch_over()
         self.progress.epoch_over(self.task.metric, metric, train_loss, position, self.comm)
+
+    def _measured(self) -> tuple[float, list[Tensor], tuple[dict[str, float], dict[str, Tensor]]]:
+        """The training loss of the epoch, the consensus, and what `Evaluation` makes of it; all workers call it."""
+        self.comm.agree(self.checksum(), "the parameters")
+        # the plan, and with it the steps per epoch, may be the next epoch's already
+        losses = self.comm.sum_(self.axis.loss_sum_W.sum(), "eval")
+        train_loss = float(losses / (self.position.step_in_epoch * self.comm.workers))
+        values = self.sync.consensus()
+        return train_loss, values, self.evaluation(values)
 
     def _spent(self) -> dict[str, Any]:
         """Columns of bytes and time until now."""
@@ -282,7 +294,7 @@ class Trainer:
             "test_size": self.data.test_size,
             **kept,
             "went_dense": dict(self.dense_notes.steps),
-            "waited_for_cores": self.waiting.share(self.comm),
+            "waited_for_cores": self.comm.membership.together(lambda: self.waiting.share(self.comm)),
             "files": self.score.files,
             "seconds_to_target": self.score.to_target.get("seconds"),
             "payload_bytes_to_target": self.score.to_target.get("payload_bytes"),
@@ -294,10 +306,13 @@ class Trainer:
         own_scale = [self.loss_scale] if self.loss_scale else []
         own_hook = [self.ddp] if self.ddp else []
         exchanges, ledger = SyncState(self.sync, self.comm), self.comm.ledger
+        deal = self.sampler.deal
+        own_deal: list[OfAll] = [deal, EpochLoss(self.axis, self.position)] if deal else []
         return Owners(
             of_all=[
                 *(self.axis, exchanges, self.inner, self.position, self.policy_runner, self.score, ledger, self.clock),
                 *own_scale,
+                *own_deal,
                 self.dense_notes,
             ],
             of_each=[
@@ -307,6 +322,37 @@ class Trainer:
                 *own_hook,
             ],
         )
+
+    def shared_state(self) -> SharedState:
+        """What workers that enter get from the others, and what becomes of it when the workers change."""
+
+        def state() -> dict[str, Any]:
+            return checkpoint.merged(owner.state_dict() for owner in self.owners.of_all)
+
+        def put(state: dict[str, Any]) -> None:
+            for owner in self.owners.of_all:
+                owner.load_state_dict(state)
+
+        buffers = {name: list(x_W) for name, x_W in self.axis.buffers_W.items()}
+        hooks = Hooks(state, put, lambda: self.sampler.deal, self._workers_changed)
+        self._led = self.comm.leader
+        return SharedState(self.step.communicating, buffers, hooks)
+
+    def _workers_changed(self, lost: Sequence[int], before: int) -> None:
+        """Samples are dealt anew; the first process tells and writes, whichever that is now."""
+        comm, position, steps, W = self.comm, self.position, self.step.communicating, self.comm.local_workers
+        gone = [rank * W + row for rank in lost for row in range(W)]
+        assert self.sampler.deal is not None
+        self.sampler.deal.change(comm.workers, gone, steps.steps)
+        first = position.step_in_epoch + steps.under_way
+        self.step.feed.begin_epoch(position.epoch, range(first, position.steps_per_epoch))
+        if comm.leader and not self._led:
+            self._led = self.dense_notes.leader = True
+            self.folder.log_to_file()
+            self.progress.lead(position)
+            self.tracker.begin(self.config.to_dict(), self.folder.path)
+        if comm.leader:
+            log.info("step %d: %d workers go on, %d are lost", steps.steps, comm.workers, len(gone))
 
     def save(self) -> Path | None:
         """Write a checkpoint; None where what it lacks would make it another run."""
@@ -328,7 +374,42 @@ class Trainer:
 
     def load_newest(self) -> tuple[Path | None, list[str]]:
         """As `load`, from the newest checkpoint of the run folder that can be read; see `checkpoint.load_newest`."""
-        return checkpoint.load_newest(self.folder.path, self.comm, self.owners)
+        owners = Owners([LoadedAlone(self._go_on_from)], []) if self.sync.elastic else self.owners
+        return checkpoint.load_newest(self.folder.path, self.comm, owners)
+
+    def _go_on_from(self, state: dict[str, Any]) -> None:
+        """Go on from what workers had in common, however many they were: from z, without residuals."""
+        comm, position, deal = self.comm, self.position, self.sampler.deal
+        assert deal is not None
+        before = state["deal"]["workers"]
+        counts = of_workers(state["ledger"], before, comm.workers)
+        for owner in self.owners.of_all:
+            owner.load_state_dict(renamed(state, before, comm.workers) | {"ledger": counts})
+        self.axis.restart(self.axis.shared, range(comm.local_workers))
+        deal.change(comm.workers, range(before), position.step)
+        steps = math.ceil(math.ceil(deal.size / before) / deal.batch)  # of an epoch with as many workers
+        position.step_in_epoch = position.step_in_epoch * position.steps_per_epoch // steps
+        EpochLoss(self.axis, position).load_state_dict(state)
+
+
+class EpochLoss:
+    """The training loss of this epoch so far, where workers come and go: that of one of them, by step.
+
+    Args:
+        axis: has the sums of the local workers.
+        position: where training stands.
+    """
+
+    def __init__(self, axis: WorkerAxis, position: Position) -> None:
+        self.axis, self.position = axis, position
+
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints, and for workers that enter."""
+        return {"epoch_loss": float(self.axis.loss_sum_W[0]) / max(self.position.step_in_epoch, 1)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`, after the position has."""
+        self.axis.loss_sum_W.fill_(state["epoch_loss"] * self.position.step_in_epoch)
 
 
 def _say(sentence: str) -> None:

@@ -87,6 +87,8 @@ class TrainingStep:
         options = self._step_options(parts, store)
         self.communicating = CommunicatingStep(parts, self.inner, self.position, overlap, self._batch_facts(), options)
         self.sync = self.communicating.sync
+        if self.sync.elastic:
+            self.sampler.deal_anew(config.largest_batch)
 
         self.forward = compiled(self.ddp.module if self.ddp else model, config.compile)
         eager = capture_rules.stays_eager(config, parts, comm.processes)
@@ -148,6 +150,7 @@ class TrainingStep:
             self.communicating.policies.begin_epoch()
             self.axis.loss_sum_W.zero_()
             self.task.begin_epoch()
+        self.sampler.steps_before = position.step - position.step_in_epoch
         self.sampler.begin_epoch(position.epoch, position.plan.batch_size)
         self.feed.begin_epoch(position.epoch, range(position.step_in_epoch, position.steps_per_epoch))
         self.axis.model.train()

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.sealed_store import SealedStore
 from accordion_bench.exchange import exchange
 from accordion_bench.processes.interrupt import Interrupted, Stopper
-from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer

@@ -11,9 +11,9 @@ import pytest
 import torch.distributed as dist
 
 from accordion_bench import train
+from accordion_bench.comm.sealed_store import SealedStore
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import waiting, watchdog
-from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.processes.waiting import Neighbours
 from accordion_bench.processes.watchdog import ChildRefused, RankFailed, Watch, error_for, failure_of, first_failure
 from accordion_bench.runs.folder import RunFolder

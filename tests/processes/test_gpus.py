@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from accordion_bench.comm.sealed_store import SealedStore
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import machine
-from accordion_bench.processes.sealed_store import SealedStore
 from tests.kit.stores import LocalStore
 
 

@@ -13,11 +13,12 @@ import yaml
 
 from accordion_bench import __main__ as command
 from accordion_bench import train
+from accordion_bench.comm import sealed_store
+from accordion_bench.comm.sealed_store import SealedStore
 from accordion_bench.options import explain
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.processes import interrupt, sealed_store, spawn
+from accordion_bench.processes import interrupt, spawn
 from accordion_bench.processes.interrupt import Interrupted, Stopper, handling
-from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.processes.watchdog import ChildRefused
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
@@ -190,7 +191,7 @@ def test_the_parent_passes_warnings_on(monkeypatch):
     now, sent = [0.0], []
     monkeypatch.setattr(spawn.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(spawn, "_signal", lambda children, signum: sent.append(signum))
-    forward = spawn._forwarding([], [])
+    forward = spawn.forwarding([], [])
     for signum in (signal.SIGXCPU, signal.SIGXCPU, signal.SIGUSR1, signal.SIGTERM, signal.SIGXCPU, signal.SIGTERM):
         forward(signum, None)
         now[0] += 2 * interrupt.AT_ONCE

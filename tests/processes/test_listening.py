@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+from accordion_bench.comm.sealed_store import SECRET, SealedStore
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import listening, process_group, rendezvous, spawn
 from accordion_bench.processes.placement import Placement
-from accordion_bench.processes.sealed_store import SECRET, SealedStore
 from tests.kit.processes import free_port
 
 ANYWHERE = "0.0.0.0"

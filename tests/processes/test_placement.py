@@ -14,10 +14,10 @@ import pytest
 
 from accordion_bench import __main__ as command
 from accordion_bench import train
+from accordion_bench.comm.sealed_store import SECRET
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import machine, placement, rendezvous
-from accordion_bench.processes.sealed_store import SECRET
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, tiny
 from tests.kit.processes import forked, together

@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.sealed_store import SealedStore
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import machine, process_group, spawn, watchdog
 from accordion_bench.processes.placement import Placement
-from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.run_config import RunConfig
 from accordion_bench.training import launch
 from tests.kit import composed

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
+from accordion_bench.comm.sealed_store import SECRET, SealedStore
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import placement, process_group, rendezvous
-from accordion_bench.processes.sealed_store import SECRET, SealedStore
 from accordion_bench.run_config import RunConfig, completed
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.tensors import kernels

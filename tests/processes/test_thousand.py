@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from accordion_bench.comm.sealed_store import AgreedStep, SealedStore
 from accordion_bench.processes import rendezvous, waiting, watchdog
 from accordion_bench.processes.placement import Placement
-from accordion_bench.processes.sealed_store import AgreedStep, SealedStore
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import RunConfig
 from tests.kit import composed

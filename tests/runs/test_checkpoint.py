@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 from accordion_bench import train
+from accordion_bench.comm import sealed_store
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.sealed_store import SealedStore
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.processes import sealed_store
 from accordion_bench.processes.interrupt import Stopper
-from accordion_bench.processes.sealed_store import SealedStore
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint, manifest, weights
 from accordion_bench.runs.checkpoint import GlobalGenerator, Owners

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from accordion_bench.processes.sealed_store import SealedStore
+from accordion_bench.comm.sealed_store import SealedStore
 from accordion_bench.sync.arrivals import Arrivals
 from tests.kit.stores import LocalStore
 

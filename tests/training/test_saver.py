@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
+from accordion_bench.comm import sealed_store
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.processes import sealed_store
-from accordion_bench.processes.sealed_store import AgreedStep, SealedStore
+from accordion_bench.comm.sealed_store import AgreedStep, SealedStore
 from accordion_bench.run_config import CheckpointConfig
 from accordion_bench.training import saver
 from accordion_bench.training.saver import Saver

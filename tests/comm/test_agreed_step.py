@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from accordion_bench.processes import sealed_store
-from accordion_bench.processes.sealed_store import LOOK, AgreedStep, SealedStore
+from accordion_bench.comm import sealed_store
+from accordion_bench.comm.sealed_store import LOOK, AgreedStep, SealedStore
 from tests.kit.stores import LocalStore
 
 Seconds = Callable[[int, int], float]  # of a rank's step

@@ -3,8 +3,8 @@
 import pytest
 import torch.distributed as dist
 
+from accordion_bench.comm.sealed_store import SECRET, SealedStore, shared_secret, whole_number
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.processes.sealed_store import SECRET, SealedStore, shared_secret, whole_number
 from tests.kit.stores import LocalStore
 
 WORDS = "sixteen letters or more"

@@ -1,0 +1,123 @@
+"""The door of a run whose workers come and go: where they meet, and what one that enters gets from the others."""
+
+import datetime
+import functools
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from accordion_bench.attaching.agreement import flat, lost_worker_told
+from accordion_bench.attaching.attached import Attached
+from accordion_bench.attaching.checked_arguments import Checked
+from accordion_bench.attaching.passed import PassedArguments
+from accordion_bench.attaching.state import put_shared, shared_of
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.elastic import ElasticMembership
+from accordion_bench.comm.generations import Terms
+from accordion_bench.comm.replicas import is_dense
+from accordion_bench.comm.sealed_store import SealedStore, shared_secret
+from accordion_bench.loop.entering import Hooks, SharedState
+from accordion_bench.options import checks
+from accordion_bench.options.checks import ConfigError
+
+log = logging.getLogger("accordion_bench")
+
+
+class Door:
+    """Where one worker of each process enters.
+
+    Args:
+        store: outlives the workers.
+        least: workers that must be left.
+        timeout: seconds for which they wait for each other.
+
+    Attributes:
+        expected: workers that begin together.
+    """
+
+    def __init__(self, store: dist.Store, least: int, timeout: float) -> None:
+        self.expected = max(int(os.environ.get("WORLD_SIZE", "1")), least)
+        self.least, self.timeout = least, timeout
+        self.store = SealedStore(store, self.expected, shared_secret())
+
+    def comm(self, found: Checked) -> Comm:
+        """What connects this worker with the others once it has entered."""
+        device = found.named[0][1].device
+        if device.type != "cpu":
+            raise ConfigError(f"elastic must be False where the model is not on the CPU, got it on {device}")
+        if found.wrapper is not None or isinstance(found.setting.batch_size, list):
+            raise ConfigError("model must be a plain module where workers come and go, got a wrapped one")
+        comm = Comm(1, self.expected)
+        comm.timeout = self.timeout
+        rank = int(os.environ.get("RANK", "0"))
+        same = {"torch": torch.__version__, **flat(found.agreed), "batch_size": found.setting.batch_size}
+        ElasticMembership(self.store, comm, Terms(self.expected, self.least, self.timeout, _as_json(same), rank))
+        return comm
+
+    def enter(self, attached: Attached) -> None:
+        """Wait until the others let this worker in."""
+        membership = attached.comm.membership
+        assert isinstance(membership, ElasticMembership)
+        with lost_worker_told("ab.local", self.timeout):
+            membership.enter(shared_state(attached))
+        attached.watch.note()
+
+
+def shared_state(attached: Attached) -> SharedState:
+    """What workers that enter get, and what becomes of it when the workers change."""
+
+    def changed(lost: Sequence[int], before: int) -> None:
+        if attached.deal is not None:
+            attached.deal.change(attached.comm.workers, lost, attached.step.steps)
+        if attached.comm.leader:
+            told = attached.position.step, attached.comm.workers, len(lost)
+            log.warning("step %d: %d workers go on, %d are lost", *told)
+
+    buffers = {name: [buffer] for name, buffer in attached.model.named_buffers() if is_dense(buffer)}
+    state = functools.partial(shared_of, attached), functools.partial(put_shared, attached)
+    return SharedState(attached.step, buffers, Hooks(*state, lambda: attached.deal, changed))
+
+
+def door_of(passed: PassedArguments) -> Door | None:
+    """The door, where workers may come and go; None where they all stay.
+
+    Raises:
+        ConfigError: it cannot be found.
+    """
+    options = {**(next(iter(passed.sync.values())) if isinstance(passed.sync, Mapping) else {}), **passed.options}
+    if options.get("elastic") is not True:
+        if passed.store is not None:
+            raise ConfigError("store must be None where all workers stay to the end, got one; pass elastic=True")
+        return None
+    if dist.is_available() and dist.is_initialized():
+        raise ConfigError(
+            "torch.distributed must have no process group where workers come and go, got one; leave out "
+            "init_process_group: ab.local makes one of the workers that are there"
+        )
+    least = checks.integer("min_workers", options.get("min_workers") or 1, at_least=1, instead=2)
+    checks.number("timeout", passed.timeout, above=0, instead=600.0)
+    return Door(passed.store or _of_environment(passed.timeout), least, passed.timeout)
+
+
+def _of_environment(timeout: float) -> dist.Store:
+    """The store of torchrun, or one of rank 0."""
+    place = [os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK")]
+    if None in place or not str(place[1]).isdigit():
+        raise ConfigError(
+            "store must say where workers meet, got None without a launcher's MASTER_ADDR, MASTER_PORT and RANK; start "
+            "the script with torchrun, or pass torch.distributed.TCPStore(HOST, PORT, is_master=False)"
+        )
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    hosts = place[2] == "0" and not by_agent
+    if hosts:
+        log.warning("rank 0 hosts the store of the run, which ends with it; start with torchrun, whose agent hosts it")
+    wait = datetime.timedelta(seconds=timeout)
+    return dist.TCPStore(str(place[0]), int(str(place[1])), None, hosts, wait, wait_for_workers=False)
+
+
+def _as_json(same: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value if isinstance(value, str | int | float | None) else repr(value) for key, value in same.items()}

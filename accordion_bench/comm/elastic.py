@@ -1,0 +1,320 @@
+"""Elastic membership: processes come and go, and those who are there go on.
+
+Processes form generations, one after another. A generation is a list of members, which stands in a store that outlives
+them, and a process group of these alone.
+
+What members do together, such as an averaging, counts when all have said that they have done it. Where one cannot,
+because another one is gone, all undo it, those who are left form the next generation, and do it again. So no member
+goes on with an average that another one has not. Whoever is at the door enters between two rounds: it joins a new
+generation, and its first member sends it the state of the run, over the network.
+
+The first generation is formed at the door, too: its first process knows the state, the others get it from there.
+"""
+
+import contextlib
+import io
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.generations import Generation, Register, Terms, pauses
+from accordion_bench.comm.members import of_communication
+from accordion_bench.comm.membership import LeftBehind, Membership, Owner, TooFewLeft, Undo, nothing
+from accordion_bench.comm.sealed_store import SealedStore
+from accordion_bench.options.units import counted
+
+GRACE = 1.0  # seconds in which those who are late by little may still come when the time is over
+
+T = TypeVar("T")
+
+
+class ElasticMembership(Membership):
+    """Members of a run that may be lost at any time, and newcomers that enter between two rounds.
+
+    Args:
+        store: outlives the processes.
+        comm: of this process, not connected yet; it gets its rank and the number of processes here.
+        terms: under which members come together.
+
+    Attributes:
+        number: of the generation.
+        joined, lost: processes that have come after the first generation, and that have gone, so far.
+        joining_bytes: that those who have come were sent.
+        stood: seconds that it took to form the last generation.
+    """
+
+    elastic = True
+
+    def __init__(self, store: SealedStore, comm: Comm, terms: Terms) -> None:
+        self.comm, self.terms, self.register = comm, terms, Register(store, terms)
+        self.number, self.stood = 0, 0.0
+        self.joined = self.lost = self.joining_bytes = 0
+        self._now = self._newest = Generation([])  # that this process is a member of; that there is
+        self._knows = False
+        self._turn = self._waiting = self._at_the_door = 0
+        self._since = time.monotonic()  # members wait for each other
+        comm.connected, comm.membership = False, self
+
+    def enter(self, owner: Owner) -> None:
+        """Wait at the door, and return as a member that knows the state of the run.
+
+        Args:
+            owner: of the state.
+
+        Raises:
+            LeftBehind: the run is another one or over, or too few processes have come.
+        """
+        self.owner = owner
+        with self._store_told():
+            if differs := self.register.knock():
+                raise LeftBehind(f"{differs}; start it alike")
+            self._settle(self._let_in())
+
+    def leave(self, over: bool = True) -> None:
+        if self._knows and over:
+            with contextlib.suppress(RuntimeError):
+                self.register.end()
+        self.register.beats.stop()
+        _leave_group()
+
+    # ---- what members do together
+
+    def together(self, do: Callable[[], T], undo: Undo = nothing) -> T:
+        return self._until_done(lambda: do, undo)
+
+    def repeated(
+        self, begin: Callable[[], Callable[[], T]], again: Callable[[], T], keep: Callable[[], Undo]
+    ) -> Callable[[], T]:
+        undo = keep()
+        ways = iter([begin()])
+
+        def wait() -> T:
+            found = self._until_done(lambda: next(ways, again), undo)
+            self._waiting = self._at_the_door
+            self.owner.averaged()
+            return found
+
+        return wait
+
+    def _until_done(self, way: Callable[[], Callable[[], T]], undo: Undo) -> T:
+        while True:
+            spent, self._since = self.comm.ledger.noted(), time.monotonic()
+            done: list[T] = []
+            try:
+                done.append(way()())
+            except RuntimeError as error:
+                if not of_communication(error):
+                    raise
+            with self._store_told():
+                if self._all_have_done(bool(done)):
+                    return done[0]
+                self.comm.ledger.put_back(spent)
+                undo()
+                self._settle(self._next())
+
+    def _all_have_done(self, done: bool) -> bool:
+        """Whether every member says so; all of them get the same answer."""
+        self._turn += 1
+        said = self.register.done(f"{self.number}-{self._turn}", self._now.ids, done, self.terms.timeout)
+        self._at_the_door = max(said, 0)
+        return said >= 0
+
+    def border(self) -> None:
+        waiting, self._waiting, self._since = self._waiting, 0, time.monotonic()
+        if waiting > self._now.arrivals:
+            with self._store_told():
+                self._settle(self._next(waiting))
+
+    def columns(self) -> dict[str, Any]:
+        return {
+            "members": self.comm.workers,
+            "joined": self.joined,
+            "lost": self.lost,
+            "joining_bytes": self.joining_bytes,
+        }
+
+    # ---- generations
+
+    def _settle(self, generation: Generation) -> None:
+        """Become a member of a generation, or of a later one, all of whose members know the state of the run."""
+        began = time.monotonic()
+        while not self._settled(generation):
+            generation = self._next()
+        self._knows = True
+        self.stood = time.monotonic() - began
+
+    def _settled(self, generation: Generation) -> bool:
+        """Whether all members of a generation have met, and know the state of the run."""
+        self.number, self._turn, self._newest = self.number + 1, 0, generation
+        ids, before, me = generation.ids, self._now, self.register.me
+        self._refuse_leaving(generation)
+        if not self._connected(ids):
+            return False
+        lost = [rank for rank, member in enumerate(before.ids) if member not in ids]
+        new = [rank for rank, (_, knows) in enumerate(generation.members) if not knows]
+        self._now = generation
+        self._knows = generation.members[ids.index(me)][1]
+        self.comm.resize(len(ids), ids.index(me))
+        self.lost += len(lost)
+        self.owner.resized(lost, len(before.members))
+        return not new or self._handed_over(new)
+
+    def _refuse_leaving(self, generation: Generation) -> None:
+        if self.register.me not in generation.ids:
+            raise LeftBehind(
+                "this worker must be in time, got one that the others went on without after "
+                f"{self.terms.timeout:g} s or longer; start it again, and it enters after a round"
+            )
+        if len(generation.members) < self.terms.least:
+            raise TooFewLeft(
+                f"at least min_workers must be left, got {counted(len(generation.members), 'process')} of "
+                f"{self.terms.least}; go on from a checkpoint, or begin with a smaller min_workers"
+            )
+        if not any(knows for _, knows in generation.members):
+            raise TooFewLeft("a worker must be left that knows the state of the run, got newcomers alone; begin anew")
+
+    def _connected(self, ids: Sequence[str]) -> bool:
+        """Whether all members are in one process group."""
+        try:
+            dist.init_process_group(
+                "gloo",
+                store=dist.PrefixStore(str(self.number), self.register.store.of_torch()),
+                rank=ids.index(self.register.me),
+                world_size=len(ids),
+                timeout=timedelta(seconds=self.terms.timeout),
+            )
+        except RuntimeError as error:
+            if not of_communication(error):
+                raise
+            return False
+        return True
+
+    def _handed_over(self, new: Sequence[int]) -> bool:
+        """Whether newcomers have got the state of the run from the first member.
+
+        Args:
+            new: their ranks.
+        """
+        done, packed = False, torch.empty(0, dtype=torch.uint8)
+        if not new or self.comm.rank == 0:
+            packed = _packed({"shared": self.owner.shared_state(), "counts": self._counts()})
+        size = torch.tensor([len(packed)])
+        try:
+            dist.broadcast(size, 0)
+            if self.comm.rank == 0:
+                for rank in new:
+                    dist.send(packed, rank)
+            elif self.comm.rank in new:
+                packed = torch.empty(int(size), dtype=torch.uint8)
+                dist.recv(packed, 0)
+                state = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
+                self.owner.take_over(state["shared"])
+                self.joined, self.lost, self.joining_bytes = state["counts"]
+            done = True
+        except RuntimeError as error:
+            if not of_communication(error):
+                raise
+        if not self._all_have_done(done):
+            return False
+        if not self._now.founding:
+            self.joined += len(new)
+            self.joining_bytes += int(size) * len(new)
+        self.comm.ledger.charge("setup", int(size))
+        return True
+
+    def _counts(self) -> list[int]:
+        return [self.joined, self.lost, self.joining_bytes]
+
+    # ---- who is in the next generation
+
+    def _next(self, arrivals: int = 0) -> Generation:
+        """The generation after the newest one: of those of its members that come, and of some of those at the door.
+
+        Args:
+            arrivals: the last of those at the door that may enter; 0 = none may.
+        """
+        _leave_group()
+        register, number, newest = self.register, self.number + 1, self._newest
+        taken = max(arrivals, newest.arrivals)
+        wanted = [*newest.ids, *register.arrived(range(newest.arrivals + 1, taken + 1))]
+        register.come(number, self._knows)
+        until, waits = max(self._since + self.terms.timeout, time.monotonic() + GRACE), pauses()
+        while (found := register.generation(number)) is None:
+            here = register.here(number)
+            missing = [member for member in wanted if member not in here]
+            if time.monotonic() > until or not set(missing) - set(register.beats.silent(missing)):
+                members = [(member, here[member]) for member in wanted if member in here]
+                members.sort(key=lambda member: not member[1])
+                return register.proposed(number, Generation(members, taken))
+            next(waits)
+        return found
+
+    def _let_in(self) -> Generation:
+        """The generation in which this process, which waits at the door, is a member for the first time."""
+        register, until, waits, came = self.register, time.monotonic() + self.terms.timeout, pauses(), 0
+        while True:
+            while (found := register.generation(self.number + 1)) is not None:
+                if register.me in found.ids:
+                    return found
+                self.number, self._newest = self.number + 1, found
+            if register.over:
+                raise LeftBehind("a run must go on for a worker to enter, got one that is over; begin another one")
+            number, old = self.number + 1, self._newest.ids
+            founding = len(register.beats.silent(old)) == len(old)
+            if came < number and (founding or register.forming(number)):
+                register.come(number, knows=False)
+                came = number
+            if founding:
+                self._found(number, time.monotonic() > until)
+            next(waits)
+
+    def _found(self, number: int, late: bool) -> None:
+        """Propose a first generation of those who are here, where they are enough.
+
+        Args:
+            number: of the generation.
+            late: those who are still missing are not waited for any longer.
+        """
+        here, terms = sorted(self.register.here(number)), self.terms
+        if len(here) >= terms.expected or (late and len(here) >= terms.least):
+            members = [(member, first == 0) for first, member in enumerate(here)]
+            self.register.proposed(number, Generation(members, self.register.arrivals(), founding=True))
+        elif late:
+            raise TooFewLeft(
+                f"{counted(terms.least, 'process')} must come for a run to begin, got {len(here)} within "
+                f"{terms.timeout:g} s; start the others, or wait longer"
+            )
+
+    @contextlib.contextmanager
+    def _store_told(self) -> Iterator[None]:
+        """Around what needs the store: one sentence where it is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, LeftBehind) or not of_communication(error):
+                raise
+            first = " ".join(str(error).split())[:200]
+            raise LeftBehind(
+                f"the store of the run must outlive its workers, got one whose host is gone ({first}); host it in a "
+                "process that stays, as torchrun and the own launcher do"
+            ) from None
+
+
+def _packed(state: Any) -> Tensor:
+    """Tensors, numbers and containers as bytes."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+
+
+def _leave_group() -> None:
+    """Give up the process group; who still waits in it for this process hears of it."""
+    if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()

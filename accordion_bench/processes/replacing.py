@@ -1,0 +1,138 @@
+"""Processes of a run whose workers come and go: one that is lost is replaced, and the others go on."""
+
+import multiprocessing
+import secrets
+import signal
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from multiprocessing import connection
+from typing import Any
+
+from accordion_bench.comm.generations import Register, Terms
+from accordion_bench.comm.sealed_store import SealedStore
+from accordion_bench.processes.interrupt import ANSWERED_LATER, handling
+from accordion_bench.processes.listening import LOOPBACK, listen
+from accordion_bench.processes.placement import Placement
+from accordion_bench.processes.spawn import Ended, Meeting, Task, child, forwarding
+from accordion_bench.processes.watchdog import DIED, Failure
+
+LOOK = 0.2  # seconds between two looks at the processes
+AFTER = 10.0  # seconds that others may take to end after the first one has come to the end
+
+
+@dataclass
+class _Child:
+    """A process that has been started, under a number that no other one of the run has."""
+
+    number: int
+    process: Any
+    end: connection.Connection
+    told: list[Failure] = field(default_factory=list)
+    was_member: bool = False
+
+
+class Replaced:
+    """Starts one process per rank, and another one for each that is lost; hosts the store in which they meet.
+
+    Who dies without a word, is left behind by the others, or is asked to end alone is replaced. Where one fails with an
+    error of its own, or too few are left, all end.
+
+    Args:
+        task: what each runs; gets its own place, and the watch over the run.
+        where: the placement.
+        timeout: comm.timeout, seconds.
+        interface: as for `spawn`.
+    """
+
+    def __init__(self, task: Task, where: Placement, timeout: float, interface: str | None) -> None:
+        import torch.distributed as dist
+
+        secret = secrets.token_hex(16)
+        listener = listen(LOOPBACK, 0, sealed=True)
+        port = listener.getsockname()[1]
+        base = dist.TCPStore(LOOPBACK, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+        self.task, self.where = task, where
+        self.meeting = Meeting(timeout, interface, port=port, secret=secret)
+        store = SealedStore(base, where.processes, secret)
+        self.register = Register(store, Terms(where.processes, 1, timeout, {}))
+        self.children: list[_Child] = []
+        self.processes: list[Any] = []  # that signals are forwarded to
+        self.generation = 0
+        self.members: set[int] = set()
+
+    def run(self) -> Ended:
+        """Start the processes, and wait until all have ended."""
+        received: list[int] = []
+        with handling(signal.SIG_IGN, ANSWERED_LATER):
+            for rank in range(self.where.processes):
+                self._start(rank)
+        with handling(forwarding(self.processes, received)):
+            failures = self._wait(received)
+        return Ended(failures, received)
+
+    def _start(self, number: int) -> None:
+        receive, send = multiprocessing.Pipe(duplex=False)
+        where = replace(self.where, rank=number, local_rank=number)
+        arguments = self.task, where, self.meeting, send
+        start = multiprocessing.get_context("spawn").Process
+        process = start(target=child, args=arguments, name=f"worker {number}", daemon=True)
+        process.start()
+        send.close()
+        self.children.append(_Child(number, process, receive))
+        self.processes.append(process)
+
+    def _wait(self, received: list[int]) -> list[Failure]:
+        """Until all have ended; an error that is the run's own ends them."""
+        failures: list[Failure] = []
+        until = float("inf")
+        number = self.where.processes
+        while self.children:
+            time.sleep(LOOK)
+            self._kill_left_behind()
+            for one in self.children:
+                self._hear(one)
+            for one in [one for one in self.children if not one.process.is_alive()]:
+                self._hear(one)
+                self.children.remove(one)
+                self.processes.remove(one.process)
+                fatal = [f for f in one.told if f["kind"] not in ("LeftBehind", "Interrupted") or received]
+                if fatal:
+                    failures += fatal
+                    until = min(until, time.monotonic() + (60.0 if received else 2.0))
+                elif one.process.exitcode == 0:
+                    until = min(until, time.monotonic() + AFTER)
+                elif until == float("inf") and not received:
+                    sentence = f"worker {one.number} is lost ({_why(one)}); another one is started"
+                    print(f"warning: {sentence}", file=sys.stderr, flush=True)
+                    with handling(signal.SIG_IGN, ANSWERED_LATER):
+                        self._start(number)
+                    number += 1
+            if time.monotonic() > until:
+                for process in self.processes:
+                    process.kill()
+        return failures
+
+    def _hear(self, one: _Child) -> None:
+        while not one.end.closed and one.end.poll():
+            try:
+                one.told.append(one.end.recv())
+            except EOFError:
+                one.end.close()
+
+    def _kill_left_behind(self) -> None:
+        """End those who were members and are not any more: they hang, or will find that the others went on."""
+        while (found := self.register.generation(self.generation + 1)) is not None:
+            self.generation += 1
+            self.members = {int(member[:6], 16) for member in found.ids}
+        for one in self.children:
+            if one.was_member and one.number not in self.members:
+                one.process.kill()
+            one.was_member = one.was_member or one.number in self.members
+
+
+def _why(one: _Child) -> str:
+    if one.told:
+        return str(one.told[-1]["message"]).partition(";")[0]
+    status = one.process.exitcode
+    return f"{DIED}: {signal.Signals(-status).name}" if status and status < 0 else f"exit status {status}"

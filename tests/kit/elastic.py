@@ -1,0 +1,142 @@
+"""Workers that come and go, each in a process: their gradients are constant, so that every average is known."""
+
+import contextlib
+import datetime
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import accordion_bench as ab
+from accordion_bench.comm import generations
+from tests.kit.processes import forked
+
+LR = 0.5
+ENDS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+
+
+class Constant(nn.Module):
+    """Two tensors in two layers whose gradients are what the worker is called: its number plus one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 2, bias=False), nn.Linear(2, 1, bias=False)])
+        for layer in self.layers:
+            nn.init.zeros_(layer.weight)
+
+    def forward(self, name: int) -> torch.Tensor:
+        return sum((layer.weight.sum() for layer in self.layers), torch.zeros(())) * (name + 1)
+
+
+class Run:
+    """Workers of one run, which meet in a store of this process.
+
+    Args:
+        folder: what they say at their ends stands there.
+        steps: of the run.
+        options: of `ab.local`.
+    """
+
+    def __init__(self, folder: Path, steps: int, **options: Any) -> None:
+        self.folder, self.steps = folder, steps
+        self.options = {"elastic": True, "min_workers": 2, "timeout": 5.0, **options}
+        self.store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        self.processes: dict[int, Any] = {}
+
+    def start(self, *names: int, first: int = 0, end: tuple[int, str] = (-1, ""), **other: Any) -> None:
+        """Start workers.
+
+        Args:
+            names: of these.
+            first: workers that begin together; 0 = these enter later.
+            end: before the average after which step one ends, and how.
+            other: options that differ.
+        """
+        with forked(), _environment({"WORLD_SIZE": str(first or 1)}):
+            for name in names:
+                told = self.folder / f"{name}.json", self.steps, end, {**self.options, **other}
+                process = multiprocessing.get_context("spawn").Process(
+                    target=_work, args=(self.store.port, name, *told)
+                )
+                process.start()
+                self.processes[name] = process
+
+    def told(self, name: int, seconds: float = 60) -> dict[str, Any]:
+        """What a worker has said at its end."""
+        self.processes[name].join(seconds)
+        file = self.folder / f"{name}.json"
+        assert file.exists(), f"worker {name} has said nothing; exit status {self.processes[name].exitcode}"
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+
+    def close(self) -> None:
+        """End those who are still there."""
+        for process in self.processes.values():
+            process.kill()
+            process.join()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def wait_for(found: Callable[[], bool], seconds: float = 30) -> None:
+    """Until it is so."""
+    until = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _work(port: int, name: int, file: Path, steps: int, end: tuple[int, str], options: dict[str, Any]) -> None:
+    """One worker, to its end; it says in a file what it has become, step by step."""
+    generations.BEAT, generations.SILENCE = 0.1, 0.6
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, None, False, datetime.timedelta(seconds=60), wait_for_workers=False)
+    model, sync = Constant(), options.pop("sync", "local_sgd")
+    pace = options.pop("pace", 0.0)
+    own: dict[str, Any] = {"values": {}, "members": {}, "samples": {}, "took": {}}
+    try:
+        local = ab.local(model, torch.optim.SGD(model.parameters(), LR), sync, store=store, batch_size=2, **options)
+        own["entered"] = local.position.step
+        while local.position.step < steps:
+            step = local.position.step
+            own["samples"][step] = local.samples(24).tolist()
+            time.sleep(pace)
+            model(name).backward()
+            if step == end[0]:
+                os.kill(os.getpid(), ENDS[end[1]])
+            began = time.monotonic()
+            local.optimizer.step()
+            own["took"][step] = time.monotonic() - began
+            local.optimizer.zero_grad()
+            own["values"][step] = [float(layer.weight[0, 0]) for layer in model.layers]
+            own["members"][step] = local.comm.workers
+        local.finish()
+        own |= {"end": float(model.layers[0].weight[0, 0]), "row": local.metrics()}
+    except Exception as error:
+        own["error"] = f"{type(error).__name__}: {error}"
+    file.write_text(json.dumps(own, default=str))

@@ -7,7 +7,7 @@ RUN := $(BIN)/python
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 TESTS := PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n $(shell expr $(CORES) + 1) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo demo-report test test-slow test-integrations test-browser test-avx2 check test-multigpu gpu-report lint wheel bench netlab figures methods clean
+.PHONY: help install demo demo-report test test-slow test-integrations test-browser test-avx2 check test-multigpu gpu-report lint wheel docs bench netlab figures methods clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,7 +22,7 @@ endif
 	@touch $@
 
 demo: install  ## dense, PowerSGD weak, PowerSGD strong and Accordion on real data; one table, one figure
-	@bash scripts/demo.sh
+	@$(RUN) -m accordion_bench demo
 
 demo-report: install  ## the report of kept runs in seconds: the same arms on CIFAR-10 with five seeds, nothing trained
 	@bash scripts/demo_report.sh
@@ -58,6 +58,10 @@ lint: install  ## lint, types, imports
 
 wheel: install  ## the wheel in dist/, tried in an environment of its own
 	@bash scripts/try_wheel.sh
+
+docs: install  ## the documentation site, build/site/html/index.html; its tools stay out of .venv
+	@$(RUN) -m scripts.site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/uv run --quiet --no-project --with-requirements docs-tools.txt mkdocs build --quiet --config-file build/site/mkdocs.yml
 
 bench: install  ## step-time ratios against plain PyTorch and DistributedDataParallel; codec speed next to a copy
 	@$(RUN) -m scripts.bench.step

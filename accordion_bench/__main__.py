@@ -1,4 +1,4 @@
-"""python -m accordion_bench OVERRIDES: composes with Hydra, then calls `train.run`."""
+"""python -m accordion_bench OVERRIDES: composes with Hydra, then calls `train.run`; `demo` is a word of its own."""
 
 import faulthandler
 import functools
@@ -15,7 +15,7 @@ from typing import Any
 from accordion_bench import __version__, output
 from accordion_bench.advising import gpus
 from accordion_bench.advising.gpus import AskedDevice
-from accordion_bench.cli import command_line, help, launchers
+from accordion_bench.cli import command_line, demo, help, launchers
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, import_from_here
 from accordion_bench.options.explain import explain
@@ -44,6 +44,8 @@ def _main() -> tuple[int, bool]:
     if sys.platform == "win32":
         print("accordion_bench must run on Linux or macOS, got Windows; type it inside WSL 2", file=sys.stderr)
         return 2, True
+    if sys.argv[1:2] == ["demo"]:
+        return demo.main(sys.argv[2:]), False
     sleep_while_waiting()
     import_from_here()
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to us; we print one sentence

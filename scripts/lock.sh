@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes constraints.txt and build-tools.txt from pyproject.toml: versions and hashes, for all platforms and Pythons.
+# Writes constraints.txt, build-tools.txt and docs-tools.txt from pyproject.toml: versions and hashes, for all platforms and Pythons.
 # Versions that are there stay; --upgrade takes the newest ones. Needs a package index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,3 +8,5 @@ lock() {
 }
 lock --extra dev pyproject.toml --output-file constraints.txt "$@"
 printf '%s\n' uv hatchling editables setuptools | lock --constraints constraints.txt - --output-file build-tools.txt "$@"
+.venv/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
+    | lock - --output-file docs-tools.txt "$@"

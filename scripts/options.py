@@ -8,12 +8,14 @@ conf/config.yaml the options of every run are written; what Hydra reads before a
 
 import dataclasses
 import importlib
+import json
 import pkgutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import yaml
 
 from accordion_bench.compressors.assemble import options_beside
 from accordion_bench.options.checks import show
@@ -24,6 +26,7 @@ from accordion_bench.sync.outer import OuterSGD, SlowMo
 
 PACKAGES = {
     "compressor": "compressors",
+    "dataset": "datasets",
     "adaptive": "adaptive",
     "network": "network",
     "schedule": "schedules",
@@ -138,7 +141,19 @@ def as_yaml(value: Any) -> str:
     if isinstance(value, float) and value and not 1e-4 <= abs(value) < 1e6:
         mantissa, _, exponent = np.format_float_scientific(value, trim="0").partition("e")
         return f"{mantissa}e{int(exponent):+}"
+    if isinstance(value, str) and not _read_back(value):
+        return json.dumps(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(as_yaml, value)) + "]"
     return show(value).replace(",", ", ")
+
+
+def _read_back(word: str) -> bool:
+    """Whether a word needs no quotes: `*` at its beginning has another meaning, say."""
+    try:
+        return yaml.safe_load(word) == word
+    except yaml.YAMLError:
+        return False
 
 
 def _line(text: str, comment: str) -> str:

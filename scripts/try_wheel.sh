@@ -18,6 +18,8 @@ cd "$there"
 unset PYTHONPATH
 env/bin/accordion-bench --version
 env/bin/accordion-bench epochs=1 compressor=powersgd
+env/bin/accordion-bench demo --epochs 1
+test -s results/report/comparison.png
 env/bin/python -m accordion_bench.report results/runs | tee said
 grep "no report.html.*type pip install 'accordion-bench\[report\]'" said
 env/bin/python - <<'PYTHON'

@@ -25,7 +25,7 @@ from PIL import Image
 from accordion_bench import __main__ as program
 from accordion_bench.advise import arguments, asked, cluster
 from accordion_bench.advising import gpus as asked_gpus
-from accordion_bench.cli import command_line
+from accordion_bench.cli import command_line, demo
 from accordion_bench.cli.help import text as help_text
 from accordion_bench.config.components import with_counts
 from accordion_bench.config.validate import validate
@@ -39,6 +39,7 @@ from accordion_bench.options.override import parts
 from accordion_bench.processes import placement
 from accordion_bench.run_config import RunConfig
 from tests.kit import composed, pages
+from tests.kit.own_data import huggingface_counts, written_tokens
 from tests.kit.pages import Command
 from tests.kit.paths import ROOT
 
@@ -64,6 +65,8 @@ def readers(monkeypatch, tmp_path):
         (folder / name).mkdir(parents=True, exist_ok=True)
         Image.new("L", (16, 16), 10 * number).save(folder / name / f"{number}.png")
     np.savez(tmp_path / "FILE.npz", x=np.zeros((40, 8, 8), np.float32), y=np.arange(40) % 2)
+    written_tokens(folder)
+    huggingface_counts(monkeypatch)
     for block in BLOCKS:  # a program that says its file's name in its first line
         if block.language == "python" and (named := re.match(r"# (\w+\.py)\b", block.text)):
             (tmp_path / named[1]).write_text(block.text, encoding="utf-8")
@@ -191,6 +194,9 @@ def _run(rest: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
     """A run, or each cell of a sweep: composed and validated as the program does before it trains."""
     if rest[:1] == [command_line.SHOW]:
         assert len(rest) > 1
+        return
+    if rest[:1] == ["demo"]:
+        demo.parser().parse_args(rest[1:])
         return
     command_line.refuse_unreadable(command_line.without_ours(rest))
     if "--help" in rest:

@@ -42,7 +42,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors.keyed_rng import key, seeded
 
 # of a model that does not say its own
-USUAL_DATA = {"images": "cifar10", "text": "wikitext2", "bytes": "wikitext2_bytes"}
+USUAL_DATA = {"images": "cifar10", "text": "wikitext2", "tokens": "wikitext2_bytes"}
 METHODS = ("compressor", "sync", "adaptive")  # of which all are advised on
 
 

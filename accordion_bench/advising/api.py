@@ -76,6 +76,14 @@ def advice(
 
     Raises:
         ConfigError: what was passed breaks a rule, or the model does not take the batch.
+
+    Example:
+        >>> model = torch.nn.Linear(64, 10)
+        >>> batch = torch.zeros(8, 64), torch.zeros(8, dtype=torch.int64)
+        >>> found = ab.advice(model, batch, workers=16, network="10gbit", compute_ms=5, methods=["topk"])
+        >>> table = found.table()  # a row for each method
+        >>> bool(found.verdict)
+        True
     """
     try:
         checks.integer("workers", workers, at_least=2, instead=16)

@@ -49,8 +49,6 @@ def attach(
 ) -> Attached:
     """Exchange the gradients of a training loop by a compressor, adapted by policies. All processes call it.
 
-        comm = ab.attach(ddp, optimizer, compressor="powersgd", rank=2)
-
     Of DistributedDataParallel, gradients are the exchanged ones when `backward` returns. Of a plain module, buckets
     leave while the backward pass goes on, and are waited for in `optimizer.step`, or in `comm.join()` before it. A
     parameter that the loss does not reach counts as having a zero gradient. A plain module starts with rank 0's
@@ -84,6 +82,16 @@ def attach(
 
     Raises:
         ConfigError: what was passed breaks a rule, does not fit together, or differs between processes.
+
+    Example:
+        >>> model = torch.nn.Linear(64, 32)  # in an initialised process group
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> comm = ab.attach(model, optimizer, compressor="powersgd", rank=2)
+        >>> model(torch.ones(4, 64)).sum().backward()
+        >>> optimizer.step()
+        >>> str(comm).partition(",")[0]
+        'compressor=powersgd'
+        >>> comm.detach()
     """
     passed = PassedArguments(
         model=model, optimizer=stepping_optimizer(optimizer), compressor=compressor, adaptive=adaptive,
@@ -121,9 +129,6 @@ def local(
 ) -> Attached:
     """Let every process take steps of its own, and exchange what they have become every so many. All call it.
 
-        with ab.local(model, optimizer, sync="diloco", period=30, compressor="topk", density=0.01) as local:
-            ...   # the loop; at its end all have one model
-
     With `elastic=True` workers may be lost and others may enter, see docs/attach.md.
 
     Any optimizer is the inner one. Where parameter groups have several learning rates, SlowMo's and overlap local SGD's
@@ -140,6 +145,16 @@ def local(
 
     Raises:
         ConfigError: as `attach`.
+
+    Example:
+        >>> model = torch.nn.Linear(64, 32)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with ab.local(model, optimizer, sync="local_sgd", period=2) as comm:
+        ...     for _ in range(4):
+        ...         model(torch.ones(4, 64)).sum().backward()
+        ...         optimizer.step()
+        >>> str(comm).partition(",")[0]
+        'compressor=none sync=local_sgd'
     """
     if isinstance(unwrapped(model), DistributedDataParallel):
         raise ConfigError(
@@ -168,11 +183,6 @@ def attach_shards(
 ) -> "ShardAxis":
     """Reduce the gradients of an FSDP2 model to their shards by codes of few bits. All processes call it.
 
-        for block in model.blocks: fully_shard(block, mesh=mesh["shard"])
-        fully_shard(model, mesh=mesh["shard"])
-        axis = ab.attach_shards(model, "int8")
-        comm = ab.attach(model, optimizer, "powersgd", rank=2, process_group=mesh["replicate"].get_group())
-
     Every process sends every other one a code of that one's shards, which adds up in float32 what it has got. Replicas
     of the shards, where there are any, are attached by `ab.attach` or `ab.local`; see docs/attach.md.
 
@@ -188,6 +198,13 @@ def attach_shards(
 
     Raises:
         ConfigError: what was passed breaks a rule, or differs between processes.
+
+    Example:
+        >>> from torch.distributed.device_mesh import init_device_mesh
+        >>> from torch.distributed.fsdp import fully_shard
+        >>> model = fully_shard(torch.nn.Linear(64, 32), mesh=init_device_mesh("cpu", (1,)))
+        >>> axis = ab.attach_shards(model, "int8")
+        >>> axis.detach()
     """
     from accordion_bench.attaching.fsdp import ShardOptions, attach_to_shards  # half a second that others need not wait
 

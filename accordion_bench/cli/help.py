@@ -14,6 +14,7 @@ from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, yaml_file
 START = """\
 What communicating less costs in accuracy and saves in bytes and time.
 
+  python -m accordion_bench demo
   python -m accordion_bench compressor=powersgd adaptive=accordion
   python -m accordion_bench -m compressor=none,powersgd,topk seed=0,1,2
   python -m accordion_bench.report results/runs

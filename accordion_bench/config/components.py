@@ -11,7 +11,7 @@ from accordion_bench.batches import unequal
 from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.datasets.base import Dataset
-from accordion_bench.datasets.byte_windows import ByteDataset
+from accordion_bench.datasets.token_windows import TokenDataset
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.forward.trial import Slowdown
 from accordion_bench.methods.build import Methods, build_methods
@@ -145,11 +145,11 @@ def build_model(node: Config, dataset: Dataset, name: str = "this one", data: st
         name, data: what was chosen, for messages.
 
     Raises:
-        ConfigError: the model is of another task, needs other images, or has fewer positions than a window has bytes.
+        ConfigError: the model is of another task, needs other images, or has fewer positions than a window has tokens.
     """
     task = getattr(target(node, "model"), "task", "images")
     if task != dataset.task:
-        instead = {"images": "dataset=digits", "text": "dataset=pydocs", "bytes": "dataset=pydocs_bytes"}[task]
+        instead = {"images": "dataset=digits", "text": "dataset=pydocs", "tokens": "dataset=pydocs_bytes"}[task]
         raise ConfigError(f"model={name} needs a data set of {task}, got dataset={data}; type {instead}")
     built = build(node, "model", **dataset.model_arguments())
     smallest, size = getattr(built, "min_size", 1), getattr(dataset, "image_size", 1)
@@ -165,7 +165,7 @@ def build_model(node: Config, dataset: Dataset, name: str = "this one", data: st
             f"model.image_size={size}"
         )
     positions = getattr(built, "positions", None)
-    if isinstance(dataset, ByteDataset) and positions is not None and dataset.context > positions:
+    if isinstance(dataset, TokenDataset) and positions is not None and dataset.context > positions:
         rule = f"at most {positions}, the positions of model={name}"
         raise ValueRefused("dataset.context", rule, dataset.context, positions)
     return built

@@ -2,7 +2,6 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,48 +9,54 @@ from torch import Tensor
 
 from accordion_bench.datasets import array_files
 from accordion_bench.datasets.array_files import Stored
-from accordion_bench.datasets.counted import SHARE, CountedImages, Found, held_out, name_or_null
+from accordion_bench.datasets.counted import BY_OWN, NULL, SHARE, CountedImages, Found, held_out, known, name_or_null
 from accordion_bench.datasets.images import ImageData
-from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.tensors import keyed_rng
 
 CHANNELS = (1, 2, 3, 4)
-LAYOUTS = ("nhwc", "nchw")
 PADDING = 4  # pixels, of random crops
 CHUNK = 4096  # images of which sums are taken at once
 
 
+@with_options
 class Arrays(CountedImages):
     """Square images and their labels in an .npz file, or in .npy files.
 
     Names: x_train, y_train, x_test, y_test, or images and labels, data and targets, in any order and case; a validation
     part (val, valid, validation) chooses the best epoch; x and y alone are split by `test_share`. Images [n, H, W],
     [n, H, W, C] or [n, C, H, W] of whole numbers or floats; each channel is normalised by its mean and deviation over
-    the training images. Labels: whole numbers, text, or one-hot rows; classes are numbered in their order.
-
-    Args:
-        file: in `paths.data`; null = the only .npz there, .npy files, or `paths.data` itself.
-        layout: `nhwc` or `nchw` of images with channels; null = where the channels are is seen by their number.
-        augment: random crop (padding 4) and horizontal flip.
-        classes, train_size, channels, image_size: of the arrays; null = counted.
-        test_share, fingerprint, validation, subset, limit_eval, sharding, alpha: see `CountedImages`.
+    the training images. Labels: whole numbers, text, or one-hot rows; classes are numbered in their order. Random crops
+    of `augment` have a padding of 4.
     """
 
-    counted = (*CountedImages.counted, "channels", "image_size")
+    file: str | None = option(
+        "in paths.data; null = the only .npz there, .npy files, or paths.data itself", default=None
+    )
+    layout: str | None = option(
+        "nhwc or nchw; null = seen by the number of channels", default=None, choices=("nhwc", "nchw")
+    )
+    channels: int | None = option(NULL, default=None, at_least=1)
+    augment: bool = option("random crop and flip", default=False)
 
-    def __init__(
-        self, file: str | None = None, layout: str | None = None, augment: bool = False, **options: Any
-    ) -> None:
-        numbers = {key: options.pop(key, None) for key in ("classes", "train_size", "channels", "image_size")}
-        super().__init__(numbers, **options)
-        self.file = name_or_null("file", file)
-        self.layout = None if layout is None else checks.choice("layout", layout, LAYOUTS)
-        self.augment = checks.boolean("augment", augment, instead=False)
+    sizes = ("classes", "train_size", "channels", "image_size")
+    counted = (*sizes, "test_share", "fingerprint")
+    chosen_as = {
+        "arrays": Choice(
+            "images of your own as arrays: paths.data=FILE.npz with x_train, y_train, x_test, y_test or the like, or "
+            ".npy files",
+            comments={**BY_OWN, "image_size": "pixels; null = as it is"},
+        )
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name_or_null("file", self.file)
 
     @property
     def in_channels(self) -> int:  # type: ignore[override]
-        return self.number("channels")
+        return known(self, "channels")
 
     def look(self, root: str) -> Found:
         place = array_files.find(Path(root), self.file)

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from accordion_bench.options import checks
 from accordion_bench.options.component import Component, Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 
@@ -71,16 +70,21 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 class Dataset(Component):
     """A data set that can be checked before it is loaded.
 
-    Args:
-        subset: use only this many training samples, chosen by the seed; null = all.
-        limit_eval: evaluate on the first so many samples; null = all.
+    Each kind of data declares what its samples are: `ImageDataset`, `TextDataset`, `TokenDataset`.
+
+    Attributes:
+        subset: so many training samples, or words or tokens of the training split, are used; None = all.
+        limit_eval: so many samples, words or tokens of each evaluation split are used; None = all.
         sharding: `reshuffled` over workers in every epoch, or `static`: each worker sees the same samples in the same
             order in every epoch (Accordion's code). Of labelled data also `dirichlet`: each worker has samples of its
             own, whose labels are drawn from a Dirichlet distribution, see `label_shards`.
-        alpha: of `dirichlet`, the concentration, above 0; smaller = fewer labels for each worker.
+        alpha: of `dirichlet`, the concentration.
+        in_channels, num_classes, image_size: of images, what a model must accept.
+        vocabulary: of texts, the number of different words or tokens.
+        train_words, train_tokens: of texts, in the whole training split.
 
     Class attributes:
-        task: `images`, `text` (words, on and on) or `bytes` (windows).
+        task: `images`, `text` (words, on and on) or `tokens` (windows).
         train_size: training samples of the whole set.
         reads_files: it is read from, or downloaded to, `paths.data`; false where it comes with a dependency or is made.
         labelled: its samples have labels.
@@ -93,36 +97,27 @@ class Dataset(Component):
     train_size: int
     reads_files: bool = True
     labelled: bool = False
-    counted: tuple[str, ...] = ()
-
-    def __init__(
-        self,
-        subset: int | None = None,
-        limit_eval: int | None = None,
-        sharding: str = "reshuffled",
-        alpha: float | None = None,
-    ) -> None:
-        for key, value in (("subset", subset), ("limit_eval", limit_eval)):
-            if value is not None:
-                checks.integer(key, value, at_least=1, instead=1000)
-        self.subset, self.limit_eval = subset, limit_eval
-        ways = ["reshuffled", "static", *(["dirichlet"] if self.labelled else [])]
-        self.sharding = checks.choice("sharding", sharding, ways)
-        if alpha is not None:
-            checks.number("alpha", alpha, above=0, instead=0.5)
-        if sharding == "dirichlet" and alpha is None:
-            raise checks.ValueRefused("alpha", "a number above 0 with dataset.sharding=dirichlet", alpha, 0.5)
-        self.alpha = alpha
+    counted: ClassVar[tuple[str, ...]] = ()
+    subset: int | None = None
+    limit_eval: int | None = None
+    sharding: str = "reshuffled"
+    alpha: float | None = None
+    in_channels: int
+    num_classes: int
+    image_size: int
+    vocabulary: int
+    train_words: int
+    train_tokens: int
 
     @property
     def whole(self) -> int:
-        """What `subset` takes some of: all training samples; of a text its words, or bytes."""
+        """What `subset` takes some of: all training samples; of a text its words, or tokens."""
         return self.train_size
 
     @property
     def train_count(self) -> int:
         """Training samples of a run."""
-        return min(self.subset or self.train_size, self.train_size)
+        return min(self.subset or self.whole, self.whole)
 
     @property
     def chance(self) -> float | None:

@@ -11,11 +11,14 @@ from torch import Tensor
 from accordion_bench.datasets import checksums, cifar_file, fetch
 from accordion_bench.datasets.fetch import Source
 from accordion_bench.datasets.images import ImageData, ImageDataset
-from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 
 TIMEOUT = 10.0  # seconds that a silent network may take to say anything
+ORIGINAL = "the original files in paths.data, or downloaded there"
+CUTOUT = "side in pixels of a square cut out of each training image; 0 = none"
+CHECK = "compare the files with the published md5 sums, once; false = train on others, too"
 TENS = ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"])
 # of the Python version, as published beside it; torchvision's are the same, but take seconds to import
 MD5 = {
@@ -42,46 +45,35 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "rotation", "dataset.augment is false"
 
 
+@with_options
 class Cifar(ImageDataset):
     """60,000 colour images of 32x32 pixels (Krizhevsky 2009), 50,000 of them for training.
 
     The files may hold nothing except arrays, see `cifar_file`; those that lack are downloaded, from where torchvision
-    has them.
-
-    Args:
-        classes: 10 or 100.
-        augment: random crop (padding 4), horizontal flip, `rotation`; false trains on the images as they are, but for
-            `cutout`.
-        rotation: largest angle in degrees; nearest pixel, corners black.
-        cutout: side in pixels of a square that is cut out of each training image; 0 = none.
-        check: compare the files with the published md5 sums, once; false trains on others, too.
-        validation, subset, limit_eval, sharding, alpha: see `ImageDataset`.
+    has them. `augment` is a random crop (padding 4), a horizontal flip, and a rotation to the nearest pixel with black
+    corners; without it images are trained on as they are, but for `cutout`.
     """
 
+    classes: int = option(default=10, choices=(10, 100))
+    augment: bool = option("random crop, flip and rotation", default=True)
+    rotation: float = option("largest angle in degrees", default=0, at_least=0, at_most=180, instead=15)
+    cutout: int = option(CUTOUT, default=0, at_least=0, at_most=64, instead=16)
+    check: bool = option(CHECK, default=True)
+
+    chosen_as = {
+        "cifar10": Choice(ORIGINAL),
+        "cifar100": Choice(ORIGINAL, {"classes": 100, "rotation": 15}),
+    }
     description = replace(ImageDataset.description, idle=_idle)
 
     in_channels, image_size = 3, 32
     train_size = 50_000
 
-    def __init__(
-        self,
-        classes: int,
-        augment: bool = True,
-        rotation: float = 0.0,
-        cutout: int = 0,
-        check: bool = True,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        if classes not in (10, 100):
-            raise checks.ValueRefused("classes", "10 or 100", classes, 10)
-        self.num_classes = classes
-        self.augment = checks.boolean("augment", augment)
-        self.rotation = checks.number("rotation", rotation, at_least=0, at_most=180, instead=15)
-        self.cutout = self.checked_cutout(cutout)
-        self.check = checks.boolean("check", check)
-        self.folder = {10: "cifar-10-batches-py", 100: "cifar-100-python"}[classes]
-        self.train_files, self.test_files = {10: TENS, 100: (["train"], ["test"])}[classes]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_classes = self.classes
+        self.folder = {10: "cifar-10-batches-py", 100: "cifar-100-python"}[self.classes]
+        self.train_files, self.test_files = {10: TENS, 100: (["train"], ["test"])}[self.classes]
 
     def prepare(self, root: str) -> None:
         def sources() -> list[Source]:

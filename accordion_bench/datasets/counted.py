@@ -3,17 +3,21 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from accordion_bench.datasets.base import Split
+from accordion_bench.datasets.base import Dataset, Split
 from accordion_bench.datasets.images import ImageDataset
-from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
+from accordion_bench.options.option import option, with_options
 from accordion_bench.tensors import keyed_rng
 
+NULL = "null = counted"
+BY_OWN = {
+    "validation": "training samples, a number or a share below 1, held out to choose by; null = by val, or by test"
+}
 SHARE = 0.2  # of each class, where there is no test
 NAMES = {"train": ("train", "training"), "test": ("test", "testing"), "validation": ("val", "valid", "validation")}
 
@@ -37,58 +41,49 @@ class Found:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _counted(key: str) -> Any:
-    """The number of an option, which may be null until the files were counted; in the place of a plain attribute."""
-    return property(lambda self: self.number(key))
-
-
+@with_options
 class CountedImages(ImageDataset):
     """Images in users' own files.
 
-    A run notes what was counted in its config.yaml; where it is resumed the files must still be so.
+    A run notes what was counted in its config.yaml; where it is resumed the files must still be so. Where the files
+    have no test of their own, `test_share` of each class is evaluated on, drawn by the seed. Where they have a
+    validation split of their own, it chooses the best epoch, and `validation` must be null.
 
-    Args:
-        numbers: options that are counted where they are null, by name; of others the files must hold as many.
-        test_share: so much of each class is evaluated on, drawn by the seed, where the files have no test of their own;
-            null = 0.2 there.
-        fingerprint: of the files; null = whatever they are.
-        validation: as in `ImageDataset`; null where the files have a validation split of their own, which chooses then.
-        limit_eval, subset, sharding, alpha: see `ImageDataset`.
+    Class attributes:
+        sizes: the numbers that files must have as declared; of `counted` those that are null are counted.
     """
 
-    counted: tuple[str, ...] = ("classes", "train_size", "test_share", "fingerprint")
-    usual: Mapping[str, int] = {}  # what is suggested in the place of a wrong number; else null
+    classes: int | None = option(NULL, default=None, at_least=2)
+    train_size: int | None = option(NULL, default=None, at_least=1)  # type: ignore[assignment]
+    image_size: int | None = option(NULL, default=None, at_least=1)  # type: ignore[assignment]
+    test_share: float | None = option(
+        "of each class, evaluated on where there is neither test nor val; null = 0.2 there",
+        default=None,
+        above=0,
+        below=1,
+        instead=SHARE,
+    )
+    fingerprint: str | None = option("of the files, noted by a run; null = whatever they are", default=None)
 
-    def __init__(
-        self,
-        numbers: dict[str, int | None],
-        test_share: float | None = None,
-        fingerprint: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        for key, value in numbers.items():
-            if value is not None or key not in self.counted:
-                self._check_number(key, value)
-        if test_share is not None:
-            checks.number("test_share", test_share, above=0, below=1, instead=SHARE)
-        if fingerprint is not None and not re.fullmatch("[0-9a-f]{16}", str(fingerprint)):
-            raise ValueRefused("fingerprint", "null, or what a run has noted", fingerprint, None)
-        self.numbers, self.test_share, self.fingerprint = numbers, test_share, fingerprint
+    sizes: ClassVar[tuple[str, ...]] = ("classes", "train_size", "image_size")
+    counted: ClassVar[tuple[str, ...]] = (*sizes, "test_share", "fingerprint")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_no_fingerprint(self.fingerprint)
         self._of_validation = 0  # samples of the files' own, behind those to train on
 
-    def _check_number(self, key: str, value: Any) -> None:
-        try:
-            checks.integer(key, value, at_least=2 if key == "classes" else 1)
-        except ValueRefused as refused:
-            raise ValueRefused(key, refused.rule, value, self.usual.get(key)) from None
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        return known(self, "classes")
 
-    def number(self, key: str) -> int:
-        if (value := self.numbers[key]) is None:
-            raise ConfigError(f"dataset.{key} must be counted first, got null; call count(FOLDER), or type a number")
-        return value
+    @property
+    def whole(self) -> int:
+        return known(self, "train_size")
 
-    num_classes, train_size, image_size = map(_counted, ("classes", "train_size", "image_size"))
+    def example(self, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        known(self, "image_size")
+        return super().example(samples)
 
     def look(self, root: str) -> Found:
         """What the files under `root` hold.
@@ -106,10 +101,12 @@ class CountedImages(ImageDataset):
         found = self.look(root)
         if self.test_share is None and not found.own_test:
             self.test_share = SHARE
-        counted = self._counted(found)
-        self.numbers = {key: counted[key] if value is None else value for key, value in self.numbers.items()}
+        for key, value in self._counted(found).items():
+            if getattr(self, key) is None:
+                setattr(self, key, value)
         shares = {} if self.test_share is None else {"test_share": self.test_share}
-        return {**self.numbers, **shares, "fingerprint": self.fingerprint or self.fingerprint_of(root)}
+        sizes = {key: getattr(self, key) for key in self.sizes}
+        return {**sizes, **shares, "fingerprint": self.fingerprint or self.fingerprint_of(root)}
 
     def prepare(self, root: str) -> None:
         found = self.look(root)
@@ -119,12 +116,10 @@ class CountedImages(ImageDataset):
         if found.validation and self.validation is not None:
             rule = f"null where {found.place} has a validation split of its own"
             raise ValueRefused("dataset.validation", rule, self.validation, None)
-        if self.fingerprint is not None and (now := self.fingerprint_of(root)) != self.fingerprint:
-            rule = f"that of {found.place}, {now}, whose files are others than when the run began"
-            instead = "restore them, or type the run's own options without resume="
-            raise ConfigError(f"dataset.fingerprint must be {rule}, got {self.fingerprint}; {instead}")
+        if self.fingerprint is not None:
+            refuse_other_files(found.place, self.fingerprint, self.fingerprint_of(root))
         counted = self._counted(found)
-        declared = {key: value for key, value in self.numbers.items() if value is not None and key in counted}
+        declared = {key: value for key in counted if (value := getattr(self, key)) is not None}
         if any(counted[key] != value for key, value in declared.items()):
             keys = " and ".join(f"dataset.{key}" for key in declared)
             given = " and ".join(map(str, declared.values()))
@@ -178,6 +173,39 @@ def held_out(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, n
         out.append(own[order[:count]])
         kept.append(own[order[count:]])
     return np.sort(np.concatenate(kept)), np.sort(np.concatenate(out))
+
+
+def known(dataset: Dataset, key: str) -> int:
+    """What files have of something.
+
+    Raises:
+        ConfigError: it is not counted yet.
+    """
+    if (value := getattr(dataset, key)) is None:
+        raise ConfigError(f"dataset.{key} must be counted first, got null; call count(FOLDER), or type a number")
+    return value
+
+
+def refuse_no_fingerprint(fingerprint: Any) -> None:
+    """A fingerprint is null, or has 16 digits.
+
+    Raises:
+        ValueRefused: it is something else.
+    """
+    if fingerprint is not None and not re.fullmatch("[0-9a-f]{16}", str(fingerprint)):
+        raise ValueRefused("fingerprint", "null, or what a run has noted", fingerprint, None)
+
+
+def refuse_other_files(place: str, noted: str, now: str) -> None:
+    """Files must be those of which a run has noted the fingerprint.
+
+    Raises:
+        ConfigError: they are others.
+    """
+    if now != noted:
+        rule = f"that of {place}, {now}, whose files are others than when the run began"
+        instead = "restore them, or type the run's own options without resume="
+        raise ConfigError(f"dataset.fingerprint must be {rule}, got {noted}; {instead}")
 
 
 def name_or_null(key: str, value: Any) -> str | None:

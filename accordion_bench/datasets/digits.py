@@ -7,16 +7,23 @@ import numpy as np
 import torch
 
 from accordion_bench.datasets.images import ImageData, ImageDataset
+from accordion_bench.options.option import Choice, with_options
 
 TRAIN = 1437  # the first four fifths, in the file's order; the rest is for evaluation
 
 
+@with_options
 class Digits(ImageDataset):
     """1,437 training and 360 test images, 10 classes, one channel; no augmentation."""
 
     in_channels, num_classes, image_size = 1, 10, 8
     train_size = 1437
     reads_files = False
+    chosen_as = {
+        "digits": Choice(
+            "scikit-learn's handwritten digits: 1,437 training and 360 test images of 8x8 pixels, no download"
+        )
+    }
 
     def load(self, root: str, seed: int, device: torch.device) -> ImageData:
         # the file itself: importing sklearn.datasets takes three seconds

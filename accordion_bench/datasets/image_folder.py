@@ -1,70 +1,74 @@
-"""A folder of pictures in folders of classes: too large for memory, read file by file."""
+"""A folder of pictures in folders of classes, or with a table of these."""
 
 import functools
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from accordion_bench.datasets import pictures
-from accordion_bench.datasets.counted import SHARE, CountedImages, Found, held_out, name_or_null, part_of
-from accordion_bench.datasets.picture_views import Files, FolderData, Views
-from accordion_bench.options import checks
+from accordion_bench.datasets import labelled_files, pictures
+from accordion_bench.datasets.counted import BY_OWN, name_or_null, part_of
+from accordion_bench.datasets.decoded_images import SIZE, DecodedImages, Sorted
+from accordion_bench.datasets.picture_views import Files
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.tensors import keyed_rng
-
-LARGEST = 224  # image_size, where it is not typed
-EXAMINED = 10_000  # pictures that are looked at before a run, spread over all
-READERS, MANY = 4, 5_000  # processes that decode, and training pictures from which on they pay
-MEASURED = 1_000  # pictures whose sides say how large they are
+from accordion_bench.options.option import Choice, option, with_options
 
 
-class ImageFolder(CountedImages):
-    """Pictures in a folder for each class, in `train` and a test or validation folder, or without these.
+@with_options
+class ImageFolder(DecodedImages):
+    """Pictures in a folder for each class, in `train` and a test or validation folder, or without these; or in any
+    folders, with a table that says their classes.
 
     Names of the parts: train, training; test, testing; val, valid, validation. Where there are both of the last two the
-    validation pictures choose the best epoch. Where there is neither, a share of each class is held out. Training:
-    random resized crop (8 to 100 % of the area, aspect ratio 3/4 to 4/3) and horizontal flip, keyed by (seed, epoch,
-    sample). Evaluation: the shorter side resized to 8/7 of `image_size` (256 for 224), then the central square.
-
-    Args:
-        folder: in `paths.data`; null = that folder itself.
-        classes, train_size: of the folder; null = counted.
-        image_size: height and width in pixels; null = 224, or what the shorter side of most pictures has, if that is
-            less.
-        augment: false trains on the central squares.
-        workers: processes that read and decode, in each training process; 0 = none, decode when needed; null = 4, or
-            none where there are so few pictures that starting them takes longer.
-        limit_eval: evaluate on so many images, the same for every seed, of all classes; null = all.
-        test_share, fingerprint, validation, subset, sharding, alpha: see `CountedImages`.
+    validation pictures choose the best epoch. Where there is neither, a share of each class is held out.
     """
 
-    in_channels = 3
-    counted = (*CountedImages.counted, "image_size")
+    folder: str | None = option("in paths.data; null = that folder itself", default=None)
+    labels: str | None = option(
+        "a .csv file there with a picture and its class in each row; null = labels.csv or the like, if there is one",
+        default=None,
+    )
     instead = ""
+    chosen_as = {
+        "folder": Choice(
+            "pictures of your own in paths.data: a folder for each class, in train and test (or val), or without "
+            "these; or a .csv file that says their classes",
+            comments=BY_OWN | SIZE,
+        )
+    }
 
-    def __init__(
-        self,
-        folder: str | None = None,
-        classes: int | None = None,
-        train_size: int | None = None,
-        image_size: int | None = None,
-        augment: bool = True,
-        **options: Any,
-    ) -> None:
-        workers = options.pop("workers", None)
-        super().__init__({"classes": classes, "train_size": train_size, "image_size": image_size}, **options)
-        self.folder = name_or_null("folder", folder)
-        self.augment = checks.boolean("augment", augment)
-        self.workers = None if workers is None else checks.integer("workers", workers, at_least=0, instead=4)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name_or_null("folder", self.folder)
+        name_or_null("labels", self.labels)
 
     def wanted(self) -> str:
         """What there must be, in a sentence."""
         return "pictures in a folder for each class, or folders train and test with such"
+
+    def sorted(self, root: str) -> Sorted:
+        """The pictures of each part.
+
+        Raises:
+            ConfigError: they are not there, or a part has other classes.
+        """
+        own = Path(root, self.folder or "")
+        table = labelled_files.table_in(own) if self.labels is None else own / self.labels
+        if table is not None:
+            return Sorted.of(*labelled_files.sorted_files(table), table.read_bytes())
+        here = self._parts(root)
+        for other in filter(None, (here.test, here.validation)):
+            if (names := classes_of(other)) != classes_of(here.train):
+                strange = sorted({*names} ^ {*classes_of(here.train)})[0]
+                raise ConfigError(
+                    f"{here.place} must have the same classes in {here.train.name} and {other.name}, got {strange} in "
+                    f"one only; sort the images of {other.name} into folders of classes"
+                )
+        test = files_of(here.place, here.test) if here.test else None
+        validation = files_of(here.place, here.validation) if here.validation else None
+        return Sorted(here.place, files_of(here.place, here.train), test, validation)
 
     def _parts(self, root: str) -> "Parts":
         """Where the pictures are.
@@ -80,66 +84,6 @@ class ImageFolder(CountedImages):
                 f"paths.data must hold {self.wanted()}, got {root} without them ({why or error}); type "
                 f"paths.data=FOLDER{self.instead and f', or {self.instead}'}"
             ) from None
-
-    def look(self, root: str) -> Found:
-        here = self._parts(root)
-        train = files_of(here.place, here.train)
-        for other in (here.test, here.validation):
-            if other is not None and (names := classes_of(other)) != classes_of(here.train):
-                strange = sorted({*names} ^ {*classes_of(here.train)})[0]
-                raise ConfigError(
-                    f"{here.place} must have the same classes in {here.train.name} and {other.name}, got {strange} in "
-                    f"one only; sort the images of {other.name} into folders of classes"
-                )
-        chosen_by = len(files_of(here.place, here.validation).labels) if here.validation else 0
-        return Found(str(here.place), train.labels, here.test is not None, chosen_by)
-
-    def count(self, root: str) -> dict[str, Any]:
-        if self.numbers["image_size"] is None:
-            here = self._parts(root)
-            files = files_of(here.place, here.train)
-            found = sorted(pictures.sides(map(files.path, spread(len(files.labels), MEASURED))))
-            self.numbers["image_size"] = min(LARGEST, found[len(found) // 2]) if found else LARGEST
-        return super().count(root)
-
-    def fingerprint_of(self, root: str) -> str:
-        """Of the names and sizes of all pictures."""
-        here, digest = self._parts(root), hashlib.blake2b(digest_size=8)
-        place = os.fsencode(here.place)
-        for part in filter(None, (here.train, here.test, here.validation)):
-            for name in files_of(here.place, part).names:
-                try:
-                    size = os.stat(os.path.join(place, name)).st_size
-                except OSError:  # a link that leads nowhere: `refuse_broken` tells
-                    size = -1
-                digest.update(b"%s %d\n" % (name, size))
-        return digest.hexdigest()
-
-    def prepare(self, root: str) -> None:
-        super().prepare(root)
-        here = self._parts(root)
-        files = [files_of(here.place, part) for part in filter(None, (here.train, here.test, here.validation))]
-        paths = [own.path(i) for own in files for i in spread(len(own.labels), EXAMINED)]
-        pictures.refuse_broken(paths)
-
-    def load(self, root: str, seed: int, device: torch.device) -> FolderData:
-        here = self._parts(root)
-        train = files_of(here.place, here.train)
-        if here.test is None:
-            kept, out = map(torch.from_numpy, held_out(train.labels, self.test_share or SHARE, seed))
-            train, test = train.only(kept), train.only(out)
-        else:
-            test = files_of(here.place, here.test)
-        every = torch.arange(len(train.labels))
-        (chosen, _), (first, _) = self.cut((every, every), (mixed(test), mixed(test)), seed)
-        train = train.only(chosen)
-        if here.validation is not None:
-            own = files_of(here.place, here.validation)
-            self._of_validation = len(own.labels)
-            train = train.with_others(own.only(mixed(own)))
-        size = self.numbers["image_size"] or self.count(root)["image_size"]
-        workers = READERS * (len(train.labels) >= MANY) if self.workers is None else self.workers
-        return FolderData(Views(train, test.only(first), size, self.augment, seed), workers, device)
 
 
 class Parts(NamedTuple):
@@ -265,13 +209,3 @@ def _pictures(folder: Path, class_of: dict[tuple[int, int], str]) -> list[str]:
         files = [e.path for e in shown if e.path not in inner and e.name.lower().endswith(pictures.ENDINGS)]
         found.append((here, sorted(files)))
     return [file for _, files in sorted(found) for file in files]
-
-
-def spread(count: int, most: int) -> list[int]:
-    """So many numbers below `count` at most, evenly apart."""
-    return sorted({i * count // min(count, most) for i in range(min(count, most))}) if count else []
-
-
-def mixed(files: Files) -> torch.Tensor:
-    """Numbers of all files in an order that no seed decides: sorted by class, the first few were of a few."""
-    return torch.randperm(len(files.labels), generator=keyed_rng.generator("evaluation"))

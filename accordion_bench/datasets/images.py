@@ -1,7 +1,6 @@
 """Image classification data in memory: batches by index, augmentation in one vectorised pass on the device."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +8,7 @@ from torch.nn import functional as F
 
 from accordion_bench.datasets.base import Batches, Dataset, Split
 from accordion_bench.options import checks
+from accordion_bench.options.option import option, with_options
 from accordion_bench.tensors import keyed_rng
 
 
@@ -176,36 +176,49 @@ def normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return (images.float() - mean).div_(std)
 
 
+@with_options
 class ImageDataset(Dataset):
     """Images with one label each.
 
-    Args:
-        validation: so many of the training samples (below 1: this share of them), chosen by the seed after `subset`,
-            are not trained on but evaluated; `target`, the best epoch and the best weights go by them, so that the test
-            set chooses nothing. null = none, the test set chooses.
-        subset, limit_eval, sharding, alpha: see `Dataset`; `limit_eval` holds for each of the two evaluations.
-
-    Class attributes:
-        in_channels, num_classes, image_size: what a model must accept.
+    Samples of `validation` (a share below 1, or a number) are chosen by the seed after `subset`. They are not trained
+    on but evaluated; `target`, the best epoch and the best weights go by them, so that the test set chooses nothing.
+    `limit_eval` holds for each of the two evaluations.
     """
+
+    subset: int | None = option(
+        "so many training samples, chosen by the seed; null = all", default=None, at_least=1, instead=1000
+    )
+    limit_eval: int | None = option(
+        "evaluate on the first so many samples; null = all", default=None, at_least=1, instead=1000
+    )
+    validation: int | float | None = option(
+        "training samples, a number or a share below 1, held out to choose by; null = by the test set",
+        default=None,
+        above=0,
+        instead=0.1,
+    )
+    sharding: str = option(
+        "reshuffled in every epoch, static; dirichlet: a shard for each worker, whose labels differ",
+        default="reshuffled",
+        choices=("reshuffled", "static", "dirichlet"),
+    )
+    alpha: float | None = option(
+        "of dirichlet, its concentration; smaller = fewer labels for each worker", default=None, above=0, instead=0.5
+    )
 
     task = "images"
     labelled = True
-    in_channels: int
-    num_classes: int
-    image_size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sharding == "dirichlet" and self.alpha is None:
+            raise checks.ValueRefused("alpha", "a number above 0 with dataset.sharding=dirichlet", None, 0.5)
+        if self.validation is not None and self.validation >= 1:
+            checks.integer("validation", self.validation, at_least=1, instead=int(min(self.validation, 5000)))
 
     @property
     def chance(self) -> float:
         return 1 / self.num_classes
-
-    def __init__(self, validation: float | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        if validation is not None:
-            checks.number("validation", validation, above=0, instead=0.1)
-            if validation >= 1:
-                checks.integer("validation", validation, at_least=1, instead=int(min(validation, 5000)))
-        self.validation = validation
 
     @property
     def validation_count(self) -> int:
@@ -240,13 +253,6 @@ class ImageDataset(Dataset):
     def example(self, samples: int) -> tuple[Tensor, Tensor]:
         shape = samples, self.in_channels, self.image_size, self.image_size
         return torch.zeros(shape), torch.zeros(samples, dtype=torch.int64)
-
-    def checked_cutout(self, side: int) -> int:
-        """An integer from 0 (no cutout) to twice the image's side, which leaves nothing."""
-        checks.integer("cutout", side, at_least=0, instead=self.image_size // 2)
-        if side > 2 * self.image_size:
-            raise checks.ValueRefused("cutout", f"at most {2 * self.image_size}", side, self.image_size // 2)
-        return side
 
     def cut(self, train, test, seed: int):
         """Apply `subset` and `limit_eval` to (images, labels) pairs."""

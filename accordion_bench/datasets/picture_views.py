@@ -2,9 +2,10 @@
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +23,39 @@ MEAN = [255 * m for m in (0.485, 0.456, 0.406)]  # of torchvision's reference tr
 STD = [255 * s for s in (0.229, 0.224, 0.225)]
 ATTEMPTS = 10  # at a crop that fits
 HELD_OUT = -1  # in the place of an epoch: a training image as it is evaluated
+
+
+class Pictures(Protocol):
+    """Many pictures with their classes, not decoded yet.
+
+    Attributes:
+        labels: of all, array [n].
+    """
+
+    @property
+    def labels(self) -> np.ndarray: ...
+
+    def only(self, indices: Tensor) -> Any:
+        """Some of them, in this order."""
+
+    def with_others(self, others: Any) -> Any:
+        """These, and then others of the same kind."""
+
+    def open(self, index: int) -> Image.Image:
+        """One picture, in colour.
+
+        Raises:
+            Unreadable: names it and the reason.
+        """
+
+    def sides(self, indices: Sequence[int]) -> Iterator[int]:
+        """The shorter side of some in pixels, of those that can be read."""
+
+    def to_examine(self, indices: Sequence[int]) -> Iterable[Path]:
+        """Files to look at before a run."""
+
+    def identities(self) -> Iterator[bytes]:
+        """What a fingerprint is made of."""
 
 
 @dataclass(frozen=True)
@@ -50,25 +84,39 @@ class Files:
         return self.folder / os.fsdecode(self.names[index])
 
     def open(self, index: int) -> Image.Image:
-        """One picture, in colour.
-
-        Raises:
-            Unreadable: names the file and the reason.
-        """
+        """See `Pictures`."""
         return pictures.opened(self.path(index))
+
+    def sides(self, indices: Sequence[int]) -> Iterator[int]:
+        """See `Pictures`."""
+        return pictures.sides(map(self.path, indices))
+
+    def to_examine(self, indices: Sequence[int]) -> Iterable[Path]:
+        """See `Pictures`."""
+        return map(self.path, indices)
+
+    def identities(self) -> Iterator[bytes]:
+        """Names and sizes."""
+        place = os.fsencode(self.folder)
+        for name in self.names:
+            try:
+                size = os.stat(os.path.join(place, name)).st_size
+            except OSError:  # a link that leads nowhere: `refuse_broken` tells
+                size = -1
+            yield b"%s %d\n" % (name, size)
 
 
 class Views(Dataset):
     """What a network sees of images, decoded; indexed by (epoch, sample), or (None, sample) for evaluation.
 
     Args:
-        train, test: the files.
+        train, test: the pictures.
         size: height and width in pixels.
         augment: random crops and flips of training images, keyed by (seed, epoch, sample).
         seed: of the run.
     """
 
-    def __init__(self, train: Files, test: Files, size: int, augment: bool, seed: int) -> None:
+    def __init__(self, train: Pictures, test: Pictures, size: int, augment: bool, seed: int) -> None:
         self.train, self.test, self.size, self.augment, self.seed = train, test, size, augment, seed
 
     def __getitem__(self, key: tuple[int | None, int]) -> tuple[Tensor, int]:

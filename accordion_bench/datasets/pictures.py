@@ -105,7 +105,7 @@ def _examine(file: Path) -> None:
                 again.load()
 
 
-def sides(files: Iterable[Path]) -> Iterator[int]:
+def sides(files: Iterable[Path | BinaryIO]) -> Iterator[int]:
     """The shorter side of each picture in pixels, of those that can be read."""
     for file in files:
         try:

@@ -6,31 +6,27 @@ from collections.abc import Mapping
 
 import torch
 
-from accordion_bench.datasets.byte_windows import ByteDataset
 from accordion_bench.datasets.text import EOS, UNKNOWN, TextData, TextDataset, by_frequency, numbers
-from accordion_bench.options import checks
+from accordion_bench.datasets.token_windows import ByteDataset
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.option import Choice, option, with_options
 
 WORD = re.compile(r"[A-Za-z_]+|\d|[^\w\s]")
 PART = 8  # one topic in so many is for validation, and one for the test
 
 
+@with_options
 class PyDocs(TextDataset):
     """About 80,000 words on the Python language; a real corpus for small models, without a download.
 
     Paragraphs that occur in several topics count once. Words, single digits and punctuation marks are words here, lower
     case; `<eos>` ends each paragraph. The text differs a little between Python versions: compare runs of one version.
-
-    Args:
-        min_count: words that are rarer in the training topics become `<unk>`; higher = smaller vocabulary.
-        bptt, metric_split, subset, limit_eval: see `TextDataset`.
     """
 
-    reads_files = False
+    min_count: int = option("rarer words become <unk>", default=2, at_least=1)
 
-    def __init__(self, min_count: int = 2, **options) -> None:
-        super().__init__(**options)
-        self.min_count = checks.integer("min_count", min_count, at_least=1, instead=2)
+    reads_files = False
+    chosen_as = {"pydocs": Choice("Python's own documentation topics: about 80,000 words, no download")}
 
     @functools.cached_property
     def words(self) -> list[str]:
@@ -54,17 +50,17 @@ class PyDocs(TextDataset):
         return self.numbered(numbers(splits(), self.words), device)
 
 
+@with_options
 class PyDocsBytes(ByteDataset):
-    """The same documentation as about 300,000 training bytes, with its spaces, line breaks and capitals.
-
-    Args:
-        context, metric_split, subset, limit_eval, sharding: see `ByteDataset`.
-    """
+    """The same documentation as about 300,000 training bytes, with its spaces, line breaks and capitals."""
 
     reads_files = False
+    chosen_as = {
+        "pydocs_bytes": Choice("Python's own documentation topics as bytes: about 300,000 for training, no download")
+    }
 
     @property
-    def train_bytes(self) -> int:  # type: ignore[override]
+    def train_tokens(self) -> int:  # type: ignore[override]
         return len(byte_splits()["train"])
 
     def texts(self, root: str) -> dict[str, bytes]:

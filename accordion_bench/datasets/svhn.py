@@ -1,47 +1,41 @@
 """SVHN, house numbers, from its original files."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from accordion_bench.datasets import checksums, fetch
+from accordion_bench.datasets.cifar import CHECK, CUTOUT, TIMEOUT
 from accordion_bench.datasets.fetch import Source
 from accordion_bench.datasets.images import ImageData, ImageDataset
-from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 
 FOLDER = "svhn"
 MD5 = {
     "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
     "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
 }
-TIMEOUT = 10.0  # seconds that a silent network may take to say anything
 
 
+@with_options
 class SVHN(ImageDataset):
     """73,257 training and 26,032 test images of 32x32 pixels, cropped digits in colour (Netzer et al. 2011).
 
     Read from `train_32x32.mat` and `test_32x32.mat` in the folder `svhn`; what lacks is downloaded,
-    from where torchvision has it. The 531,131 easier `extra` images are left out, as by Accordion.
-
-    Args:
-        augment: random crop (padding 4). Off by default: neither Accordion's code nor Wide ResNets (Zagoruyko &
-            Komodakis 2016, arXiv 1605.07146) nor the cutout paper augment these images. Digits are never flipped.
-        cutout: side in pixels of a square that is cut out of each training image; 0 = none.
-        check: compare the files with the published md5 sums, once; false trains on others, too.
-        validation, subset, limit_eval, sharding, alpha: see `ImageDataset`.
+    from where torchvision has it. The 531,131 easier `extra` images are left out, as by Accordion. `augment` is off by
+    default: neither Accordion's code nor Wide ResNets (Zagoruyko & Komodakis 2016, arXiv 1605.07146) nor the cutout
+    paper augment these images. Digits are never flipped.
     """
 
+    augment: bool = option("random crop, without flip", default=False)
+    cutout: int = option(CUTOUT, default=0, at_least=0, at_most=64, instead=16)
+    check: bool = option(CHECK, default=True)
+
+    chosen_as = {"svhn": Choice("train_32x32.mat and test_32x32.mat in paths.data/svhn, or downloaded there")}
     in_channels, num_classes, image_size = 3, 10, 32
     train_size = 73_257
-
-    def __init__(self, augment: bool = False, cutout: int = 0, check: bool = True, **options: Any) -> None:
-        super().__init__(**options)
-        self.augment = checks.boolean("augment", augment)
-        self.check = checks.boolean("check", check)
-        self.cutout = self.checked_cutout(cutout)
 
     def prepare(self, root: str) -> None:
         def sources() -> list[Source]:

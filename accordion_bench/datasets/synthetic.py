@@ -3,41 +3,27 @@
 import torch
 
 from accordion_bench.datasets.images import ImageData, ImageDataset
-from accordion_bench.options import checks
+from accordion_bench.options.option import NEAREST, Choice, option, with_options
 from accordion_bench.tensors import keyed_rng
 
 
+@with_options
 class Synthetic(ImageDataset):
-    """Class patterns from N(0, 1) plus noise from N(0, noise^2); for speed measurements and tests, not for results.
+    """Class patterns from N(0, 1) plus noise from N(0, noise^2); for speed measurements and tests, not for results."""
 
-    Args:
-        size: height and width in pixels.
-        channels, classes: of the images.
-        train_size, test_size: number of images.
-        noise: standard deviation of the noise; larger = harder.
-        validation, subset, limit_eval, sharding, alpha: see `ImageDataset`.
-    """
+    size: int = option("height and width in pixels", default=32, at_least=1, instead=NEAREST)
+    channels: int = option(default=3, at_least=1, instead=NEAREST)
+    classes: int = option(default=10, at_least=2, instead=NEAREST)
+    train_size: int = option(default=2048, at_least=1, instead=NEAREST)
+    test_size: int = option(default=512, at_least=1, instead=NEAREST)
+    noise: float = option("standard deviation; larger = harder", default=1.0, at_least=0, instead=1)
 
     reads_files = False
+    chosen_as = {"synthetic": Choice("one random pattern for each class, plus noise: for speed measurements and tests")}
 
-    def __init__(
-        self,
-        size: int = 32,
-        channels: int = 3,
-        classes: int = 10,
-        train_size: int = 2048,
-        test_size: int = 512,
-        noise: float = 1.0,
-        **options,
-    ) -> None:
-        super().__init__(**options)
-        sizes = {"size": size, "channels": channels, "train_size": train_size, "test_size": test_size}
-        for key, value in sizes.items():
-            checks.integer(key, value, at_least=1)
-        self.size, self.image_size, self.in_channels = size, size, channels
-        self.num_classes = checks.integer("classes", classes, at_least=2)
-        self.train_size, self.test_size = train_size, test_size
-        self.noise = checks.number("noise", noise, at_least=0, instead=1)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.image_size, self.in_channels, self.num_classes = self.size, self.channels, self.classes
 
     def load(self, root: str, seed: int, device: torch.device) -> ImageData:
         generator = keyed_rng.generator(seed, "synthetic")

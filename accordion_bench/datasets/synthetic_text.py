@@ -4,39 +4,29 @@ import torch
 
 from accordion_bench.datasets.text import TextData, TextDataset
 from accordion_bench.options import checks
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.tensors import keyed_rng
 
 
+@with_options
 class SyntheticText(TextDataset):
     """Each word is followed by one of `branches` words with equal chance; for speed measurements and tests.
 
     The best possible perplexity is about 8 with the defaults, and about `branches` without noise.
-
-    Args:
-        vocabulary: number of different words.
-        branches: words that may follow a word; fewer = easier.
-        noise: share of words drawn from the whole vocabulary instead; higher = harder.
-        train_words, test_words: words of the training split, and of the test and the validation split each.
-        bptt, metric_split, subset, limit_eval: see `TextDataset`.
     """
 
-    reads_files = False
+    vocabulary: int = option("number of different words", default=200, at_least=2)
+    branches: int = option("words that may follow a word", default=4, at_least=1)
+    noise: float = option("share of words that follow no rule", default=0.1, at_least=0, at_most=1)
+    train_words: int = option(default=20000, at_least=2)
+    test_words: int = option("and as many for validation", default=2000, at_least=2)
 
-    def __init__(
-        self,
-        vocabulary: int = 200,
-        branches: int = 4,
-        noise: float = 0.1,
-        train_words: int = 20000,
-        test_words: int = 2000,
-        **options,
-    ) -> None:
-        super().__init__(**options)
-        self.vocabulary = checks.integer("vocabulary", vocabulary, at_least=2, instead=200)
-        self.branches = checks.integer("branches", branches, at_least=1, instead=4)
-        self.noise = checks.number("noise", noise, at_least=0, at_most=1, instead=0.1)
-        self.train_words = checks.integer("train_words", train_words, at_least=self.bptt + 1, instead=20000)
-        self.test_words = checks.integer("test_words", test_words, at_least=2, instead=2000)
+    reads_files = False
+    chosen_as = {"synthetic_text": Choice("words of a random Markov chain: for speed measurements and tests")}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("train_words", self.train_words, at_least=self.bptt + 1, instead=20000)
 
     def load(self, root: str, seed: int, device: torch.device) -> TextData:
         generator = keyed_rng.generator(seed, "synthetic text")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from accordion_bench.datasets.base import Batches, Dataset
-from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.option import option, with_options
 
 EOS, UNKNOWN = "<eos>", "<unk>"
 STRANDS = 32  # in which an evaluation split is read, each from a zero state
@@ -68,35 +68,29 @@ class TextData:
             yield words[at.clamp_max(count)], y
 
 
+@with_options
 class TextDataset(Dataset):
     """Text of which every next word is to be predicted.
 
-    Args:
-        bptt: words per training segment; gradients reach no further back.
-        metric_split: the split that `perplexity` is of: `test`, or `valid` (Accordion's published perplexities).
-        subset: use only the first so many training words; null = all.
-        limit_eval: evaluate on the first so many words of each split, 2 at least; null = all.
-
-    Attributes:
-        vocabulary: number of different words.
-        train_words: in the whole training split.
+    Gradients reach no further back than `bptt` words. Accordion's published perplexities are of the split `valid`.
     """
 
-    task = "text"
-    vocabulary: int
-    train_words: int
+    bptt: int = option("words per training segment", default=30, at_least=1)
+    metric_split: str = option("the split that perplexity is of", default="test", choices=("test", "valid"))
+    subset: int | None = option("the first so many training words", default=None, at_least=1, instead=1000)
+    limit_eval: int | None = option(
+        "the first so many words of each evaluation split", default=None, at_least=1, instead=1000
+    )
 
-    def __init__(
-        self, bptt: int = 30, metric_split: str = "test", subset: int | None = None, limit_eval: int | None = None
-    ) -> None:
-        super().__init__(subset, limit_eval)
-        self.bptt = checks.integer("bptt", bptt, at_least=1, instead=30)
-        self.metric_split = checks.choice("metric_split", metric_split, ["test", "valid"])
-        self.sharding = "consecutive"
-        if subset is not None and subset <= bptt:
-            raise ValueRefused("subset", f"more than bptt={bptt} words", subset, 100 * bptt)
-        if limit_eval == 1:
-            raise ValueRefused("limit_eval", "at least 2, a word and the one after it", limit_eval, 10000)
+    task = "text"
+    sharding = "consecutive"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.subset is not None and self.subset <= self.bptt:
+            raise ValueRefused("subset", f"more than bptt={self.bptt} words", self.subset, 100 * self.bptt)
+        if self.limit_eval == 1:
+            raise ValueRefused("limit_eval", "at least 2, a word and the one after it", self.limit_eval, 10000)
 
     @property
     def whole(self) -> int:

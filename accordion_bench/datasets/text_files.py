@@ -1,44 +1,52 @@
 """WikiText-2 and the Penn Treebank from their files, as words or as bytes."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from accordion_bench.datasets import fetch
-from accordion_bench.datasets.byte_windows import ByteDataset
 from accordion_bench.datasets.text import EOS, TextData, TextDataset, by_frequency, numbers
+from accordion_bench.datasets.token_windows import ByteDataset
 from accordion_bench.datasets.unreadable import refusal, why
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.option import Choice, option, with_options
 
 SPLITS = ("train", "valid", "test")
+USUAL_NAMES = ("*train*", "*valid*", "*test*")
 WHAT = "texts that can be read"
 
 
+@with_options
 class TextFiles(TextDataset):
     """Three files of words with blanks between them, one sentence or paragraph per line; `<eos>` ends each line.
 
-    The vocabulary is that of the training split, most frequent word first.
-
-    Args:
-        folder: under paths.data.
-        files: names of the training, validation and test split; `*` as in shells.
-        vocabulary: number of different words in the training split, `<eos>` included; checked when the files are read.
-        train_words: words of the training split, `<eos>` included; checked as well.
-        lower: change all letters to lower case (Accordion's runs).
-        bptt, metric_split, subset, limit_eval: see `TextDataset`.
+    The vocabulary is that of the training split, most frequent word first. `vocabulary` and `train_words`, `<eos>`
+    included, are checked when the files are read. Names of files may have `*`, as in shells.
     """
 
-    def __init__(
-        self, folder: str, files: list[str], vocabulary: int, train_words: int, lower: bool = False, **options
-    ) -> None:
-        super().__init__(**options)
-        self.folder, self.files = folder, three_names(files)
-        self.vocabulary = checks.integer("vocabulary", vocabulary, at_least=2, instead=33278)
-        self.train_words = checks.integer("train_words", train_words, at_least=2, instead=2088628)
-        self.lower = checks.boolean("lower", lower, instead=False)
+    folder: str = option("in paths.data", default="wikitext-2")
+    files: Sequence[str] = option("training, validation and test split", default=USUAL_NAMES)
+    vocabulary: int = option("different words of the training split", default=33278, at_least=2)
+    train_words: int = option("words of the training split", default=2088628, at_least=2)
+    lower: bool = option("lower case, as in the Accordion runs: with vocabulary=28912", default=False)
+
+    chosen_as = {
+        "wikitext2": Choice("2,088,628 training words (Merity et al. 2016), from the files in paths.data"),
+        "ptb": Choice(
+            "the Penn Treebank in the form of Mikolov et al. 2010: ptb.train.txt, ptb.valid.txt, ptb.test.txt in "
+            "paths.data",
+            {"folder": "ptb", "vocabulary": 10000, "train_words": 929589},
+            comments={"lower": "all letters in lower case"},
+        ),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_unless_three(self.files)
 
     def prepare(self, root: str) -> None:
         self.load(root, 0, torch.device("cpu"))  # and refuse what is wrong; it is not read again in this process
@@ -56,20 +64,24 @@ class TextFiles(TextDataset):
         return self.numbered(splits, device)
 
 
+@with_options
 class ByteFiles(ByteDataset):
-    """Three files, byte by byte as they are.
+    """Three files, byte by byte as they are; `train_bytes` is checked when they are read."""
 
-    Args:
-        folder: under paths.data.
-        files: names of the training, validation and test split; `*` as in shells.
-        train_bytes: size of the training split; checked when the files are read.
-        context, metric_split, subset, limit_eval, sharding: see `ByteDataset`.
-    """
+    folder: str = option("in paths.data", default="wikitext-2")
+    files: Sequence[str] = option("training, validation and test split", default=USUAL_NAMES)
+    train_bytes: int = option("bytes of the training split", default=10797148, at_least=2)
 
-    def __init__(self, folder: str, files: list[str], train_bytes: int, **options) -> None:
-        super().__init__(**options)
-        self.folder, self.files = folder, three_names(files)
-        self.train_bytes = checks.integer("train_bytes", train_bytes, at_least=2, instead=10797148)
+    chosen_as = {
+        "wikitext2_bytes": Choice(
+            "WikiText-2 (Merity et al. 2016) as 10,797,148 training bytes, from the files in paths.data"
+        )
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_unless_three(self.files)
+        self.train_tokens = self.train_bytes
 
     def prepare(self, root: str) -> None:
         self.texts(root)  # and refuse what is wrong
@@ -90,18 +102,18 @@ def _bytes(path: Path) -> bytes:
         raise refusal(WHAT, path, why(path, error)) from None
 
 
-def three_names(files: list[str]) -> list[str]:
-    """The names of the files of the splits, if that is what they are.
+def refuse_unless_three(files: Sequence[str]) -> None:
+    """Names of the files of the splits.
 
     Raises:
-        ValueRefused: they are not.
+        ValueRefused: they are something else.
     """
-    if not (isinstance(files, list) and len(files) == 3 and all(isinstance(name, str) and name for name in files)):
-        raise ValueRefused("files", "three names: training, validation, test", files, [f"*{s}*" for s in SPLITS])
-    return files
+    names = isinstance(files, list | tuple) and all(isinstance(name, str) and name for name in files)
+    if not names or len(files) != 3:
+        raise ValueRefused("files", "three names: training, validation, test", files, [*USUAL_NAMES])
 
 
-def paths_of_splits(root: str, folder: str, files: list[str], instead: str) -> dict[str, Path]:
+def paths_of_splits(root: str, folder: str, files: Sequence[str], instead: str) -> dict[str, Path]:
     """The file of each split.
 
     Args:

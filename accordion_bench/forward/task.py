@@ -1,4 +1,4 @@
-"""Tasks: loss and evaluation of what is trained: images with labels, the next word of a text, or its next byte."""
+"""Tasks: loss and evaluation of what is trained: images with labels, the next word of a text, or its next token."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from accordion_bench.comm.graphs import EVALUATION, WORKERS
 from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.datasets.base import Batches, Data, Dataset, LabelledData
-from accordion_bench.datasets.byte_windows import ByteData
 from accordion_bench.datasets.text import TextData
-from accordion_bench.runs.metrics import METRICS, Metric
+from accordion_bench.datasets.token_windows import TokenData, TokenDataset
+from accordion_bench.runs.metrics import BITS_PER_BYTE, METRICS, Metric
 
 EVAL_BATCH = 512
 DataT = TypeVar("DataT", bound=Data)
@@ -184,13 +184,7 @@ class Text(Task[TextData]):
         return torch.cat(totals)
 
     def columns(self, totals: list[float]) -> dict[str, float]:
-        losses = {"test": totals[0] / totals[1], "valid": totals[2] / totals[3]}
-        perplexity = {split: torch.tensor(loss, dtype=torch.float64).exp().item() for split, loss in losses.items()}
-        return {
-            "test_loss": losses["test"],
-            "perplexity": perplexity[self.metric_split],
-            **{f"{split}_perplexity": perplexity[split] for split in ("test", "valid")},
-        }
+        return _perplexities(totals, "perplexity", self.metric_split)
 
     def worker_state(self, row: int) -> dict[str, Any]:
         states = self.states.get(row, {})
@@ -201,20 +195,19 @@ class Text(Task[TextData]):
         self.states[row] = {micro: tuple(part.to(self.device) for part in parts) for micro, parts in micros}
 
 
-class Bytes(Task[ByteData]):
-    """Cross-entropy of the next byte, in nats; divided by ln 2 it is in bits per byte, and its exp the perplexity.
+class Windows(Task[TokenData]):
+    """Cross-entropy of the next token, in nats; its exp is the perplexity. Of bytes, divided by ln 2: bits per byte.
 
     Windows know nothing of each other, and every split is evaluated whole.
 
     Args:
-        metric_split: the split that `bits_per_byte` is of, `valid` or `test`.
+        metric: `bits_per_byte` or `token_perplexity`.
+        metric_split: the split that it is of, `valid` or `test`.
     """
 
-    metric = METRICS["bits_per_byte"]
-
-    def __init__(self, metric_split: str = "valid") -> None:
-        self.metric_split = metric_split
-        self.selected_by, self.tested = f"{metric_split}_bits_per_byte", "test_bits_per_byte"
+    def __init__(self, metric: str = "bits_per_byte", metric_split: str = "valid") -> None:
+        self.metric, self.metric_split = METRICS[metric], metric_split
+        self.selected_by, self.tested = f"{metric_split}_{metric}", f"test_{metric}"
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor, row: int, micro: int) -> Tensor:
         return _entropy(model(x), y, "mean")
@@ -222,7 +215,7 @@ class Bytes(Task[ByteData]):
     def totals(
         self,
         model: nn.Module,
-        data: ByteData,
+        data: TokenData,
         worker: int,
         workers: int,
         do: Callable[[OfBatch, Tensor, Tensor], Tensor] = at_once,
@@ -237,6 +230,8 @@ class Bytes(Task[ByteData]):
         return totals.flatten()
 
     def columns(self, totals: list[float]) -> dict[str, float]:
+        if self.metric is not BITS_PER_BYTE:
+            return _perplexities(totals, self.metric.name, self.metric_split)
         losses = {"test": totals[0] / totals[1], "valid": totals[2] / totals[3]}
         bits = {split: loss / math.log(2) for split, loss in losses.items()}
         return {
@@ -245,6 +240,17 @@ class Bytes(Task[ByteData]):
             "perplexity_per_byte": torch.tensor(bits[self.metric_split], dtype=torch.float64).exp2().item(),
             **{f"{split}_bits_per_byte": bits[split] for split in ("test", "valid")},
         }
+
+
+def _perplexities(totals: list[float], name: str, metric_split: str) -> dict[str, float]:
+    """Columns of a perplexity, from nats and tokens of the test and the validation split."""
+    losses = {"test": totals[0] / totals[1], "valid": totals[2] / totals[3]}
+    perplexity = {split: torch.tensor(loss, dtype=torch.float64).exp().item() for split, loss in losses.items()}
+    return {
+        "test_loss": losses["test"],
+        name: perplexity[metric_split],
+        **{f"{split}_{name}": perplexity[split] for split in ("test", "valid")},
+    }
 
 
 def _entropy(logits: Tensor, y: Tensor, reduction: str) -> Tensor:
@@ -256,6 +262,6 @@ def task_of(dataset: Dataset, device: torch.device | None = None, validation: Te
     """The task of a data set, of which some training samples may be held out."""
     if dataset.task == "text":
         return Text(getattr(dataset, "metric_split", "test"), device)
-    if dataset.task == "bytes":
-        return Bytes(getattr(dataset, "metric_split", "valid"))
+    if isinstance(dataset, TokenDataset):
+        return Windows(dataset.metric, dataset.metric_split)
     return Images(validation, device)

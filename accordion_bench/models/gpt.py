@@ -1,4 +1,4 @@
-"""GPT: a causal transformer that predicts the next byte."""
+"""GPT: a causal transformer that predicts the next token."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from accordion_bench.options.option import Choice, option, with_options
 
 @with_options
 class GPT(nn.Module):
-    """logits_t = E norm(x_t), x = blocks(d(E[bytes] + P)), d dropout; the embedding E is the output layer, too.
+    """logits_t = E norm(x_t), x = blocks(d(E[tokens] + P)), d dropout; the embedding E is the output layer, too.
 
     V d + P d + L (12 d^2 + 13 d) + 2 d parameters for V symbols, P positions, L layers of width d. Dropout follows the
     embedding, the attention and each half block.
@@ -21,7 +21,7 @@ class GPT(nn.Module):
     Source: Radford et al. 2019 (GPT-2), with the exact GELU.
     """
 
-    task = "bytes"
+    task = "tokens"
     chosen_as = {
         "gpt_nano": Choice("a causal transformer in a size for CPUs: 858,880 parameters with bytes"),
         "gpt_small": Choice(

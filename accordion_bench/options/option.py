@@ -129,6 +129,7 @@ def with_options(cls: type[Made]) -> type[Made]:
     the body runs, which gets their values.
 
     Example:
+        >>> from accordion_bench.options.component import Component
         >>> @with_options
         ... class LowRank(Component):
         ...     rank: int = option("lower rank = more compression", default=2, at_least=1)

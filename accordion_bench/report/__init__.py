@@ -34,6 +34,10 @@ def compare(runs: Runs) -> "pd.DataFrame":
     Returns:
         `setting`, then the columns of `tidy`: bytes, seconds and the metric (an accuracy as a share) with half widths
         of 95 % intervals and the difference to dense. Empty where no run has finished.
+
+    Example:
+        >>> ab.report.compare(runs)["arm"].tolist()  # runs = "results/runs", say
+        ['dense', 'PowerSGD rank 2']
     """
     import pandas as pd
 
@@ -54,6 +58,10 @@ def figure(runs: Runs, kind: str = "comparison", setting: str | None = None) -> 
 
     Raises:
         ConfigError: there is no such kind or setting, or these runs have nothing to show in it; a ValueError.
+
+    Example:
+        >>> drawn = ab.report.figure(runs, "comparison")
+        >>> drawn.savefig("comparison.png")
     """
     from accordion_bench.report.render import BANDWIDTHS, figures
     from accordion_bench.report.render.figures.sheet import styled

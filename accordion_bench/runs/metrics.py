@@ -71,7 +71,9 @@ def split_of(column: str) -> str:
 PERPLEXITY = Metric("perplexity", False, False, counted="words", least=1.0, typical=100)
 # of bytes; their perplexity is 2 to the power of it, and has another name than that of words, which is no byte's
 BITS_PER_BYTE = Metric("bits_per_byte", False, False, "bits", "bytes", typical=2.5)
-METRICS = {m.name: m for m in (Metric("accuracy", True, True, "points"), PERPLEXITY, BITS_PER_BYTE)}
+TOKEN_PERPLEXITY = Metric("token_perplexity", False, False, counted="tokens", least=1.0, typical=30)
+OF_TEXTS = (PERPLEXITY, BITS_PER_BYTE, TOKEN_PERPLEXITY)
+METRICS = {m.name: m for m in (Metric("accuracy", True, True, "points"), *OF_TEXTS)}
 # what a user's own loop is judged by where its rows have no metric
 LOSSES = {m.name: m for m in (Metric("test_loss", False, False), Metric("train_loss", False, False))}
 

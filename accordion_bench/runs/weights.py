@@ -119,7 +119,9 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
         ConfigError: the file is missing, or not as the run has written it; a ValueError.
 
     Example:
-        model.load_state_dict(ab.load_weights("results/runs/RUN"))
+        >>> torch.save({"weight": torch.ones(2)}, "best.pt")  # as a run does
+        >>> ab.load_weights("best.pt")
+        {'weight': tensor([1., 1.])}
     """
     file = Path(path) / FINAL if os.path.isdir(path) else Path(path)
     try:

@@ -14,14 +14,14 @@ from accordion_bench.options.instantiate import trust
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.presets import named
 from accordion_bench.runs.folder import log
-from accordion_bench.runs.metrics import METRICS
+from accordion_bench.runs.metrics import METRICS, OF_TEXTS
 from accordion_bench.runs.secrets import masked
 from accordion_bench.trackers.base import BY_STEP, FIGURES, Tracker, figures_of, scalars, tags_of
 
 # what curves may be drawn against, instead of wandb's own step; the first is what they are drawn against at first
 AXES = ("payload_bytes", "wire_bytes", "seconds", "modelled_seconds", "epoch")
 VALIDATION = ("validation_accuracy", "validation_loss")
-OF_SPLITS = ("test_perplexity", "valid_perplexity", "test_bits_per_byte", "valid_bits_per_byte", "perplexity_per_byte")
+OF_SPLITS = (*(f"{split}_{of.name}" for of in OF_TEXTS for split in ("test", "valid")), "perplexity_per_byte")
 CURVES = (*METRICS, *OF_SPLITS, "test_loss", "train_loss", *VALIDATION)
 TAG = 64  # characters; wandb takes no longer ones
 _running: Any = None  # this process's run, until its end

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.."
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-bash scripts/demo.sh 0,1,2 "$scratch"
+"${PYTHON:-.venv/bin/python}" -m accordion_bench demo --seeds 0,1,2 --out "$scratch"
 
 kept=results/demo
 mkdir -p "$kept"

@@ -14,6 +14,7 @@ from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import progress
 from tests.kit import composed
 from tests.kit.helpers import typed_beside, yaml_names
+from tests.kit.own_data import huggingface_counts, written_tokens
 from tests.kit.paths import SHARED
 from tests.kit.picture_files import folder
 
@@ -53,14 +54,16 @@ def test_trains(tmp_path, group, name, extra):
         assert list((folder.path / "tensorboard").glob("events.*"))
 
 
-def test_every_dataset_says_what_a_model_must_accept(tmp_path):
+def test_every_dataset_says_what_a_model_must_accept(tmp_path, monkeypatch):
     """Those that count what is in files do so where there are some: pictures, and arrays beside them."""
     folder(tmp_path, {"a": 3, "b": 3})
     np.savez(tmp_path / "own.npz", x=np.zeros((8, 8, 8), np.uint8), y=np.arange(8) % 2)
+    written_tokens(tmp_path)
+    huggingface_counts(monkeypatch)
     for name in yaml_names("dataset"):
         config = RunConfig.from_dict(composed.cfg(f"dataset={name}", f"paths.data={tmp_path}"))
         dataset = build_components(with_counts(config), workers=4).dataset
-        of_text = {"text": ["vocabulary"], "bytes": ["vocabulary"]}
+        of_text = {"text": ["vocabulary"], "tokens": ["vocabulary"]}
         model = {"images": ["in_channels", "num_classes"], **of_text}[dataset.task]
         assert list(dataset.model_arguments()) == model and min(dataset.model_arguments().values()) >= 1
 

@@ -281,10 +281,10 @@ def test_cifar_comes_from_where_torchvision_has_it(tmp_path, server, monkeypatch
     source = server.offer(CIFAR100.filename, archive(members))
     monkeypatch.setattr(CIFAR100, "url", source.address)
     monkeypatch.setattr(CIFAR100, "tgz_md5", source.md5)
-    Cifar(100, check=False).prepare(str(tmp_path))
+    Cifar(classes=100, check=False).prepare(str(tmp_path))
     assert left(tmp_path) == ["cifar-100-python"] and (tmp_path / "cifar-100-python" / "meta").is_file()
     with pytest.raises(ConfigError, match="must hold the original files"):
-        Cifar(100).prepare(str(tmp_path))
+        Cifar(classes=100).prepare(str(tmp_path))
 
 
 def test_svhn_comes_from_where_torchvision_has_it(tmp_path, server, monkeypatch):

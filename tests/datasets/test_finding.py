@@ -67,14 +67,14 @@ def test_no_cache_can_be_written(tmp_path, monkeypatch):
 def test_images_that_are_no_originals(tmp_path):
     write_cifar100(tmp_path)
     with pytest.raises(ConfigError, match=r"dataset\.check=false"):
-        Cifar(100).prepare(str(tmp_path))
-    Cifar(100, check=False).prepare(str(tmp_path))
+        Cifar(classes=100).prepare(str(tmp_path))
+    Cifar(classes=100, check=False).prepare(str(tmp_path))
 
 
 @pytest.mark.skipif(not (SHARED / "cifar-10-batches-py").is_dir(), reason="no CIFAR-10 beside the checkout")
 @pytest.mark.parametrize("root", [SHARED, SHARED / "cifar-10-batches-py", SHARED.parent])
 def test_real_cifar10_is_the_original(root):
-    Cifar(10).prepare(str(root))
+    Cifar(classes=10).prepare(str(root))
 
 
 def test_a_sweep_without_data_asks_once(tmp_path, capsys, monkeypatch):

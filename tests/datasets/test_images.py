@@ -144,7 +144,7 @@ def test_cifar100(tmp_path, monkeypatch):
     """Channels are planes, rows come next; subset and limit_eval cut; a run of it ends."""
     drawn = write_cifar100(tmp_path)
     monkeypatch.setattr(Cifar, "train_size", 40)
-    dataset = Cifar(100, augment=False, limit_eval=7, check=False)
+    dataset = Cifar(classes=100, augment=False, limit_eval=7, check=False)
     dataset.prepare(str(tmp_path))
     data = dataset.load(str(tmp_path), 0, CPU)
     rows, labels = drawn["train"]
@@ -186,16 +186,16 @@ def test_files_that_are_no_originals(tmp_path, monkeypatch):
     write_cifar100(tmp_path)
     write_svhn(tmp_path)
     load = lambda dataset: dataset.load(str(tmp_path), 0, CPU)  # noqa: E731
-    for dataset, told in ((Cifar(100), "all 50,000 training images, got 40"), (SVHN(), "all 73,257 .* got 30")):
+    for dataset, told in ((Cifar(classes=100), "all 50,000 training images, got 40"), (SVHN(), "all 73,257 .* got 30")):
         with pytest.raises(ConfigError, match=told):
             load(dataset)
     file = tmp_path / "cifar-100-python" / "train"
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ConfigError, match=r"original files, got .*train, which cannot be read"):
-        load(Cifar(100))
+        load(Cifar(classes=100))
     file.write_bytes(pickle.dumps(os.getpid, protocol=2))
     with pytest.raises(ConfigError, match=r"posix.getpid is no array"):
-        load(Cifar(100))
+        load(Cifar(classes=100))
     (tmp_path / "svhn" / "train_32x32.mat").write_bytes(b"<html>not found</html>" * 100)
     with pytest.raises(ConfigError, match=r"original files, got .*train_32x32.mat, which cannot be read"):
         load(SVHN())
@@ -205,7 +205,7 @@ def test_files_that_are_no_originals(tmp_path, monkeypatch):
 def test_real_cifar10_is_what_torchvision_reads():
     from torchvision.datasets import CIFAR10
 
-    data, theirs = Cifar(10, subset=5000).load(str(SHARED), 0, CPU), CIFAR10(SHARED, train=False)
+    data, theirs = Cifar(classes=10, subset=5000).load(str(SHARED), 0, CPU), CIFAR10(SHARED, train=False)
     assert torch.equal(data.test_images.permute(0, 2, 3, 1), torch.from_numpy(theirs.data))
     assert data.test_labels.tolist() == theirs.targets
     assert data.train_size == 5000 and min(data.train_labels.bincount()) > 400
@@ -214,8 +214,8 @@ def test_real_cifar10_is_what_torchvision_reads():
 @pytest.mark.parametrize(
     "build, told",
     [
-        (lambda: Cifar(100, rotation=-1), "rotation must be a number at least 0 and at most 180, got -1"),
-        (lambda: Cifar(10, cutout=65), "cutout must be at most 64, got 65"),
+        (lambda: Cifar(classes=100, rotation=-1), "rotation must be a number at least 0 and at most 180, got -1"),
+        (lambda: Cifar(classes=10, cutout=65), "cutout must be an integer of at most 64, got 65"),
         (lambda: SVHN(cutout=1.5), "cutout must be an integer of at least 0, got 1.5"),
         (lambda: SVHN(augment=1), "augment must be true or false, got 1"),
         (lambda: ImageNet(workers=-1), "workers must be an integer of at least 0, got -1; type workers=4"),

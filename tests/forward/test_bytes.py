@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.validate import validate
-from accordion_bench.forward.task import Bytes
+from accordion_bench.forward.task import Windows
 from accordion_bench.models.gpt import GPT
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
@@ -102,7 +102,7 @@ def test_bits_per_byte_are_those_of_an_obvious_loop(tmp_path, limit, split):
         for p in model.parameters():
             p.mul_(3)  # else all bytes would be almost equally likely
         model.float()  # the loss is one in float32
-        expected = {part: by_the_byte(model, data.bytes[part], 16) for part in ("test", "valid")}
+        expected = {part: by_the_byte(model, data.tokens[part], 16) for part in ("test", "valid")}
         for workers in (1, 3, 40):
             columns = task.columns(sum(task.totals(model, data, w, workers) for w in range(workers)).tolist())
             for part, (nats, seen) in expected.items():
@@ -115,7 +115,7 @@ def test_bits_per_byte_are_those_of_an_obvious_loop(tmp_path, limit, split):
 
 def test_a_diverged_model_has_an_infinite_perplexity():
     """2 to the power of 1024 bits is no float any more; the loss still is one."""
-    columns = Bytes().columns([800.0, 1.0, 800.0, 1.0])
+    columns = Windows().columns([800.0, 1.0, 800.0, 1.0])
     assert columns["perplexity_per_byte"] == math.inf and columns["test_loss"] == 800
 
 
@@ -124,10 +124,10 @@ def test_untrained_and_trained(tmp_path):
     trainer = trainer_for(
         tmp_path, "workers=1", "epochs=12", "batch_size=8", "dataset.subset=6000", "dataset.limit_eval=2000"
     )
-    trainer.data.bytes["valid"] = trainer.data.bytes["train"][:2000]
+    trainer.data.tokens["valid"] = trainer.data.tokens["train"][:2000]
     assert trainer.evaluate()["bits_per_byte"] == pytest.approx(8, rel=0.02)
     trainer.fit()
-    share = torch.bincount(trainer.data.bytes["valid"].long(), minlength=256) / 2000
+    share = torch.bincount(trainer.data.tokens["valid"].long(), minlength=256) / 2000
     entropy = -(share[share > 0] * share[share > 0].log2()).sum().item()
     assert trainer.evaluate()["bits_per_byte"] < entropy < 5
 

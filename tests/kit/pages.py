@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.kit.paths import ROOT
 
-FOUND = [file for pattern in ("*.md", "docs/*.md", "examples/*/README.md") for file in ROOT.glob(pattern)]
+FOUND = [file for pattern in ("*.md", "docs/**/*.md", "examples/*/README.md") for file in ROOT.glob(pattern)]
 PAGES = sorted(file.relative_to(ROOT) for file in FOUND if file.name not in ("CHANGELOG.md", "SECURITY.md"))
 PROSE = sorted({*PAGES, *(file.relative_to(ROOT) for file in ROOT.glob("results/**/README.md"))})
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)

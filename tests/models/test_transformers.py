@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import Batch, WorkerAxis
 from accordion_bench.config.components import build_model
-from accordion_bench.datasets.byte_windows import ByteDataset
 from accordion_bench.datasets.digits import Digits
 from accordion_bench.datasets.pydocs import PyDocsBytes
+from accordion_bench.datasets.token_windows import ByteDataset
 from accordion_bench.models.gpt import GPT
 from accordion_bench.models.transformer import SelfAttention
 from accordion_bench.models.vit import ViT
@@ -267,6 +267,6 @@ def test_images_of_another_size_are_refused():
 
 def test_words_are_no_bytes():
     with pytest.raises(
-        ConfigError, match="model=gpt_nano needs a data set of bytes, got dataset=digits; type dataset="
+        ConfigError, match="model=gpt_nano needs a data set of tokens, got dataset=digits; type dataset="
     ):
         build_model(NODE, Digits(), "gpt_nano", "digits")

@@ -84,7 +84,7 @@ def test_what_the_yaml_file_says():
         files.yaml_text("", "example", Example, Choice("", {"rang": 3}))
 
 
-@pytest.mark.parametrize("value", [1e-8, 1e11, 0.5, 2, None, True, "qr", [-1, 0, 1], [[4, 2], [16, 4]]])
+@pytest.mark.parametrize("value", [1e-8, 1e11, 0.5, 2, None, True, "qr", ["*a*", "a"], [-1, 0, 1], [[4, 2], [16, 4]]])
 def test_yaml_reads_back_what_was_declared(value):
     assert yaml.safe_load(files.as_yaml(value)) == value
 

@@ -1,6 +1,7 @@
 """Runs from Python: tables, figures, and the notebook that shows them."""
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -84,16 +85,37 @@ def test_every_kind_is_drawn_or_refused_in_a_sentence(runs):
             assert f"got {kind}" in str(refused)
 
 
-def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
-    """Without Jupyter: its cells one after another, in an empty folder; what a cell ends with is computed, too."""
-    monkeypatch.chdir(tmp_path)
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+def executed(notebook: Path, **changed: str) -> dict:
+    """The names of a notebook's cells, run without Jupyter one after another; what a cell ends with is computed, too.
+
+    Args:
+        notebook: that holds no outputs.
+        changed: assignments that are made otherwise, such as a shorter run.
+    """
     names: dict = {}
-    for cell in cells:
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":
             assert not cell["outputs"]
-            exec("".join(cell["source"]), names)  # what stands in our own file
+            source = "".join(cell["source"])
+            for name, value in changed.items():
+                source = re.sub(rf"^{name} = .*$", f"{name} = {value}", source, flags=re.M)
+            exec(source, names)  # what stands in our own file
+    return names
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = executed(NOTEBOOK)
     assert (tmp_path / "accuracy_bytes.png").stat().st_size > 1000
     assert names["table"]["n"].tolist() == [3, 3, 3]
     assert names["table"]["difference_shown"].tolist()[1:] == ["yes", "no"]
     assert "kind must be a figure for which these runs have the numbers, got norms" in capsys.readouterr().out
+
+
+def test_the_tour_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = executed(NOTEBOOK.with_name("tour.ipynb"), EPOCHS="3")
+    assert names["table"]["arm"].tolist()[0] == "dense" and len(names["table"]) == 3
+    assert (names["table"]["payload_times_less"].to_numpy()[1:] > 5).all()
+    assert names["losses"][-1] < 0.9 * names["losses"][0]
+    assert "compressor=powersgd, 1 worker, 200 steps" in capsys.readouterr().out

@@ -66,11 +66,11 @@ STUDIES = (
     "studies.time_to_accuracy",
     "studies.validate_model",
 )
-SHELL = ("demo", *STUDIES)
 SHOWN = {"demo_report", "studies.draw_kept"}  # from what is kept here: tested below
 KEPT = {"studies.report_kept", "few_colours"}  # what stays of a report: the end of `papers`; test_claims.py
-# make install; demo and compressors, one after another; make wheel; a package index; test_try_cases; test_option
-OTHERWISE = {"setup", "studies.figures", "try_wheel", "lock", "try_cases", "options"}
+# make install; demo and compressors, one after another; make wheel; a package index; test_try_cases; test_option;
+# test_site
+OTHERWISE = {"setup", "studies.figures", "try_wheel", "lock", "try_cases", "options", "site"}
 
 
 def test_every_script_is_tried():
@@ -80,7 +80,7 @@ def test_every_script_is_tried():
         *(file for part in ("bench", "gpu", "studies") for file in folder.glob(f"{part}/[!_]*.*")),
     ]
     names = {".".join(file.relative_to(folder).with_suffix("").parts) for file in found}
-    assert names == {*SMALLEST, *LINKS, *PARTS, *SHELL, *OTHERWISE, *SHOWN, *KEPT}
+    assert names == {*SMALLEST, *LINKS, *PARTS, *STUDIES, *OTHERWISE, *SHOWN, *KEPT}
 
 
 def run(name: str, arguments: list[str], tmp_path: Path) -> None:
@@ -125,7 +125,8 @@ def typed(script: str, tmp_path: Path) -> list[list[str]]:
 NETLAB = "accordion_bench.netlab"
 
 
-@pytest.mark.parametrize("script", ["demo", *(pytest.param(name, marks=pytest.mark.slow) for name in SHELL[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("script", STUDIES)
 def test_what_a_shell_script_types_is_accepted(tmp_path, script):
     commands = typed(script, tmp_path)
     assert len(commands) >= 4
@@ -164,15 +165,6 @@ def test_demo_report_shows_them(tmp_path):
     environ = {**os.environ, "PYTHON": sys.executable}
     said = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=280).stdout
     assert "Accordion (PowerSGD rank 4/1)" in said and (tmp_path / "comparison.png").is_file()
-
-
-def test_a_short_demo_has_a_policy_that_looks_after_each_epoch(tmp_path, monkeypatch):
-    for epochs, interval in (("6", "1"), ("40", "5")):
-        monkeypatch.setenv("EPOCHS", epochs)
-        found = [
-            words for words in typed("demo", tmp_path) if "adaptive=accordion" in words and f"epochs={epochs}" in words
-        ]
-        assert found and all(f"adaptive.accordion.interval={interval}" in words for words in found)
 
 
 def first_cell(words: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import CapturedWork, CaptureStage, Graphs, NotCapturable, eagerly
 from accordion_bench.conformance.stand_ins import TapeGraphs
-from accordion_bench.datasets import byte_windows
+from accordion_bench.datasets import token_windows
 from accordion_bench.forward import task
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.training import replayed
@@ -158,7 +158,7 @@ class TestSameBits:
     def test_of_evaluations(self, tmp_path, monkeypatch, overrides):
         """Of whole and of shorter batches, after each of two epochs; the consensus may lie elsewhere each time."""
         monkeypatch.setattr(task, "EVAL_BATCH", 5)
-        monkeypatch.setattr(byte_windows, "EVALUATED_AT_ONCE", 40)
+        monkeypatch.setattr(token_windows, "EVALUATED_AT_ONCE", 40)
         images = [] if overrides is BYTES else ["dataset.test_size=46"]
         with pair(tmp_path, *overrides, *images) as both:
             for _ in range(2):

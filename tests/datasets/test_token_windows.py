@@ -8,25 +8,25 @@ import pytest
 import torch
 
 from accordion_bench.datasets import pydocs
-from accordion_bench.datasets.byte_windows import IGNORED, ByteData
-from accordion_bench.datasets.entropy import bits_per_byte
 from accordion_bench.datasets.pydocs import PyDocsBytes
 from accordion_bench.datasets.text_files import ByteFiles
+from accordion_bench.datasets.token_windows import IGNORED, TokenData
 from accordion_bench.options.checks import ConfigError
+from scripts.studies.entropy import bits_per_byte
 from tests.kit.helpers import yaml_node
 from tests.kit.paths import SHARED
 
 CPU = torch.device("cpu")
 
 
-def counting(count: int = 200, context: int = 7, test: int = 50, reshuffled: bool = True) -> ByteData:
+def counting(count: int = 200, context: int = 7, test: int = 50, reshuffled: bool = True) -> TokenData:
     """Bytes 0, 1, 2, ..., so that a byte is its place."""
     part = {"train": count, "test": test, "valid": test}
     splits = {name: torch.arange(n).to(torch.uint8) for name, n in part.items()}
-    return ByteData(splits, context, 3, reshuffled, CPU)
+    return TokenData(splits, context, 3, reshuffled, CPU)
 
 
-def places(data: ByteData, epoch: int) -> list[int]:
+def places(data: TokenData, epoch: int) -> list[int]:
     """Where the windows of an epoch begin."""
     data.begin_epoch(epoch)
     x, y = data.train_batch(torch.arange(data.train_size))
@@ -63,8 +63,8 @@ def test_every_byte_but_the_first_is_a_target_once(test, workers):
 
 def test_subset_and_limit_eval():
     whole, part = PyDocsBytes().load("", 0, CPU), PyDocsBytes(subset=2000, limit_eval=100).load("", 0, CPU)
-    assert {name: len(text) for name, text in part.bytes.items()} == {"train": 2000, "test": 100, "valid": 100}
-    assert all(torch.equal(text, whole.bytes[name][: len(text)]) for name, text in part.bytes.items())
+    assert {name: len(text) for name, text in part.tokens.items()} == {"train": 2000, "test": 100, "valid": 100}
+    assert all(torch.equal(text, whole.tokens[name][: len(text)]) for name, text in part.tokens.items())
     assert part.train_size == PyDocsBytes(subset=2000).train_count == 6 and part.test_size == 99
 
 
@@ -82,7 +82,7 @@ def test_wikitext2_bytes():
     node = {key: value for key, value in yaml_node("dataset", "wikitext2_bytes").items() if key != "_target_"}
     dataset = ByteFiles(**node)
     data = dataset.load(str(SHARED), 0, CPU)
-    sizes = {split: len(text) for split, text in data.bytes.items()}
+    sizes = {split: len(text) for split, text in data.tokens.items()}
     assert sizes == {"train": 10_797_148, "valid": 1_121_681, "test": 1_256_449}
     assert data.train_size == dataset.train_count == 42_175
 
@@ -114,16 +114,16 @@ def test_files_of_another_size(tmp_path):
     for split in ("train", "valid", "test"):
         (tmp_path / "toy" / f"{split}.txt").write_bytes(b"ab\n" * 10)
     names = ["train*", "valid*", "test*"]
-    assert ByteFiles("toy", names, 30, context=4).load(str(tmp_path), 0, CPU).train_size == 6
+    assert ByteFiles(folder="toy", files=names, train_bytes=30, context=4).load(str(tmp_path), 0, CPU).train_size == 6
     with pytest.raises(ConfigError, match=r"dataset.train_bytes must be what is in toy, 30, got 31; type dataset"):
-        ByteFiles("toy", names, 31).prepare(str(tmp_path))
+        ByteFiles(folder="toy", files=names, train_bytes=31).prepare(str(tmp_path))
     with pytest.raises(
         ConfigError, match=r"paths.data must hold the files .* type paths.data=FOLDER, or dataset=pydocs"
     ):
-        ByteFiles("other", names, 30).prepare(str(tmp_path))
+        ByteFiles(folder="other", files=names, train_bytes=30).prepare(str(tmp_path))
     (tmp_path / "toy" / "test.txt").write_bytes(b"a")
     with pytest.raises(ConfigError, match="dataset must have at least 2 bytes in its test split, got 1; type another"):
-        ByteFiles("toy", names, 30).load(str(tmp_path), 0, CPU)
+        ByteFiles(folder="toy", files=names, train_bytes=30).load(str(tmp_path), 0, CPU)
 
 
 # ---- entropy

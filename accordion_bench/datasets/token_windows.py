@@ -1,0 +1,183 @@
+"""Texts of tokens, which may be bytes: independent windows, of which every next token is to be predicted."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accordion_bench.datasets.base import Batches, Dataset
+from accordion_bench.datasets.counted import known
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.option import option, with_options
+from accordion_bench.options.units import counted
+from accordion_bench.tensors import keyed_rng
+
+SYMBOLS = 256
+UNSIGNED = {torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}  # torch indexes no unsigned integers but uint8
+EVALUATED_AT_ONCE = 16384  # tokens; bounds the memory of the logits
+IGNORED = -100  # the target that no loss counts
+
+
+class TokenData:
+    """Tokens on the device.
+
+    Training sample i of an epoch is the window of `context` tokens from token o + i x context, with the tokens one
+    further as targets. The offset o below `context` is keyed by the epoch, so that no epoch cuts the text where another
+    did.
+
+    Args:
+        splits: tokens [n] of `train`, `test` and `valid`, uint8, or unsigned numbers in int16 or int32.
+        context: tokens per window.
+        seed: keys the offsets.
+        reshuffled: false = every epoch has the offset of the first one.
+        device: where everything lives.
+    """
+
+    splits = ("test", "valid")
+    by_device = True
+
+    def __init__(
+        self, splits: Mapping[str, Tensor], context: int, seed: int, reshuffled: bool, device: torch.device
+    ) -> None:
+        self.tokens = {name: split.to(device) for name, split in splits.items()}
+        self.context, self.seed, self.reshuffled = context, seed, reshuffled
+        self.device = self.indexed_on = device
+        self.train_size, self.test_size = windows(len(splits["train"]), context), len(splits["test"]) - 1
+        self.steps = torch.arange(context + 1, device=device)
+        self.offset = torch.zeros((), dtype=torch.int64, device=device)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw where this epoch's windows begin."""
+        offset = keyed_rng.key(self.seed, "offset", epoch if self.reshuffled else 0) % self.context
+        self.offset.fill_(offset)
+
+    def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
+        """Tokens [B, context] and the tokens after them, for each tensor of window numbers in turn."""
+        self.begin_epoch(epoch)
+        for indices in batches:
+            yield self.train_batch(indices)
+
+    def train_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [B, context] and the tokens after them; from where the epoch says that has begun last."""
+        starts = self.offset + indices.to(self.device) * self.context
+        window = _numbers(self.tokens["train"][starts[:, None] + self.steps])
+        return window[:, :-1], window[:, 1:]
+
+    def test_windows(self, split: str, worker: int, workers: int) -> Batches:
+        """One worker's share of the windows of a split, side by side from its first token; whatever its context is.
+
+        Yields:
+            tokens [B, context] and the tokens after them; past the end of the split these are `IGNORED`.
+        """
+        text = self.tokens[split]
+        count = len(text) - 1
+        starts = torch.arange(0, count, self.context, device=self.device)[worker::workers]
+        for some in starts.split(max(1, EVALUATED_AT_ONCE // self.context)):
+            at = some[:, None] + self.steps[:-1]
+            y = torch.where(at < count, _numbers(text[(at + 1).clamp_max(count)]), IGNORED)
+            yield _numbers(text[at.clamp_max(count)]), y
+
+
+def _numbers(stored: Tensor) -> Tensor:
+    """Tokens in int64."""
+    mask = UNSIGNED.get(stored.dtype)
+    return stored.long() if mask is None else stored.long() & mask
+
+
+def windows(count: int, context: int) -> int:
+    """How many windows of `context` tokens there are among `count` from every offset below `context`."""
+    return count // context - 1
+
+
+@with_options
+class TokenDataset(Dataset):
+    """Text of which every next token is to be predicted, in windows that know nothing of each other.
+
+    Class attributes:
+        token: what a token is called in messages.
+        metric: by which it is judged, see `runs.metrics`.
+    """
+
+    context: int = option("tokens per window; at most the model's positions", default=256, at_least=1)
+    metric_split: str = option("the split that the metric is of", default="valid", choices=("valid", "test"))
+    subset: int | None = option("the first so many training tokens", default=None, at_least=1, instead=1000)
+    limit_eval: int | None = option(
+        "the first so many tokens of each evaluation split", default=None, at_least=1, instead=1000
+    )
+    sharding: str = option("reshuffled in every epoch, static", default="reshuffled", choices=("reshuffled", "static"))
+
+    task = "tokens"
+    token = "token"
+    metric = "token_perplexity"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.limit_eval == 1:
+            rule = f"at least 2, a {self.token} and the one after it"
+            raise ValueRefused("limit_eval", rule, self.limit_eval, 10000)
+
+    @property
+    def whole(self) -> int:
+        return known(self, "train_tokens")
+
+    @property
+    def train_size(self) -> int:  # type: ignore[override]
+        return windows(self.whole, self.context)
+
+    @property
+    def train_count(self) -> int:
+        """Training windows of a run."""
+        count = min(self.subset or self.whole, self.whole)
+        if count < 2 * self.context:
+            rule = f"at most half of the {counted(count, self.token)} that are trained on"
+            raise ValueRefused("dataset.context", rule, self.context, max(1, count // 2))
+        return windows(count, self.context)
+
+    @property
+    def chance(self) -> float:
+        return float(self.vocabulary)  # the perplexity where all are equally likely
+
+    def model_arguments(self) -> dict[str, int]:
+        return {"vocabulary": known(self, "vocabulary")}
+
+    def example(self, samples: int) -> tuple[Tensor, Tensor]:
+        window = torch.zeros(samples, self.context, dtype=torch.int64)
+        return window, window
+
+    def stored(self, root: str) -> Mapping[str, Tensor]:
+        """The splits `train`, `valid` and `test`, as `TokenData` has them."""
+        raise NotImplementedError
+
+    def load(self, root: str, seed: int, device: torch.device) -> TokenData:
+        return TokenData(dict(self._cut(self.stored(root))), self.context, seed, self.sharding == "reshuffled", device)
+
+    def _cut(self, splits: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Each split, cut to `subset` or `limit_eval`."""
+        for name, whole in splits.items():
+            if len(whole) < 2:
+                raise ConfigError(
+                    f"dataset must have at least 2 {self.token}s in its {name} split, got {len(whole)}; type another "
+                    "paths.data"
+                )
+            yield name, whole[: self.subset if name == "train" else self.limit_eval]
+
+
+@with_options
+class ByteDataset(TokenDataset):
+    """Text as bytes: each is a token."""
+
+    vocabulary = SYMBOLS
+    token = "byte"
+    metric = "bits_per_byte"
+
+    @property
+    def chance(self) -> float:
+        return 8.0  # bits per byte where all are equally likely
+
+    def texts(self, root: str) -> dict[str, bytes]:
+        """The splits `train`, `valid` and `test`."""
+        raise NotImplementedError
+
+    def stored(self, root: str) -> Mapping[str, Tensor]:
+        return {name: torch.tensor(np.frombuffer(text, np.uint8)) for name, text in self.texts(root).items()}

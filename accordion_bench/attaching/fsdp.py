@@ -64,7 +64,7 @@ class Level(NamedTuple):
     number_of: Sequence[int]
 
 
-class Stage(NamedTuple):
+class LevelExchange(NamedTuple):
     """The exchange of one level of a group.
 
     exchange: of all shards that are still on their way here; it owns the residuals.
@@ -99,7 +99,7 @@ class GroupReduction:
         self.own = group.regions(group.mesh.get_local_rank())
         self._regions = [group.regions(rank) for rank in range(self._shards)]
         coming = [(rank, region.spec) for rank, regions in enumerate(self._regions) for region in regions]
-        self.stages: list[Stage] = []
+        self.stages: list[LevelExchange] = []
         for level in levels:
             owners = {_name(rank, spec): level.number_of[rank] for rank, spec in coming}
             specs = [TensorSpec(_name(rank, spec), spec.shape) for rank, spec in coming]
@@ -110,7 +110,7 @@ class GroupReduction:
             exchange = Exchange(wrapped.compressor, specs, ladder, level.comm, group.trained_shard, send)
             plan = Plan(dict.fromkeys(levelled(wrapped.compressor, exchange.sent, names), 0))
             kept = [i for i, (rank, _) in enumerate(coming) if level.number_of[rank] == level.comm.rank]
-            self.stages.append(Stage(exchange, plan, kept))
+            self.stages.append(LevelExchange(exchange, plan, kept))
             coming = [coming[i] for i in kept]
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:

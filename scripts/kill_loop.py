@@ -76,20 +76,25 @@ def disturbed(line: Sequence[str], runs: Path, mtbf: float, seed: int, timeout: 
     """
     drawn, ends = random.Random(seed), 0
     run = subprocess.Popen(line, stdout=subprocess.DEVNULL)
-    until, due = time.monotonic() + timeout, drawn.expovariate(1 / mtbf) if mtbf else float("inf")
-    began, known = time.monotonic(), set[int]()
+    until, due, known = time.monotonic() + timeout, float("inf"), set[int]()
     while run.poll() is None and time.monotonic() < until:
         time.sleep(0.1)
         workers = children_of(run.pid)
         known |= set(workers)
-        if time.monotonic() - began > due and workers and next(runs.glob("*/metrics.jsonl"), None):
+        if mtbf and due == float("inf") and next(runs.glob("*/metrics.jsonl"), None):  # it trains
+            due = time.monotonic() + drawn.expovariate(1 / mtbf)
+        if time.monotonic() > due and workers:
             os.kill(drawn.choice(workers), drawn.choice(ENDS))
             ends += 1
-            due += drawn.expovariate(1 / mtbf)
+            due = time.monotonic() + drawn.expovariate(1 / mtbf)
     if run.poll() is None:
         run.kill()
     time.sleep(2)
-    rows = [json.loads(text) for file in runs.glob("*/metrics.jsonl") for text in file.read_text().splitlines()]
+    rows = [
+        json.loads(text)
+        for file in runs.glob("*/metrics.jsonl")
+        for text in file.read_text(encoding="utf-8").splitlines()
+    ]
     return Outcome(run.wait(), rows, ends, [pid for pid in known if Path(f"/proc/{pid}").exists()])
 
 
@@ -98,7 +103,9 @@ def children_of(parent: int) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
+            fields = (
+                (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split() if entry.name.isdigit() else []
+            )
             worker = len(fields) > 1 and int(fields[1]) == parent and fields[0] not in "ZX"
             if worker and b"spawn_main" in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))

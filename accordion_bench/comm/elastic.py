@@ -14,6 +14,7 @@ The first generation is formed at the door, too: its first process knows the sta
 import contextlib
 import io
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.generations import Generation, Register, Terms, pauses
+from accordion_bench.comm.ledger import Ledger
 from accordion_bench.comm.members import of_communication
 from accordion_bench.comm.membership import LeftBehind, Membership, Owner, TooFewLeft, Undo, nothing
 from accordion_bench.comm.sealed_store import SealedStore
@@ -86,37 +88,55 @@ class ElasticMembership(Membership):
     # ---- what members do together
 
     def together(self, do: Callable[[], T], undo: Undo = nothing) -> T:
-        return self._until_done(lambda: do, undo)
+        return self._until_done(lambda: do, undo, Ledger.fields, self.comm.ledger.noted())
 
     def repeated(
         self, begin: Callable[[], Callable[[], T]], again: Callable[[], T], keep: Callable[[], Undo]
     ) -> Callable[[], T]:
-        undo = keep()
+        undo, spent = keep(), self.comm.ledger.noted()  # which a thread may go on with from here
         ways = iter([begin()])
 
         def wait() -> T:
-            found = self._until_done(lambda: next(ways, again), undo)
+            found = self._until_done(lambda: next(ways, again), undo, Ledger.exchanged, spent)
             self._waiting = self._at_the_door
             self.owner.averaged()
             return found
 
         return wait
 
-    def _until_done(self, way: Callable[[], Callable[[], T]], undo: Undo) -> T:
+    def _until_done(self, way: Callable[[], Callable[[], T]], undo: Undo, counts: Sequence[str], spent: Any) -> T:
+        """What has been done once all members have.
+
+        Args:
+            way: gives what is to be done, in this attempt.
+            undo: puts back what it has changed.
+            counts: of the ledger, which it changes.
+            spent: what they were before.
+        """
         while True:
-            spent, self._since = self.comm.ledger.noted(), time.monotonic()
+            self._since = time.monotonic()
             done: list[T] = []
             try:
                 done.append(way()())
             except RuntimeError as error:
                 if not of_communication(error):
                     raise
+                self._release(error)
             with self._store_told():
                 if self._all_have_done(bool(done)):
                     return done[0]
-                self.comm.ledger.put_back(spent)
+                self.comm.ledger.put_back(spent, counts)
                 undo()
                 self._settle(self._next())
+                spent = self.comm.ledger.noted()
+
+    def _release(self, error: BaseException | None) -> None:
+        """Let nothing of an error, or of a thread, hold the process group: it is closed with the last reference."""
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
+        if self.comm.transport is not None:
+            self.comm.transport.begin_anew()
 
     def _all_have_done(self, done: bool) -> bool:
         """Whether every member says so; all of them get the same answer."""

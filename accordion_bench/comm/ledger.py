@@ -49,6 +49,7 @@ class Ledger:
         "uncounted",
     )
     viewed = ("payload", "wire", "saved")
+    exchanged = (*viewed, "rounds", "coded", "paper_floats", "uncounted")
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -198,10 +199,16 @@ class Ledger:
         """What has been counted until now, for `put_back`."""
         return dict(self.counts), dict(self.kinds)
 
-    def put_back(self, noted: tuple[dict[str, int], dict[str, tuple[int, int]]]) -> None:
-        """What has been counted since then was for nothing: it is done again."""
+    def put_back(self, noted: tuple[dict[str, int], dict[str, tuple[int, int]]], names: Sequence[str]) -> None:
+        """What has been counted since then was for nothing: it is done again.
+
+        Args:
+            noted: then.
+            names: of the counts.
+        """
         counts, kinds = noted
-        self.counts, self.kinds = dict(counts), dict(kinds)
+        self.counts.update({name: counts[name] for name in names})
+        self.kinds = dict(kinds)
 
     def resized(self, workers: int) -> None:
         """From here on there are so many workers; bytes of one worker stay what they are."""

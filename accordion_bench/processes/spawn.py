@@ -1,5 +1,6 @@
 """Spawned processes: one per rank on this machine; they end together, and the first error is told."""
 
+import contextlib
 import datetime
 import multiprocessing
 import multiprocessing.util
@@ -204,8 +205,9 @@ def child(task: Task, where: Placement, meeting: Meeting, report: Any) -> None:
                 threading.Thread(target=_end_after_nccl, args=ended, daemon=True).start()
             task(where, watch)
     except BaseException as error:
-        _tell(error, where.rank, meeting.timeout, report)
-        report.close()
+        with contextlib.suppress(OSError):  # the parent is gone, too
+            _tell(error, where.rank, meeting.timeout, report)
+            report.close()
         # as at a polite exit: end the readers of data, return their semaphores
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]
         os._exit(1)  # a process group with a failed member cannot be left politely

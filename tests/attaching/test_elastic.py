@@ -82,6 +82,35 @@ def test_fragments_and_outer_optimizers_go_on(tmp_path: Path, options: dict[str,
     assert len({own["row"]["payload_bytes"] for own in found.values()}) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [4, 5, 6, 7])  # before and after a fragment is sent, and when it is used
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_a_loss_at_any_moment_of_a_fragment(tmp_path: Path, fragments: int, delay: int, at: int) -> None:
+    """Those who are left end at one place, in as many steps, with as many bytes of one worker."""
+    options = STREAMED | {"fragments": fragments, "delay": delay}
+    with Run(tmp_path, 16, **options) as run:
+        run.start(0, 1, 2, first=4)
+        run.start(3, first=4, end=(at, "killed"))
+        found = [run.told(name) for name in range(3)]
+    assert not any("error" in own for own in found)
+    assert len({own["end"] for own in found}) == 1
+    assert {own["row"]["payload_bytes"] for own in found} == {(4 * 8 * 16) // 4 + 4 * 8}  # H = 4, and the end's average
+
+
+@pytest.mark.slow
+def test_workers_enter_after_two_rounds_and_again(tmp_path: Path) -> None:
+    """Two begin, two more enter at the same time and one later: all end at one place."""
+    with Run(tmp_path, 80, period=PERIOD, pace=0.05) as run:
+        run.start(0, 1, first=2)
+        run.start(2, 3)
+        run.start(4, pace=0.06)
+        found = [run.told(name) for name in range(5)]
+    assert not any("error" in own for own in found)
+    assert len({own["end"] for own in found}) == 1
+    assert {(own["row"]["members"], own["row"]["joined"]) for own in found} == {(5, 3)}
+
+
 def test_who_cannot_go_on_is_told(tmp_path: Path) -> None:
     """Another option, too few that are left, a run that is over: one sentence each."""
     with Run(tmp_path, 30, period=PERIOD, pace=0.05, timeout=2.0) as run:

@@ -60,6 +60,8 @@ class Run:
             end: before the average after which step one ends, and how.
             other: options that differ.
         """
+        if not first:
+            wait_for(lambda: self.store.check(["members/generation-1"]))
         with forked(), _environment({"WORLD_SIZE": str(first or 1)}):
             for name in names:
                 told = self.folder / f"{name}.json", self.steps, end, {**self.options, **other}
@@ -90,7 +92,7 @@ class Run:
         self.close()
 
 
-def wait_for(found: Callable[[], bool], seconds: float = 30) -> None:
+def wait_for(found: Callable[[], bool], seconds: float = 60) -> None:
     """Until it is so."""
     until = time.monotonic() + seconds
     while not found():
@@ -133,10 +135,10 @@ def _work(port: int, name: int, file: Path, steps: int, end: tuple[int, str], op
             local.optimizer.step()
             own["took"][step] = time.monotonic() - began
             local.optimizer.zero_grad()
-            own["values"][step] = [float(layer.weight[0, 0]) for layer in model.layers]
+            own["values"][step] = [float(layer.weight.detach()[0, 0]) for layer in model.layers]
             own["members"][step] = local.comm.workers
         local.finish()
-        own |= {"end": float(model.layers[0].weight[0, 0]), "row": local.metrics()}
+        own |= {"end": float(model.layers[0].weight.detach()[0, 0]), "row": local.metrics()}
     except Exception as error:
         own["error"] = f"{type(error).__name__}: {error}"
     file.write_text(json.dumps(own, default=str))

@@ -1,0 +1,26 @@
+"""The kill loop: runs end as undisturbed ones do, whoever of their workers is killed or stopped."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts import kill_loop
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", list(kill_loop.SCHEMES))
+def test_a_run_ends_although_workers_are_killed(scheme: str, capsys: pytest.CaptureFixture) -> None:
+    """It ends well, nothing is left over, and its loss is near that of the undisturbed run."""
+    assert kill_loop.main([scheme, "--mtbf", "8", "--minutes", "4", "--epochs", "12"]) == 0
+    said = capsys.readouterr().out
+    assert f"{scheme}: status 0" in said and "0 processes left over" in said
+
+
+def test_the_command_is_ended_after_its_time(tmp_path: Path) -> None:
+    """A run that never ends has failed, and nothing of it is left over."""
+    began = time.monotonic()
+    outcome = kill_loop.disturbed([sys.executable, "-c", "import time; time.sleep(600)"], tmp_path, 0.0, 0, 1.0)
+    assert outcome.status == -9 and time.monotonic() - began < 60
+    assert outcome.orphans == [] and outcome.rows == [] and outcome.ends == 0

@@ -18,7 +18,7 @@ from scripts import options as files
 
 DECLARED = [(group, name, cls, choice) for group in files.PACKAGES for name, cls, choice in files.declared(group)]
 BY_HAND: set[str] = set()  # `compressor=new`: files whose classes have constructors of their own still
-UNDECLARED = {"dataset", "search", "arm", "experiment"}  # groups
+UNDECLARED = {"search", "arm", "experiment"}  # groups
 NAMES = [f"{group}={name}" for group, name, _, _ in DECLARED]
 
 

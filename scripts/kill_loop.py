@@ -89,7 +89,9 @@ def disturbed(line: Sequence[str], runs: Path, mtbf: float, seed: int, timeout: 
             due = time.monotonic() + drawn.expovariate(1 / mtbf)
     if run.poll() is None:
         run.kill()
-    time.sleep(2)
+    patience = time.monotonic() + 10
+    while time.monotonic() < patience and any(Path(f"/proc/{pid}").exists() for pid in known):
+        time.sleep(0.2)
     rows = [
         json.loads(text)
         for file in runs.glob("*/metrics.jsonl")

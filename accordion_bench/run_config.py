@@ -95,6 +95,7 @@ class CheckpointConfig:
         instead=NEAREST,
     )
     best: bool = option("true = keep the weights of the best epoch, too, in best.pt", default=False)
+    safetensors: bool = option("true = weights and best in that format, in the place of .pt", default=False)
     background: bool = option("true = a thread writes a copy of the state while training goes on", default=False)
 
 

@@ -4,7 +4,7 @@ import ast
 from dataclasses import fields
 from pathlib import Path
 from types import UnionType
-from typing import get_args, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
@@ -81,7 +81,8 @@ def test_defaults_are_of_the_kind_that_is_declared(part):
     given = {own.name: own for own in fields(part) if own.name not in (*GROUPS, *PARTS, "choices")}
     for name, own in given.items():
         kinds = get_args(hints[name]) if isinstance(hints[name], UnionType) else (hints[name],)
-        accepted = (*kinds, int) if float in kinds else kinds
+        plain = tuple(get_origin(kind) or kind for kind in kinds)
+        accepted = (*plain, int) if float in plain else plain
         assert isinstance(own.default, accepted) and (own.default is None) == (type(None) in kinds), name
 
 

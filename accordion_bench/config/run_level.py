@@ -1,5 +1,6 @@
 """Wrong values at run level, which are refused without importing torch, so that a typo costs no seconds."""
 
+import importlib.util
 import shlex
 from typing import Any
 
@@ -31,6 +32,11 @@ def refuse_wrong(config: RunConfig) -> None:
         folder = getattr(config.paths, key)
         if not isinstance(folder, str) or not folder:
             raise ValueRefused(f"paths.{key}", "a folder", "''" if folder == "" else folder, usual)
+    if config.checkpoint.safetensors and importlib.util.find_spec("safetensors") is None:
+        raise ConfigError(
+            "checkpoint.safetensors=true must find the package safetensors, got none; type pip install "
+            "'accordion-bench[safetensors]', or checkpoint.safetensors=false"
+        )
     _refuse_batches(config)
     names = config.choices.get("adaptive", "").split(",")
     if twice := next((name for name in names if names.count(name) > 1), None):

@@ -28,6 +28,7 @@ KINDS = {_FILE: "a file", _FOLDER: "a folder", _LINK: "a link", stat.S_IFIFO: "a
 # what a run replaces as a whole, and what it adds to, with what may have its name
 REPLACED = (
     *("config.yaml", "environment.json", METRICS, "summary.json", "done", "weights.pt", "best.pt"),
+    *("weights.safetensors", "best.safetensors"),
     *("trace.json", "profile.txt", "timeline.json", "labels.json"),
 )
 APPENDED = {

@@ -4,7 +4,7 @@ import io
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -40,8 +40,13 @@ class Counted:
         """For torch.save."""
 
 
-def write(path: Path, content: dict[str, Any]) -> Written:
+def write(path: Path, content: dict[str, Any], dump: Callable[[Any, Any], object] = torch.save) -> Written:
     """Write a file and wait until it is on the disk; its size and checksum.
+
+    Args:
+        path: of the file.
+        content: that it is to hold.
+        dump: writes the content into an open file.
 
     Raises:
         OSError: the disk is full, say.
@@ -49,7 +54,7 @@ def write(path: Path, content: dict[str, Any]) -> Written:
     with durable.new_file(path) as file:
         counted = Counted(file)
         try:
-            torch.save(content, cast(IO[bytes], counted))
+            dump(content, cast(IO[bytes], counted))
         except RuntimeError as of_torch:  # of its archive, not of the disk
             raise counted.error or of_torch from None
         file.flush()
@@ -80,6 +85,8 @@ def read(path: Path, written: Written | None) -> dict[str, Any]:
     if written is not None and zlib.crc32(data) != written[1]:
         raise Damaged(f"{name} is not as it was written")
     try:
+        if path.suffix == SAFETENSORS:
+            return dict(_safetensors().load(data))
         changed = None if written else zipfile.ZipFile(io.BytesIO(data)).testzip()
         content = dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
     except Exception:  # random bytes may raise anything
@@ -89,11 +96,28 @@ def read(path: Path, written: Written | None) -> dict[str, Any]:
     return content
 
 
-FINAL, BEST = "weights.pt", "best.pt"
+FINAL, BEST = "weights", "best"
+OF_TORCH, SAFETENSORS = ".pt", ".safetensors"
+
+
+def _safetensors() -> Any:
+    """The library's part for torch; of the extra `safetensors`."""
+    import safetensors.torch
+
+    return safetensors.torch
+
+
+def _dump_tensors(state: Mapping[str, Tensor], file: BinaryIO) -> None:
+    """As safetensors; tied tensors, which the format does not know, are written each."""
+    file.write(_safetensors().save({name: tensor.contiguous().clone() for name, tensor in state.items()}))
 
 
 def save_weights(path: Path, state: Mapping[str, Tensor]) -> Written:
     """Write a model's state dict; the file is replaced as a whole. Returns its size and checksum.
+
+    Args:
+        path: of the file, whose suffix says the format: `.pt` or `.safetensors`.
+        state: the tensors by name.
 
     Raises:
         ConfigError: the disk is full.
@@ -101,8 +125,10 @@ def save_weights(path: Path, state: Mapping[str, Tensor]) -> Written:
     part = path.with_name(f"{path.name}.part")
     with durable.room(path.parent):
         try:
-            written = write(part, dict(state))
+            written = write(part, dict(state), _dump_tensors if path.suffix == SAFETENSORS else torch.save)
             durable.replace(part, path)
+            for other in {OF_TORCH, SAFETENSORS} - {path.suffix}:  # of a run that goes on in the other format
+                path.with_suffix(other).unlink(missing_ok=True)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
@@ -113,7 +139,7 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
     """The weights of a run, compared with their checksum; on the CPU.
 
     Args:
-        path: `weights.pt` or `best.pt` of a run, or its folder, for the weights of its last epoch.
+        path: `weights.pt`, `best.pt` or such a file in safetensors, or the folder of a run, for its last epoch's.
 
     Raises:
         ConfigError: the file is missing, or not as the run has written it; a ValueError.
@@ -123,7 +149,10 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
         >>> ab.load_weights("best.pt")
         {'weight': tensor([1., 1.])}
     """
-    file = Path(path) / FINAL if os.path.isdir(path) else Path(path)
+    file = Path(path)
+    if os.path.isdir(path):
+        safe = file / f"{FINAL}{SAFETENSORS}"
+        file = safe if safe.exists() else file / f"{FINAL}{OF_TORCH}"
     try:
         return read(file, _written(file))
     except Damaged as damage:

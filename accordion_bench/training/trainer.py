@@ -35,7 +35,7 @@ from accordion_bench.runs.manifest import Manifest, Trained
 from accordion_bench.runs.metrics import OF_AN_EPOCH, not_learned
 from accordion_bench.runs.reuse import decisive
 from accordion_bench.runs.saving import AtOnce, Saving
-from accordion_bench.runs.weights import BEST, FINAL, save_weights
+from accordion_bench.runs.weights import BEST, FINAL, OF_TORCH, SAFETENSORS, save_weights
 from accordion_bench.sync.base import SyncState, renamed
 from accordion_bench.trackers.base import Tracker, build_tracker
 from accordion_bench.training import codec_kernels
@@ -269,8 +269,9 @@ class Trainer:
         last = self.position.epoch + 1 == self.config.epochs
         names = [FINAL] * last + [BEST] * (best and self.config.checkpoint.best)
         weights = self.axis.weights(values, buffers) if names else {}
+        suffix = SAFETENSORS if self.config.checkpoint.safetensors else OF_TORCH
         for name in names:
-            self.score.files[name] = save_weights(self.folder.path / name, weights)
+            self.score.files[f"{name}{suffix}"] = save_weights(self.folder.path / f"{name}{suffix}", weights)
 
     def summary(self) -> dict[str, Any]:
         """summary.json: the final metric, the ledger and the clock."""

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import importlib.util
 import re
 import subprocess
 import sys
@@ -239,7 +240,9 @@ def test_one_experiment_and_one_of_its_arms():
 # ---- every option of every YAML file, fed with a value of the wrong kind
 
 # may be called nonsense
-FREE_TEXT = {"label", "paths.data", "paths.runs", "tracker.project", "dataset.folder", "dataset.file"}
+FREE_TEXT = {"label", "note", "paths.data", "paths.runs", "dataset.folder", "dataset.file"}
+FREE_TEXT |= {"tracker.project", "tracker.uri", "tracker.experiment"}
+NOT_HERE = set() if importlib.util.find_spec("mlflow") else {"tracker=mlflow"}  # refused for lack of its package
 MAY_BE_TRUE = {"comm.overlap", "channels_last"}  # null = as the backend has it
 TEXTS = {f"dataset={name}" for name in ("wikitext2", "ptb", "pydocs", "synthetic_text")}
 GROUPS = sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
@@ -260,7 +263,7 @@ def options() -> dict[str, list[tuple[str, object]]]:
     for group in GROUPS:
         for name in yaml_names(group):
             node = {key: value for key, value in yaml_node(group, name).items() if key != "defaults"}
-            if "_target_" in node or group == "comm":
+            if ("_target_" in node or group == "comm") and f"{group}={name}" not in NOT_HERE:
                 prefix = f"adaptive.{name}." if group == "adaptive" else f"{group}."
                 found[f"{group}={name}"] = list(leaves(node, prefix).items())
     return found

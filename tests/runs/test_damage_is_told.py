@@ -1,6 +1,7 @@
 """What a disk or a stranger has changed in a run folder is told, or changes nothing: one digit is enough."""
 
 import functools
+import importlib.util
 import json
 import os
 import random
@@ -335,3 +336,33 @@ def one_entry(state, path: str = ""):
         for i, value in enumerate(state):
             for where, wrong in one_entry(value, f"{path}.{i}"):
                 yield where, type(state)([*state[:i], wrong, *state[i + 1 :]])
+
+
+def test_weights_as_safetensors(tmp_path):
+    """The same tensors as torch's file, tied ones too; checked in the same way."""
+    pytest.importorskip("safetensors")
+    runs = [tmp_path / name for name in ("a", "b")]
+    for root, words in zip(runs, ([], ["checkpoint.safetensors=true", "checkpoint.best=true"]), strict=True):
+        train.run(tiny.cfg(root, "epochs=1", *words))
+    plain, folder = map(tiny.only, runs)
+    wanted, found = ab.load_weights(plain), ab.load_weights(folder)
+    assert found.keys() == wanted.keys() and all(torch.equal(found[name], x) for name, x in wanted.items())
+    assert not list(folder.glob("*.pt")) and ab.load_weights(folder / "best.safetensors").keys() == wanted.keys()
+    file = folder / "weights.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"got weights\.safetensors is not as it was written"):
+        ab.load_weights(folder)
+    x = torch.arange(6.0).reshape(2, 3)
+    weights.save_weights(tmp_path / "tied.safetensors", {"a": x, "b": x, "c": x.T, "n": torch.tensor(3)})
+    tied = ab.load_weights(tmp_path / "tied.safetensors")
+    assert torch.equal(tied["b"], x) and torch.equal(tied["c"], x.T) and tied["n"] == 3
+
+
+def test_safetensors_that_are_not_there(tmp_path, monkeypatch):
+    here = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "safetensors" else here(name, *_))
+    with pytest.raises(ConfigError, match=r"type pip install 'accordion-bench\[safetensors\]', or checkpoint.safe"):
+        train.run(tiny.cfg(tmp_path / "runs", "checkpoint.safetensors=true"))
+    assert not (tmp_path / "runs").exists()

@@ -51,7 +51,7 @@ API = {
     "Reports": ("accordion_bench.report.compare", "accordion_bench.report.figure"),
     "Parts of your own": (
         "accordion_bench.compressors.oneshot.OneShot",
-        "accordion_bench.adaptive.base.Policy",
+        "accordion_bench.adaptive.policy.Policy",
         "accordion_bench.datasets.images.ImageDataset",
         "accordion_bench.options.option.option",
         "accordion_bench.options.option.with_options",

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Builds the wheel into dist/, installs it into a new environment, and uses it from an empty folder, without kernels and
-# with them (the extra `fast`).
+# with them (the extra `fast`). PYTHON=python3.13 tries it on another interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv=$PWD/.venv/bin/uv
-python=$PWD/.venv/bin/python
+python=${PYTHON:-$PWD/.venv/bin/python}
 constraints=$PWD/constraints.txt
 rm -rf dist
-"$uv" build --quiet --wheel --no-build-isolation --python "$python"
+"$uv" build --quiet --wheel --no-build-isolation --python .venv/bin/python
 wheel=$(echo "$PWD"/dist/*.whl)
 
 there=$(mktemp -d)

@@ -48,7 +48,7 @@ SHELL = [block for block in BLOCKS if block.language == "bash"]
 TYPED = [command for block in SHELL for command in pages.commands(block)]
 SAID = [command for page in pages.PAGES for command in pages.inline(page)]
 COMMANDS = list({str(command): command for command in [*TYPED, *SAID]}.values())
-OWN_PARTS, TUTORIAL = Path("examples/own_parts/README.md"), Path("docs/tutorial.md")
+OWN_PARTS = Path("examples/own_parts/README.md")
 INSTALLED = [c for c in COMMANDS if c.page != OWN_PARTS and "--config-dir" not in c.words]
 OF_OTHERS = ("export", "source", ".", "pip")  # the shell's, and what is tested by scripts/try_wheel.sh
 
@@ -83,7 +83,7 @@ def test_it_is_taken(command, readers, monkeypatch):
     take(command, monkeypatch)
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.page == TUTORIAL and "--config-dir" in c.words], ids=str)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.page != OWN_PARTS and "--config-dir" in c.words], ids=str)
 def test_it_is_taken_beside_the_compressor_of_the_tutorial(command, inside, readers, monkeypatch):
     take(command, monkeypatch)
 

@@ -200,11 +200,10 @@ def attach_shards(
         ConfigError: what was passed breaks a rule, or differs between processes.
 
     Example:
-        >>> from torch.distributed.device_mesh import init_device_mesh
-        >>> from torch.distributed.fsdp import fully_shard
-        >>> model = fully_shard(torch.nn.Linear(64, 32), mesh=init_device_mesh("cpu", (1,)))
-        >>> axis = ab.attach_shards(model, "int8")
-        >>> axis.detach()
+        for block in model.blocks: fully_shard(block, mesh=mesh["shard"])
+        fully_shard(model, mesh=mesh["shard"])
+        axis = ab.attach_shards(model, "int8")
+        comm = ab.attach(model, optimizer, "powersgd", rank=2, process_group=mesh["replicate"].get_group())
     """
     from accordion_bench.attaching.fsdp import ShardOptions, attach_to_shards  # half a second that others need not wait
 

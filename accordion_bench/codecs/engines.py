@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from accordion_bench.codecs.engine import Engine
-from accordion_bench.codecs.on_device import OnDevice
-from accordion_bench.codecs.reference import Reference
+from accordion_bench.codecs.reference import OnDevice, Reference
 from accordion_bench.tensors import kernels
 from accordion_bench.tensors.kernels import on_gpu
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs import orthonormal
-from accordion_bench.codecs.on_device import OnDevice
+from accordion_bench.codecs.reference import OnDevice
 
 HIGHEST = 8  # rank of which a kernel makes orthonormal columns
 

@@ -1,4 +1,4 @@
-"""The engine of a GPU: Triton's kernels for dense codes, thin factors, largest and drawn entries; else torch.
+"""The engine of a GPU: Triton's kernels; torch for tiles of matrices, and for tensors that are too long.
 
 This module needs Triton; `engines` imports it where Triton is installed.
 
@@ -6,8 +6,11 @@ Tensor suffixes: W local workers, R rows of a target.
 """
 
 import functools
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,13 +18,23 @@ from accordion_bench.codecs.block_numbers import BlockNumbers
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import Coding
 from accordion_bench.codecs.compiled import Compiled, measurable, table_of, values_of
-from accordion_bench.codecs.device_selection import POSITIONS, Part, magnitude_bits
-from accordion_bench.codecs.engine import Selection
+from accordion_bench.codecs.engine import Sampling, Selection
 from accordion_bench.codecs.layout import KEPT, Layout, Message, SparseLayout
 from accordion_bench.codecs.low_rank_on_gpu import LowRankOnGpu
+from accordion_bench.codecs.selection import EXPECTED, stride_of
 from accordion_bench.tensors.kernels.dense_kernels import BlockRule, Encoding
-from accordion_bench.tensors.kernels.on_gpu import block_numbers, dense_kernels, norms, selection, sparse
+from accordion_bench.tensors.kernels.on_gpu import (
+    bins,
+    block_numbers,
+    dense_kernels,
+    norms,
+    selection,
+    sparse,
+    thresholds,
+)
+from accordion_bench.tensors.kernels.on_gpu.selection import Entries
 from accordion_bench.tensors.kernels.on_gpu.sparse import Sections
+from accordion_bench.tensors.kernels.on_gpu.thresholds import WantedEntries
 from accordion_bench.tensors.kernels.table import addresses, contiguous
 from accordion_bench.tensors.upload import upload
 
@@ -35,6 +48,17 @@ class Picked(selection.Entries):
     def counts_W(self) -> Tensor:
         """See `Selection`."""
         raise NotImplementedError("entries are as many as were asked for")
+
+
+class FromKeys(NamedTuple):
+    """A selection of the entries from a smallest key on, see `thresholds`."""
+
+    reached: thresholds.ReachedEntries
+
+    @property
+    def counts_W(self) -> Tensor:
+        """See `Selection`."""
+        return self.reached.counts
 
 
 class OnGpu(Compiled, LowRankOnGpu):
@@ -67,51 +91,120 @@ class OnGpu(Compiled, LowRankOnGpu):
         super().encode_by(encoding, bucket, message, coding)
 
     def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
-        numels = tuple(x_W.shape[1] for x_W in rows_W)
-        if max(numels) > LONGEST:
+        if longest(rows_W) > LONGEST:
             return super().largest(rows_W, counts)
-        rows_W = [contiguous(x_W) for x_W in rows_W]
-        return Picked(*selection.largest(addresses(rows_W), numels, tuple(counts), rows_W[0]))
+        return Picked(*_largest([contiguous(x_W) for x_W in rows_W], counts))
 
-    def in_order(self, x_W: Tensor, parts: Sequence[Part]) -> Tensor:
-        sections = [(part.start + g * part.size, part.size, part.kept) for part in parts for g in range(part.sections)]
-        starts, sizes, kept = zip(*sections, strict=True)
-        if max(sizes) > LONGEST:
-            return super().in_order(x_W, parts)
-        own_W = [x_W[:, start : start + size] for start, size in zip(starts, sizes, strict=True)]
-        found = selection.largest(addresses(own_W), sizes, kept, x_W)
-        ends, firsts = upload(torch.tensor([kept, starts]), x_W.device).unbind(0)
-        entry = torch.arange(found.indices.shape[1], device=x_W.device)
-        section = torch.searchsorted(ends.cumsum(0), entry, right=True)
-        last_W = POSITIONS - firsts.index_select(0, section) - found.indices
-        keys_W = (magnitude_bits(found.values) << 32).add_(last_W)
-        cut, lists = keys_W.split([part.sections * part.kept for part in parts], dim=1), [keys_W[:, :0]]
-        for own_W, part in zip(cut, parts, strict=True):
-            if part.kept:
-                own_W = own_W.unflatten(1, (part.sections, part.kept))
-                lists.append(own_W.sort(dim=2, descending=True).values.flatten(1))
-        return torch.cat(lists, dim=1)
+    def above(self, rows_W: Sequence[Tensor], threshold: float, most: Sequence[int]) -> Selection:
+        if longest(rows_W) > LONGEST:
+            return super().above(rows_W, threshold, most)
+        bits = int(np.float32(threshold).view(np.int32))
+        return _from_thresholds(rows_W, [WantedEntries(k, k, bits) for k in most])
+
+    def about(self, rows_W: Sequence[Tensor], counts: Sequence[int], sampling: Sampling) -> Selection:
+        if longest(rows_W) > LONGEST:
+            return super().about(rows_W, counts, sampling)
+        return _from_thresholds(
+            rows_W, [_about(x_W.shape[1], k, sampling) for x_W, k in zip(rows_W, counts, strict=True)]
+        )
+
+    def nonzero(self, rows_W: Sequence[Tensor]) -> Selection:
+        if longest(rows_W) > LONGEST:
+            return super().nonzero(rows_W)
+        own_W = [contiguous(x_W) for x_W in rows_W]
+        return FromKeys(thresholds.not_zero(own_W, addresses(own_W)))
 
     def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
-        if not isinstance(selection, Picked):
-            super().encode_sparse(bucket, selection, message)
+        if isinstance(selection, Picked):
+            own = sections_of(message.layout)
+            sparse.write_entries(selection, sparse.tables_on(own, message.rows.device), message.rows)
+        elif isinstance(selection, FromKeys):
+            self._encode_from_keys(bucket, selection, message)
         else:
-            sparse.write_entries(selection, sections_of(message.layout), message.rows)
+            super().encode_sparse(bucket, selection, message)
+
+    def _encode_from_keys(self, bucket: Bucket, selection: FromKeys, message: Message) -> None:
+        most = max(int(layout.kept.sum()) for layout in message.layouts)
+        own = _sections_of_each(message, most)
+        row, there = message.rows[0][None], message.rows[0].device
+        on = sparse.Tables.of(own, there, upload)
+        indices, values = thresholds.entries_of(selection.reached, most)
+        sparse.write_entries(Entries(indices.view(1, -1), values.view(1, -1)), on, row)
+        if own.signs:
+            sparse.write_heads(self.largest_of(bucket).flatten(), on, row)
 
     def add_sparse(self, target: Target, message: Message) -> None:
-        layout = message.layout
-        if layout.signs or not isinstance(message.rows, Tensor) or layout.numels.max() > LONGEST:
+        if longest(target.rows_R) > LONGEST:
             super().add_sparse(target, message)
             return
-        target = target.begun()
-        like = target.rows_R[0]
-        sparse.add_entries(addresses(target.rows_R), sections_of(layout), message.rows, target.alpha, like)
+        target, rows = target.begun(), message.rows
+        to, like = addresses(target.rows_R), target.rows_R[0]
+        if isinstance(rows, Tensor) and not message.layout.signs:
+            own = sections_of(message.layout)
+            sparse.add_entries(to, sparse.tables_on(own, like.device), rows, target.alpha, like)
+        elif len(rows):
+            own = _sections_of_each(message)
+            on = sparse.Tables.of(own, like.device, upload)
+            sparse.add_entries(to, on, rows[0][None], target.alpha, like, senders=len(rows))
         if target.divisor != 1:
             torch._foreach_div_(list(target.rows_R), target.divisor)
+
+    def lifted(
+        self, grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
+    ) -> tuple[list[Tensor], Tensor]:
+        if max(sizes) > bins.WIDEST:
+            return super().lifted(grown_W, news_W, sizes)
+        return bins.send_lifted(grown_W, news_W, sizes)
+
+
+def longest(rows_R: Sequence[Tensor]) -> int:
+    """Coordinates of the longest tensor."""
+    return max(x_R.shape[1] for x_R in rows_R)
+
+
+def _largest(rows_W: Sequence[Tensor], counts: Sequence[int]) -> Entries:
+    numels = tuple(x_W.shape[1] for x_W in rows_W)
+    return selection.largest(addresses(rows_W), numels, tuple(counts), rows_W[0])
+
+
+def _from_thresholds(rows_W: Sequence[Tensor], wanted: Sequence[WantedEntries]) -> FromKeys:
+    own_W = [contiguous(x_W) for x_W in rows_W]
+    counts = [some.listed(x_W.shape[1]) for x_W, some in zip(own_W, wanted, strict=True)]
+    return FromKeys(thresholds.from_thresholds(_largest(own_W, counts), addresses(own_W), wanted, counts, own_W[0]))
+
+
+def _about(n: int, k: int, sampling: Sampling) -> WantedEntries:
+    """About k of n entries, see `selection.sampled_top`."""
+    if sampling.share > 0.5 or k < 2 * EXPECTED:
+        return WantedEntries(k, k, bits=1)  # all but zeros
+    stride = stride_of(n, math.ceil(max(sampling.share * n, EXPECTED * n / k)))
+    sample = range(sampling.offset % stride, n, stride)
+    rank = max(1, round(k * len(sample) / n))
+    return WantedEntries(k, math.floor(sampling.most * k), 0, math.ceil(sampling.least * k), sample, rank)
+
+
+def _sections_of_each(message: Message, stride: int | None = None) -> Sections:
+    """Where entries of each sender are, counted from the first sender's message on.
+
+    Args:
+        message: of senders whose layouts differ.
+        stride: from the first entry of a sender to that of the next one, where entries are; None = nothing is between.
+    """
+    layouts: Sequence[SparseLayout] = message.layouts
+    signs, at = layouts[0].signs, [row.data_ptr() - message.rows[0].data_ptr() for row in message.rows]
+    heads, codes = (
+        np.concatenate([layout.fields[name].offsets + first for layout, first in zip(layouts, at, strict=True)])
+        for name in ("scales" if signs else "values", "indices")
+    )
+    kept = np.stack([layout.kept for layout in layouts])
+    first = kept.cumsum(1) - kept + np.arange(len(layouts))[:, None] * (stride or 0)
+    shapes = tuple(np.concatenate(columns) for columns in zip(*(layout.codes for layout in layouts), strict=True))
+    numels = np.concatenate([layout.numels for layout in layouts])
+    return Sections(numels, kept.ravel(), (heads, codes), shapes, signs, first.ravel())
 
 
 @functools.lru_cache(maxsize=4 * KEPT)
 def sections_of(layout: SparseLayout) -> Sections:
     """Where entries of a layout are, as kernels are told; remembered."""
     values, codes = layout.fields["values"].offsets, layout.fields["indices"].offsets
-    return Sections(layout.numels, layout.kept, values, codes, layout.codes)
+    return Sections(layout.numels, layout.kept, (values, codes), layout.codes)

@@ -21,7 +21,7 @@ from accordion_bench.codecs.engine import Engine, Sampling, Selection, header_of
 from accordion_bench.codecs.index_codes import decode_indices, encode_indices
 from accordion_bench.codecs.layout import Layout, Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
-from accordion_bench.codecs.orthonormal import unit_columns
+from accordion_bench.codecs.orthonormal import unit_columns, unit_columns_together
 from accordion_bench.codecs.packed_codes import look_up, pack_codes
 from accordion_bench.codecs.products import multiply, renewed, subtract_products
 from accordion_bench.codecs.rounding import round_to_levels, rounding_to
@@ -49,7 +49,7 @@ class Lists(NamedTuple):
     @classmethod
     def of(cls, indices: list[list[Tensor]]) -> "Lists":
         """Count them."""
-        counts = torch.tensor([[len(own) for own in own_W] for own_W in indices], dtype=torch.int32).T.contiguous()
+        counts = torch.tensor([list(map(len, own_T)) for own_T in zip(*indices, strict=True)], dtype=torch.int32)
         return cls(indices, upload(counts, indices[0][0].device))
 
 
@@ -215,7 +215,8 @@ class Reference(Engine):
     def places(
         self, keys: Callable[[Bucket], Sequence[int]], counts: Sequence[int], bucket: Bucket, device: torch.device
     ) -> Any:
-        return images(draws_of(bucket.numels, tuple(counts)), words_of(keys(bucket)))
+        draws = draws_of(bucket.numels, tuple(counts))
+        return images(draws, fresh(lambda moment: words_of(keys(bucket.at(moment))), bucket, device))
 
     def take(self, rows_W: Sequence[Tensor], places: Any) -> list[Tensor]:
         return [x_W.index_select(1, index) for x_W, index in zip(rows_W, places, strict=True)]
@@ -270,6 +271,15 @@ class Reference(Engine):
                 add_largest_(row_R, message_R, form, target.alpha)
             if target.divisor != 1:
                 row_R.div_(target.divisor)
+
+
+class OnDevice(Reference):
+    """The same on a device that has no kernels."""
+
+    looks, copies, fills = False, True, True
+
+    def orthonormalise(self, factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
+        return unit_columns_together(factors, passes) if factors else []
 
 
 def codes_of(x: Tensor, factor: Tensor | None, draws: Tensor | None, coding: Coding) -> Tensor:

@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+POSITIONS = (1 << 32) - 1
 EXPECTED = 32  # entries of a sample that should lie above the threshold sought: its count is then good to 1/sqrt(32)
 
 
@@ -33,6 +34,18 @@ def top_indices(rows_R: Tensor, k: int) -> Tensor:
     if k in (0, rows_R.shape[1]):
         return torch.arange(k, device=rows_R.device).expand(rows_R.shape[0], k).contiguous()
     return torch.stack([_top_of_row(row, k) for row in rows_R])
+
+
+def top_positions(x_R: Tensor, size: int, k: int) -> Tensor:
+    """Ascending positions [R, K] of the k largest magnitudes of each section of `size` coordinates of rows [R, N].
+
+    Magnitudes are ordered by the bits of |x| as a float32, NaN above infinity; ties go to the first. The host does not
+    wait.
+    """
+    positions = torch.arange(x_R.shape[1], device=x_R.device)
+    keys_R = (x_R.float().abs().view(torch.int32).long() << 32).add_(POSITIONS - positions)  # no two are equal
+    found_R = keys_R.unflatten(1, (-1, size)).topk(k, dim=2, sorted=False).values.flatten(1)
+    return (~found_R & POSITIONS).sort(dim=1).values
 
 
 def _top_of_row(row: Tensor, k: int) -> Tensor:

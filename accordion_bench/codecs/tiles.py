@@ -11,9 +11,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.device_selection import Part, top_positions
 from accordion_bench.codecs.index_codes import pack_bits, unpack_bits
 from accordion_bench.codecs.packed_codes import code_bytes, pack_codes, unpack_codes
+from accordion_bench.codecs.selection import top_positions
 from accordion_bench.plan import TensorSpec
 
 
@@ -120,7 +120,7 @@ def encode_largest(x_R: Tensor, form: TileForm) -> list[Tensor]:
     NaN is the largest magnitude of all, so that it is seen in the numbers.
     """
     row_R = form.tiles.cut(x_R.float()).flatten(1)
-    positions_R = top_positions(row_R, [Part(0, form.tiles.count, form.tiles.numel, form.k)])
+    positions_R = top_positions(row_R, form.tiles.numel, form.k)
     numbers_R = row_R.gather(1, positions_R)
     indices_R = pack_numbers(positions_R % form.tiles.numel, form.width)
     if not form.coded:

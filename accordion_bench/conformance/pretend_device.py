@@ -24,14 +24,15 @@ from accordion_bench.codecs.block_numbers import BlockNumbers
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import Coding
 from accordion_bench.codecs.compiled import measurable
-from accordion_bench.codecs.engine import Engine, Selection
-from accordion_bench.codecs.engines import OnDevice
+from accordion_bench.codecs.engine import Engine, Sampling, Selection
 from accordion_bench.codecs.layout import Layout, Message
 from accordion_bench.codecs.low_rank_on_gpu import HIGHEST
+from accordion_bench.codecs.reference import OnDevice
 from accordion_bench.tensors import casts
 from accordion_bench.tensors.kernels.dense_kernels import BlockRule
 
 DEVICE = torch.device("meta")
+NARROWEST = 64  # coordinates for which kernels of bins have room, at least; bins of other lengths share launches
 aten = torch.ops.aten
 
 # operations whose size of result is read from the device; an index by booleans is among them
@@ -233,17 +234,31 @@ class PretendedKernels(OnDevice):
         with one_launch("largest", 21):
             return super().largest(rows_W, counts)
 
+    def above(self, rows_W: Sequence[Tensor], threshold: float, most: Sequence[int]) -> Selection:
+        with one_launch("thresholds", 30):
+            return super().above(rows_W, threshold, most)
+
+    def about(self, rows_W: Sequence[Tensor], counts: Sequence[int], sampling: Sampling) -> Selection:
+        with one_launch("thresholds", 30):
+            return super().about(rows_W, counts, sampling)
+
+    def nonzero(self, rows_W: Sequence[Tensor]) -> Selection:
+        with one_launch("nonzero", 5):
+            return super().nonzero(rows_W)
+
+    def lifted(
+        self, grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
+    ) -> tuple[list[Tensor], Tensor]:
+        rooms = {max(NARROWEST, 1 << (size - 1).bit_length()) for size in sizes}
+        with one_launch("lifted", 1 + 2 * len(rooms)):
+            return super().lifted(grown_W, news_W, sizes)
+
     def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
-        if message.layout.signs or not isinstance(message.rows, Tensor):
-            super().encode_sparse(bucket, selection, message)
-            return
-        with one_launch("encode_sparse", 3):
+        of_keys = not isinstance(message.rows, Tensor)
+        with one_launch("encode_sparse", 3 + of_keys + 2 * message.layout.signs):
             super().encode_sparse(bucket, selection, message)
 
     def add_sparse(self, target: Target, message: Message) -> None:
-        if message.layout.signs or not isinstance(message.rows, Tensor):
-            super().add_sparse(target, message)
-            return
         rounds = -(-len(message.rows) // len(target.rows_R[0]))
         with one_launch("add_sparse", 2 + rounds + (target.divisor != 1)):
             super().add_sparse(target, message)

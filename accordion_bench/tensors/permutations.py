@@ -31,7 +31,6 @@ MANY, FEW, LONG = 24, 12, 1 << 16  # rounds of small n and from LONG on: with fe
 FACTORS, SHIFT = (0x85EBCA6B, 0xC2B2AE35), 15  # of the hash
 SIZE = 1024  # images of a tile
 ALIGNED = 32  # at a multiple of so many images those of a tensor begin; what is between is 0 or not written
-CHUNK = 1 << 15  # images that torch makes at a time on a CPU: what stays in its cache
 WORD = (1 << 32) - 1
 
 
@@ -78,40 +77,21 @@ def words_of(keys: Sequence[int]) -> Tensor:
 
 
 def images(draws: Draws, words: Tensor) -> list[Tensor]:
-    """The images of 0, 1, ..., k - 1 of each tensor, int64 [k], on a CPU.
-
-    Args:
-        draws: whose.
-        words: of the keys, see `words_of`.
-    """
-    found = []
-    for row, own in zip(draws.rows[:-1].tolist(), words.tolist(), strict=True):
-        n, low, high, side = row[N], row[LOW], row[HIGH], 1 << row[LOW]
-        steps = [(word & WORD, side if r % 2 else high) for r, word in enumerate(own[: row[ROUNDS]])]
-        past = _mapped(torch.arange(n, high * side), low, high, steps)
-        y = torch.cat([_mapped(part, low, high, steps) for part in torch.arange(row[COUNT]).split(CHUNK)])
-        for _ in range(low):
-            past = _walked(past, past, n, -n)
-        found.append(_walked(y, past, n, -n))
-    return found
-
-
-def positions_in_row(draws: Draws, words: Tensor) -> Tensor:
-    """The images of all tensors, plus the lengths of the tensors before, int64 [K], on any device.
+    """The first images of each tensor's coordinates, int64 [k], on any device.
 
     The host reads nothing, and operations are as many for any number of tensors.
 
     Args:
         draws: whose.
-        words: of the keys, where images are wanted.
+        words: of the keys, where images are wanted; see `words_of`.
     """
     there, rows = words.device, draws.rows[:-1]
     n, low, high, rounds, counts = rows[:, : COUNT + 1].T
     beyond = (high << low) - n
-    columns = np.stack([n, low, high, beyond.cumsum() - beyond - n, n.cumsum() - n])
+    columns = np.stack([n, low, high, beyond.cumsum() - beyond - n])
     (of, i), (of_past, past) = _numbered(counts, there), _numbered(beyond, there)
     of = torch.cat([of, of_past])
-    ns, lows, highs, shifts, starts = upload(torch.from_numpy(columns), there).index_select(1, of)
+    ns, lows, highs, shifts = upload(torch.from_numpy(columns), there).index_select(1, of)
     # 0 after the last round of a tensor: nothing is moved
     sizes = [np.where(r < rounds, (1 << low) if r % 2 else high, 0) for r in range(MANY)]
     pairs = torch.stack([words.T.long() & WORD, upload(torch.from_numpy(np.stack(sizes)), there)], dim=1)
@@ -120,7 +100,7 @@ def positions_in_row(draws: Draws, words: Tensor) -> Tensor:
     y, past = x[:k], x[k:]
     for _ in range(int(low.max())):
         past = _walked(past, past, ns[k:], shifts[k:])
-    return _walked(y, past, ns[:k], shifts[:k]) + starts[:k]
+    return list(_walked(y, past, ns[:k], shifts[:k]).split(counts.tolist()))
 
 
 def _numbered(counts: np.ndarray, there: torch.device) -> tuple[Tensor, Tensor]:

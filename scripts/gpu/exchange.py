@@ -21,7 +21,7 @@ from accordion_bench.training.replayed import Replayed
 from scripts.bench import codec
 from scripts.bench.harness import in_rounds, seconds_of
 
-MILLIONS = (25, 138)
+MILLIONS = (11, 25, 138)
 ROUND = 0.01  # seconds of one arm in one round, about
 SLOW = 0.1  # seconds of an exchange of 25 million; a method that takes longer is not tried on more
 STEPS = 7  # that are compared; the first three are eager in both

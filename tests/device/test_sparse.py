@@ -5,9 +5,6 @@ import pytest
 import torch
 
 from accordion_bench.codecs import index_codes
-from accordion_bench.codecs.device_selection import Part, about, above, chosen, listed
-from accordion_bench.codecs.section_codes import SectionCodes, SectionLayout
-from accordion_bench.codecs.selection import at_least, sampled_top
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.dgc import clipped
 from accordion_bench.conformance.pretend_device import DEVICE, Pretend, pretended
@@ -162,77 +159,6 @@ def test_sizes_of_codes_are_those_of_one_code_at_a_time():
         kind, nbytes = index_codes.index_bytes(int(n[i]), int(k[i]))
         assert low_bytes[i] + high_bytes[i] == nbytes
         assert not k[i] or (kind == "elias-fano") == bool(by_rank[i])
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_codes_of_many_sections_come_back(seed):
-    generator = np.random.default_rng(seed)
-    sections, messages, rows = generator.integers(1, 6), generator.integers(1, 4), int(generator.integers(1, 4))
-    sizes = np.exp2(generator.uniform(0, 12, sections)).astype(int).tolist()
-    starts = [sum(sizes[:s]) for s in range(sections)]
-    counts = [int(generator.choice([0, n, generator.integers(0, n + 1)])) for _ in range(messages) for n in sizes]
-    counts[0] = sizes[0]
-    places = [
-        np.concatenate(
-            [
-                starts[q % sections] + np.sort(generator.permutation(sizes[q % sections])[:k])
-                for q, k in enumerate(counts)
-            ]
-        )
-        for _ in range(rows)
-    ]
-    positions_R = torch.from_numpy(np.stack(places).astype(np.int64))
-    layout = SectionLayout(starts * messages, sizes * messages, counts, sections)
-    codes = SectionCodes(layout, torch.device("cpu"))
-    code_R = codes.encode(positions_R)
-    assert code_R.shape[1] == sum(index_codes.index_bytes(sizes[q % sections], k)[1] for q, k in enumerate(counts))
-    assert torch.equal(codes.decode(code_R), positions_R)
-
-
-@pytest.mark.parametrize(("n", "k"), [(1000, 30), (1000, 400), (1000, 1000), (5, 1), (1 << 20, 1), (70_001, 9000)])
-def test_the_code_of_one_section_is_that_of_the_cpu(n, k):
-    positions = torch.randperm(n, generator=torch.Generator().manual_seed(k))[:k].sort().values[None]
-    codes = SectionCodes(SectionLayout([0], [n], [k], 1), torch.device("cpu"))
-    assert torch.equal(codes.encode(positions), index_codes.encode_indices(positions, n))
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_a_sampled_threshold_sends_what_the_cpu_sends(seed):
-    """Also where the sample misleads: too low or too high, all zero, denormal."""
-    generator = np.random.default_rng(seed)
-    torch_generator = torch.Generator().manual_seed(seed)
-    parts, wanted, checks, start, rows = [], [], [], 0, 2
-    for _ in range(3):
-        n, sections = int(generator.choice([1, 60, 3000, 20_011, 50_021])), int(generator.integers(1, 3))
-        k, share = max(1, int(generator.choice([0.0005, 0.01, 0.1, 0.6]) * n)), float(generator.choice([0.01, 0.6]))
-        arguments = (k, share, float(generator.choice([0.8, 0, 1])), float(generator.choice([1.3, 1])), seed)
-        some = about(n, *arguments)
-        parts.append(Part(start, sections, n, listed(n, some)))
-        wanted += [some] * sections
-        checks += [(start + s * n, n, arguments) for s in range(sections)]
-        start += sections * n
-    x_R = torch.randn(rows, start, generator=torch_generator) ** int(generator.choice([1, 5]))
-    for (first, _, _), some in zip(checks, wanted, strict=True):
-        if some.sample and generator.random() < 0.6:
-            sample = slice(first + some.sample.start, first + some.sample.stop, some.sample.step)
-            x_R[0, sample] *= float(generator.choice([1e-3, 1e3, 0, 1e-40]))
-    counts_R, positions_R = chosen(x_R, parts, wanted)
-    for x, counts, positions in zip(x_R, counts_R.tolist(), positions_R, strict=True):
-        expected = [first + sampled_top(x[first : first + n], *arguments) for first, n, arguments in checks]
-        assert counts == [len(found) for found in expected]
-        assert torch.equal(positions[: sum(counts)], torch.cat(expected))
-
-
-@pytest.mark.parametrize("threshold", [0.1, 0.75, 1e-50, 100.0])
-def test_a_known_threshold_sends_what_the_cpu_sends(threshold):
-    x = (torch.randn(500, generator=torch.Generator().manual_seed(0)) * 4).round() / 4
-    some = above(threshold, most=300)
-    counts, positions = chosen(x[None], [Part(0, 1, 500, listed(500, some))], [some])
-    found = at_least(x, threshold)
-    if len(found) <= 300:
-        assert torch.equal(positions[0, : int(counts)], found)
-    else:
-        assert int(counts) == 300
 
 
 def test_clipping_on_the_device_waits_for_nothing():

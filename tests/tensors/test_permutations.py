@@ -1,6 +1,5 @@
 """Keyed permutations: what they are, the same by numba as by torch, and draws that look like drawn ones."""
 
-import itertools
 import math
 
 import numpy as np
@@ -8,8 +7,7 @@ import pytest
 import torch
 
 from accordion_bench.tensors import kernels, keyed_rng
-from accordion_bench.tensors.permutations import FEW, HIGH, LONG, LOW, MANY, ROUNDS, Draws, N, images, words_of
-from accordion_bench.tensors.permutations import positions_in_row as in_row
+from accordion_bench.tensors.permutations import FEW, HIGH, LONG, LOW, MANY, ROUNDS, Draws, images, words_of
 from tests.kit.gpu import gpu_for_triton
 
 SMALL = range(1, 71)
@@ -24,7 +22,7 @@ def own_keys(purpose: str, count: int) -> list[int]:
 def drawn(n: int, k: int, times: int, purpose: str = "draws") -> np.ndarray:
     """Draws of so many keys, [times, k]."""
     draws, words = Draws([n] * times, [k] * times), words_of(own_keys(f"{purpose} {n} {k}", times))
-    return in_row(draws, words).view(times, k).numpy() - n * np.arange(times)[:, None]
+    return torch.stack(images(draws, words)).numpy()
 
 
 def deviation(counts: np.ndarray, expected: float) -> float:
@@ -84,13 +82,6 @@ def cases() -> tuple[Draws, torch.Tensor]:
             lengths.append(n)
             counts.append(k)
     return Draws(lengths, counts), words_of(own_keys("engines", len(lengths)))
-
-
-def test_together_they_are_the_same():
-    draws, words = cases()
-    starts = itertools.accumulate(draws.rows[:-1, N].tolist(), initial=0)
-    expected = [own + start for own, start in zip(images(draws, words), starts, strict=False)]
-    assert torch.equal(in_row(draws, words), torch.cat(expected))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
@@ -206,6 +197,6 @@ def test_neighbouring_keys_draw_apart():
     n, k, times = 1000, 100, 400
     hit = np.zeros((times, n), bool)
     draws = Draws([n] * times, [k] * times)
-    own = in_row(draws, words_of(range(times))).view(times, k).numpy() - n * np.arange(times)[:, None]
+    own = torch.stack(images(draws, words_of(range(times)))).numpy()
     np.put_along_axis(hit, own, True, axis=1)
     check_inclusion(hit, k)

@@ -64,7 +64,8 @@ def test_no_product_is_fused_with_a_sum_and_no_division_is_approximate(tmp_path)
     names |= {"_add_up", "_widen"}
     names |= {"_draw", "_gather", "_scatter"}
     names |= {"_narrow_in_sample", "_put_aside", "_narrow", "_tally", "_gather"}
-    names |= {"_write_entries", "_write_codes", "_count_ones", "_add_entries"}
+    names |= {"_write_entries", "_write_codes", "_write_heads", "_count_ones", "_add_entries"}
+    names |= {"_sample", "_count", "_decide", "_tally", "_compact", "_sum_largest", "_scale", "_send"}
     names |= {"_times_right", "_times_left", "_outer", "_join_parts", "_orthonormalise", "_renew"}
     assert {name for name, _, _ in found} == names
     assert [one for one in found if one[2]] == []

@@ -6,13 +6,14 @@ from torch import Tensor
 
 from accordion_bench.codecs import engines
 from accordion_bench.codecs.bucket import Target
-from accordion_bench.codecs.device_selection import Part, in_order, top_positions
 from accordion_bench.codecs.engine import Sampling
 from accordion_bench.codecs.layout import Message, SparseLayout, sparse_layout
 from accordion_bench.codecs.reference import Reference
-from tests.codecs.kit import bucket_of
+from accordion_bench.codecs.selection import at_least, sampled_top, stride_of, top_positions
+from tests.codecs.kit import bucket_of, whole_numbers
 
 selection = pytest.importorskip("accordion_bench.tensors.kernels.on_gpu.selection", exc_type=ImportError)
+thresholds = pytest.importorskip("accordion_bench.tensors.kernels.on_gpu.thresholds", exc_type=ImportError)
 
 LONG, SHORT = 33_001, (1, 64, 2049, 0, 9)
 
@@ -51,8 +52,8 @@ KINDS = {
 
 
 def expected(rows_W: list[Tensor], counts: list[int]) -> Tensor:
-    found = [top_positions(x_W, [Part(0, 1, x_W.shape[1], k)]) for x_W, k in zip(rows_W, counts, strict=True)]
-    return torch.cat(found, dim=1)
+    pairs = zip(rows_W, counts, strict=True)
+    return torch.cat([top_positions(x_W, max(1, x_W.shape[1]), k) for x_W, k in pairs if k], dim=1)
 
 
 def check(gpu, rows_W: list[Tensor], counts: list[int]) -> None:
@@ -115,29 +116,87 @@ def test_rows_that_begin_anywhere(gpu):
     assert torch.equal(found.indices.cpu().long(), expected(rows_W, [1, 200, 30]))
 
 
-def test_keys_in_order(gpu):
-    """Of sections of a row, some of equal size; ties descend by position."""
-    x_R = drawn(3000, 2).mul_(4).round_()
-    parts = [Part(0, 2, 500, 60), Part(1000, 1, 500, 0), Part(1500, 1, 1500, 1500)]
-    assert torch.equal(engines._on_gpu().in_order(x_R.to(gpu.device), parts).cpu(), in_order(x_R, parts))
+def chosen(gpu, rows_W: list[Tensor], choose) -> list[list[list[int]]]:
+    """Indices of what is selected, [W][T]."""
+    reached = choose(engines._on_gpu(), [x_W.to(gpu.device) for x_W in rows_W])
+    counts = reached.counts_W.cpu().tolist()
+    found = thresholds.entries_of(reached.reached, max(map(sum, counts)))
+    return [
+        [part.tolist() for part in own[: sum(k)].split(k)] for own, k in zip(found.indices.cpu(), counts, strict=True)
+    ]
 
 
-def test_thresholds(gpu):
-    """By a sample, and one that is known: as many entries as by the reference, and their bytes."""
-    rows_W = [drawn(n, 2).mul_(8).round_() for n in (600, 2500, 600)]
-    for choose in (
-        lambda engine, own_W: engine.about(own_W, [60, 250, 60], Sampling(0.1, 0.8, 1.3, 3)),
-        lambda engine, own_W: engine.above(own_W, 9.0, [600, 100, 600]),
-    ):
-        found = []
-        for engine, there in ((engines._on_gpu(), gpu.device), (Reference(), torch.device("cpu"))):
-            own_W = [x_W.to(there) for x_W in rows_W]
-            picked = choose(engine, own_W)
-            counts = picked.counts_W.cpu().tolist()
-            message = Message.of_each([SparseLayout((600, 2500, 600), own) for own in counts], there)
-            engine.encode_sparse(bucket_of(own_W), picked, message)
-            found.append((counts, [row.cpu().tolist() for row in message.rows]))
-        assert found[0] == found[1]
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("seed", range(12))
+def test_a_sampled_threshold(gpu, seed):
+    """Also where the sample misleads: too low or too high, all zero, denormal; of numbers of many kinds."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def one_of(*values):
+        return values[int(torch.randint(len(values), (1,), generator=generator))]
+
+    share, least, most = one_of(0.01, 0.02, 0.6), one_of(0.8, 0.0, 1.0), one_of(1.3, 1.0)
+    rows_W, counts = [], []
+    for n in (1, one_of(60, 700), 3000, one_of(5003, 17_011)):
+        k, x_W = max(1, int(one_of(0.0005, 0.01, 0.1, 0.6) * n)), KINDS[one_of(*KINDS)](n, 2).clone()
+        stride = stride_of(n, max(int(share * n), 32 * n // k))
+        if one_of(True, False):
+            x_W[0, seed % stride :: stride] *= one_of(1e-3, 1e3, 0.0, 1e-40)
+        rows_W.append(x_W.nan_to_num_())
+        counts.append(k)
+    found = chosen(gpu, rows_W, lambda engine, own_W: engine.about(own_W, counts, Sampling(share, least, most, seed)))
+    for w, own in enumerate(found):
+        for x_W, k, indices in zip(rows_W, counts, own, strict=True):
+            assert indices == sampled_top(x_W[w], k, share, least, most, seed).tolist()
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("threshold", [0.1, 0.75, 1e-50, 100.0])
+def test_a_known_threshold(gpu, threshold):
+    x_W = (drawn(3000, 2) * 4).round() / 4
+    own = chosen(gpu, [x_W], lambda engine, own_W: engine.above(own_W, threshold, [1800]))
+    for row, (indices,) in zip(x_W, own, strict=True):
+        found = at_least(row, threshold)
+        if len(found) > 1800:
+            found = expected([row[None]], [1800])[0]
+        assert indices == found.tolist()
+
+
+@pytest.mark.parametrize("signs", [False, True])
+def test_messages_and_sums_of_uneven_senders(gpu, signs):
+    """Byte for byte those of the reference; two senders each in a row of its own, and in one."""
+    rows_W = [drawn(n, 2) for n in (600, 5003, 1, 0, 900)]
+    rows_W[4][:] = 0
+    if signs:
+        rows_W = [torch.where(x_W.abs() > 1, x_W.sign() * 0.3, 0) for x_W in rows_W]
+    counts, numels, found = [60, 500, 1, 0, 90], tuple(x_W.shape[1] for x_W in rows_W), []
+    for engine, there in ((engines._on_gpu(), gpu.device), (Reference(), torch.device("cpu"))):
+        own_W, out = [x_W.to(there) for x_W in rows_W], []
+        picked = engine.nonzero(own_W) if signs else engine.about(own_W, counts, Sampling(0.1, 0.8, 1.3, 3))
+        layouts = [SparseLayout(numels, own, signs) for own in picked.counts_W.cpu().tolist()]
+        message = Message.of_each(layouts, there)
+        engine.encode_sparse(bucket_of(own_W), picked, message)
+        out += [row.cpu() for row in message.rows]
+        for rows in (1, 2):
+            target = Target([drawn(n, rows).to(there) for n in numels], -1.0, 3 - rows)
+            engine.add_sparse(target, message)
+            out += [x_R.cpu() for x_R in target.rows_R]
+        found.append(out)
+    assert all(map(torch.equal, *found))
+
+
+def test_bins(gpu):
+    """Scales to the bit where sums are exact; long bins and short ones, of both types."""
+    lengths, sizes = (1, 7, 40, 41, 4097, 20_481, 100), (1, 3, 50, 41, 50, 500, 1)
+    for dtype in (torch.float32, torch.float64):
+        grown_W, news_W = whole_numbers(lengths, 3, dtype), whole_numbers(lengths, 3, dtype, seed=3)
+        grown_W[2].zero_()
+        grown_W[4][1, 700] = torch.nan
+        there = [[x_W.to(gpu.device) for x_W in xs_W] for xs_W in (grown_W, news_W)]
+        sent_W, scales_W = engines._on_gpu().lifted(*there, sizes)
+        expected_W, scales = Reference().lifted(grown_W, news_W, sizes)
+        for own_W, other_W in zip([*sent_W, scales_W], [*expected_W, scales], strict=True):
+            torch.testing.assert_close(own_W.cpu(), other_W, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.sample(2)

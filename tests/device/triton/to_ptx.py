@@ -17,6 +17,7 @@ from accordion_bench.codecs.rounding import for_kernel
 from accordion_bench.tensors.kernels import rounding as kinds
 from accordion_bench.tensors.kernels.dense_kernels import NORMS, BlockRule, Coordinates, Decoding, Encoding, Fed
 from accordion_bench.tensors.kernels.on_gpu import (
+    bins,
     block_numbers,
     casts,
     drawn,
@@ -28,6 +29,7 @@ from accordion_bench.tensors.kernels.on_gpu import (
     selection,
     sparse,
     sums,
+    thresholds,
 )
 from accordion_bench.tensors.kernels.on_gpu.fed import WEIGHTED
 from accordion_bench.tensors.kernels.rounding import KernelRounding
@@ -145,10 +147,19 @@ def main() -> None:
     n, kept = np.array([LONGEST]), np.array([LONGEST // 10])
     for like, where in ((x, 0), (x, 4), (x.double(), 0)):
         entries = selection.largest(np.full((2, 1), where), (LONGEST,), (LONGEST // 10,), like)
-    for few in (kept, n):  # indices with low bits, and a bitmap
-        sections = sparse.Sections(n, few, 0 * n, 4 * few, code_shapes(n, few))
-        sparse.write_entries(entries, sections, message)
-        sparse.add_entries(np.zeros((2, 1), np.int64), sections, message, 0.5, x)
+    for signs in (False, True):
+        for few in (kept, n):  # indices with low bits, and a bitmap
+            sections = sparse.Sections(n, few, (0 * n, 4 * few), code_shapes((1 + signs) * n, few), signs)
+            on = sparse.tables_on(sections, x.device)
+            sparse.write_entries(entries, on, message)
+            sparse.add_entries(np.zeros((2, 1), np.int64), on, message, 0.5, x)
+    sparse.write_heads(torch.zeros(1), on, message[0])
+    wanted = [thresholds.WantedEntries(LONGEST // 10, LONGEST // 10, 0, 2, range(3, LONGEST, 101), 2)]
+    reached = thresholds.from_thresholds(entries, np.zeros((2, 1), np.int64), wanted, (LONGEST // 10,), x)
+    thresholds.entries_of(reached, LONGEST // 10)
+    for like in (x.expand(2, -1), x.double()):
+        thresholds.entries_of(thresholds.not_zero([like], np.zeros((2, 1), np.int64)), LONGEST)
+        bins.send_lifted([like] * 2, [like] * 2, [50, 500])
     for rank in (2, 8):
         M_W, L, R = torch.zeros(2, 1, 300, 600), torch.zeros(1, 300, rank), torch.zeros(1, 600, rank)
         products.multiply([M_W, M_W.mT], [R, L])

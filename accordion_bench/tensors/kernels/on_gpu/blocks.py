@@ -77,11 +77,15 @@ def _ranks(n: int, k: int, seen: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=KEPT)
 def parts_on(counts: tuple[int, ...], size: int, device: torch.device) -> Tensor:
+    """See `parts_of`; on a device, remembered."""
+    return upload.table(torch.from_numpy(parts_of(np.array(counts, np.int64), size)), device)
+
+
+def parts_of(counts: np.ndarray, size: int) -> np.ndarray:
     """So many parts of each tensor, int64 [P, 2]: the tensor, and the part's first entry."""
-    parts = np.array(counts, np.int64)
-    of = np.repeat(np.arange(len(parts)), parts)
-    begin = (np.arange(len(of)) - (parts.cumsum() - parts)[of]) * size
-    return upload.table(torch.from_numpy(np.stack([of, begin], axis=1)), device)
+    of = np.repeat(np.arange(len(counts)), counts)
+    begin = (np.arange(len(of)) - (counts.cumsum() - counts)[of]) * size
+    return np.stack([of, begin], axis=1)
 
 
 @triton.jit

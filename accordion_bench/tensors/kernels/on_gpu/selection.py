@@ -78,8 +78,7 @@ def largest(addresses: np.ndarray, numels: tuple[int, ...], wanted: tuple[int, .
     found = Entries(*(torch.empty(W, parts.wanted, dtype=kind, device=there) for kind in (torch.int32, torch.float32)))
     if not parts.wanted:
         return found
-    step = ALIGNED // like.element_size()
-    constants = {"TYPE": TYPES[like.dtype], "LANES": LANES, "VECTOR": 1 if (addresses % ALIGNED).any() else step}
+    constants = {"TYPE": TYPES[like.dtype], "LANES": LANES, "VECTOR": vector_of(addresses, like)}
     given = (upload(torch.from_numpy(addresses), there), T, parts.tensors)
     B, rounds = len(parts.blocks), ROUNDS * W * T * WAYS.value
     sizes = [2 * rounds, rounds, W * T * COUNTED.value, W * B]
@@ -103,6 +102,11 @@ def largest(addresses: np.ndarray, numels: tuple[int, ...], wanted: tuple[int, .
     until = tally.cumsum(2, dtype=torch.int32)
     launch(_gather, (B, W), there, *given, parts.blocks, B, until, last, *found, parts.wanted, **constants)
     return found
+
+
+def vector_of(addresses: np.ndarray, like: Tensor) -> int:
+    """Numbers of tensors that begin at these addresses that are loaded at once."""
+    return 1 if (addresses % ALIGNED).any() else ALIGNED // like.element_size()
 
 
 def _search(counts: Tensor, shape: tuple[int, int, int]) -> Search:

@@ -4,7 +4,8 @@ Tensor suffixes: W workers, S senders, R rows of the sums, T tensors, K entries 
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -13,49 +14,69 @@ from torch import Tensor
 from triton import jit
 
 from accordion_bench.tensors import upload
-from accordion_bench.tensors.kernels.on_gpu.blocks import parts_on
+from accordion_bench.tensors.kernels.on_gpu.blocks import parts_of
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
 from accordion_bench.tensors.kernels.on_gpu.selection import Entries, before
 from accordion_bench.tensors.kernels.on_gpu.sums import read_float, write_float
 from accordion_bench.tensors.kernels.on_gpu.table import KEPT
 
 COLUMNS = tl.constexpr(12)
-N, ENTRIES, FIRST, VALUES, LOWS, HIGHS, BY_RANK, LOW, LOW_BYTES, HIGH_BYTES, LOW_WORD, HIGH_WORD = (
+N, ENTRIES, FIRST, HEAD, LOWS, HIGHS, BY_RANK, LOW, LOW_BYTES, HIGH_BYTES, LOW_WORD, HIGH_WORD = (
     tl.constexpr(column) for column in range(COLUMNS.value)
 )
-"""Columns of a tensor: coordinates; entries; entries of the tensors before; where in a message its values, the low bits
-of its indices and the high ones begin, in bytes; whether a high bit moves on for each entry before it; low bits of an
-index; bytes of low bits and of high bits; where these begin, in words, where codes are made."""
+"""Columns of a tensor: coordinates; entries; entries of the tensors before; where in a message values begin, or scale
+and count, the low bits of its indices and the high ones, in bytes; whether a high bit moves on for each entry before;
+low bits of an index; bytes of low bits and of high bits; where these begin, in words, where codes are made."""
 
 TOGETHER = 1024  # entries, or bytes, of a program
 CHUNK = tl.constexpr(128)  # bytes of high bits that a program decodes; of more, few fit on a GPU at once
 
 
 class Sections:
-    """Where the entries of each tensor are in a message. Compared by identity: make it once.
+    """Where the entries of each tensor are in messages of one length. Compared by identity: make it once.
 
     Args:
         n: coordinates of each tensor, at most 2^30.
         kept: entries.
-        values, codes: where in a message they begin, in bytes.
+        at: where in a message values begin, or scale and count of signs; and index codes; in bytes.
         shapes: of the codes, see `codecs.index_codes.code_shapes`.
+        signs: whether entries are told by their signs.
+        first: entries of the tensors before; None = all those.
+
+    Attributes:
+        rows: int64 [T, COLUMNS].
+        kept, words: of all tensors, entries, and words of their codes.
+        low_reads: bytes that are read for the low bits of an index.
     """
 
     def __init__(
-        self, n: np.ndarray, kept: np.ndarray, values: np.ndarray, codes: np.ndarray, shapes: tuple[np.ndarray, ...]
+        self,
+        n: np.ndarray,
+        kept: np.ndarray,
+        at: tuple[np.ndarray, np.ndarray],
+        shapes: tuple[np.ndarray, ...],
+        signs: bool = False,
+        first: np.ndarray | None = None,
     ) -> None:
-        by_rank, low, low_bytes, high_bytes = shapes
+        (by_rank, low, low_bytes, high_bytes), (heads, codes) = shapes, at
         low_words, high_words = -(-low_bytes // 4), -(-high_bytes // 4)
         first_word = (low_words + high_words).cumsum() - low_words - high_words
-        columns = [n, kept, kept.cumsum() - kept, values, codes, codes + low_bytes, by_rank, low, low_bytes, high_bytes]
+        entries = kept.cumsum() - kept if first is None else first
+        columns = [n, kept, entries, heads, codes, codes + low_bytes, by_rank, low, low_bytes, high_bytes]
         self.rows = np.stack([*columns, first_word, first_word + low_words], axis=1).astype(np.int64)
-        self.kept, self.words = int(kept.sum()), int((low_words + high_words).sum())
+        self.kept, self.words, self.signs = int(kept.sum()), int((low_words + high_words).sum()), signs
         self.low_reads = -(-(int(low.max(initial=0)) + 7) // 8) if low.any() else 0
+
+    @functools.cached_property
+    def chunks(self) -> np.ndarray:
+        """Parts of high bits of each tensor."""
+        return -(-self.rows[:, HIGH_BYTES.value] // CHUNK.value)
 
 
 class Tables(NamedTuple):
     """The same on a GPU.
 
+    sections: these.
     rows: int64 [T, COLUMNS].
     entries, chunks: parts of each tensor's entries and high bits, int64 [P, 2].
     codes: of the low bits of each tensor and of the high ones, int64 [2 T, 3]: the first word, the first byte in a
@@ -64,6 +85,7 @@ class Tables(NamedTuple):
     first_chunk: chunks of the tensors before, int64 [T].
     """
 
+    sections: Sections
     rows: Tensor
     entries: Tensor
     codes: Tensor
@@ -71,73 +93,84 @@ class Tables(NamedTuple):
     chunks: Tensor
     first_chunk: Tensor
 
+    @classmethod
+    def of(cls, own: Sections, there: torch.device, put: Callable[[Tensor, torch.device], Tensor]) -> Self:
+        """Tables of sections, in one upload."""
+        parts = ((LOW_WORD, LOWS, LOW_BYTES), (HIGH_WORD, HIGHS, HIGH_BYTES))
+        codes = np.concatenate([np.stack([own.rows[:, column.value] for column in part], axis=1) for part in parts])
+        of_entries = parts_of(-(-own.rows[:, ENTRIES.value] // TOGETHER), TOGETHER)
+        of_codes = parts_of(-(-codes[:, 2] // TOGETHER), TOGETHER)
+        of_chunks = parts_of(own.chunks, CHUNK.value)
+        each = [own.rows, of_entries, codes, of_codes, of_chunks, own.chunks.cumsum() - own.chunks]
+        flat = put(torch.from_numpy(np.concatenate([one.ravel() for one in each])), there)
+        found = (x.view(one.shape) for x, one in zip(flat.split([one.size for one in each]), each, strict=True))
+        return cls(own, *found)
+
 
 @functools.lru_cache(maxsize=KEPT)
 def tables_on(own: Sections, there: torch.device) -> Tables:
-    """Sections on a GPU."""
-    low, high = ((LOW_WORD, LOWS, LOW_BYTES), (HIGH_WORD, HIGHS, HIGH_BYTES))
-    codes = np.concatenate([np.stack([own.rows[:, column.value] for column in part], axis=1) for part in (low, high)])
-    chunks = -(-own.rows[:, HIGH_BYTES.value] // CHUNK.value)
-    return Tables(
-        upload.table(torch.from_numpy(own.rows), there),
-        parts_of(own.rows[:, ENTRIES.value], TOGETHER, there),
-        upload.table(torch.from_numpy(codes), there),
-        parts_of(codes[:, 2], TOGETHER, there),
-        parts_of(own.rows[:, HIGH_BYTES.value], CHUNK.value, there),
-        upload.table(torch.from_numpy(chunks.cumsum() - chunks), there),
-    )
+    """Tables of sections that are the same in every step."""
+    return Tables.of(own, there, upload.table)
 
 
-def parts_of(counts: np.ndarray, size: int, there: torch.device) -> Tensor:
-    """Parts of so many entries or bytes, see `parts_on`."""
-    return parts_on(tuple((-(-counts // size)).tolist()), size, there)
-
-
-def write_entries(entries: Entries, own: Sections, message: Tensor) -> None:
+def write_entries(entries: Entries, on: Tables, message: Tensor) -> None:
     """Write entries, ascending in each tensor, into messages, uint8 [W, B]."""
-    there, W, on = message.device, len(message), tables_on(own, message.device)
+    there, W, size, own = message.device, len(message), entries.indices.shape[1], on.sections
     words = torch.zeros(W, own.words, dtype=torch.int32, device=there)
-    to = (words, own.words, message, message.stride(0))
-    launch(_write_entries, (len(on.entries), W), there, on.rows, on.entries, *entries, own.kept, *to, TOGETHER=TOGETHER)
+    to, constants = (words, own.words, message, message.stride(0)), {"TOGETHER": TOGETHER, "SIGNS": own.signs}
+    launch(_write_entries, (len(on.entries), W), there, on.rows, on.entries, *entries, size, *to, **constants)
     launch(_write_codes, (len(on.of_codes), W), there, on.codes, on.of_codes, *to, TOGETHER=TOGETHER)
 
 
-def add_entries(targets: np.ndarray, own: Sections, message: Tensor, alpha: float, like: Tensor) -> None:
+def write_heads(scales: Tensor, on: Tables, message: Tensor) -> None:
+    """Write a scale of each tensor, float32 [T], and how many entries it has, into a message, uint8 [B]."""
+    T = len(on.rows)
+    launch(_write_heads, (-(-T // TOGETHER),), message.device, on.rows, T, scales, message, TOGETHER=TOGETHER)
+
+
+def add_entries(targets: np.ndarray, on: Tables, message: Tensor, alpha: float, like: Tensor, senders: int = 1) -> None:
     """target [R, N] += alpha x the entries of each sender, in their order.
 
     One launch for R senders; what a message says of coordinates that do not exist is not followed.
 
     Args:
         targets: addresses of the sums, int64 [R, T]; sender s goes to row s mod R.
-        own: where entries are.
+        on: where entries are.
         message: of the senders, uint8 [S, B].
         alpha: by which values are multiplied first.
         like: a tensor of the type of the sums.
+        senders: whose tensors are told one after the other, in one row: then each has sections of its own.
     """
-    there, (R, T), S = message.device, targets.shape, len(message)
-    on = tables_on(own, there)
-    C = len(on.chunks)
+    there, R, S, C, own = message.device, len(targets), len(message), len(on.chunks), on.sections
     counts = torch.empty(S, C, dtype=torch.int32, device=there)
     launch(_count_ones, (C, S), there, on.rows, on.chunks, message, message.stride(0), counts, C)
     if not C:
         return
     until = counts.cumsum(1, dtype=torch.int32)
-    uploaded = upload.upload(torch.from_numpy(targets), there)
-    for first in range(0, S, R):
+    order = np.arange(max(S, senders)) % R
+    uploaded, T = upload.upload(torch.from_numpy(targets[order]), there), len(on.rows)
+    ends = own.chunks.reshape(senders, -1).sum(1).cumsum().tolist()
+    constants = {"TYPE": TYPES[like.dtype], "LOW_READS": own.low_reads, "SIGNS": own.signs}
+    for first in range(0, max(S, senders), R):
+        last = min(first + R, max(S, senders))
+        if senders == 1:
+            begin, grid, of = 0, (C, last - first), slice(first, last)
+        else:
+            begin, of = ends[first - 1] if first else 0, slice(0, 1)
+            grid = (ends[last - 1] - begin, 1)
         launch(
             _add_entries,
-            (C, min(R, S - first)),
+            grid,
             there,
-            *(uploaded, T, on.rows, on.chunks, on.first_chunk, until[first:], C),
-            *(message[first:], message.stride(0), float(alpha)),
-            TYPE=TYPES[like.dtype],
-            LOW_READS=own.low_reads,
+            *(uploaded[of], T, on.rows, on.chunks, on.first_chunk, begin, until[of], C),
+            *(message[of], message.stride(0), float(alpha)),
+            **constants,
         )
 
 
 @jit
 def _write_entries(  # type: ignore[no-untyped-def]
-    rows, parts, indices, values, K, words, WORDS, message, row_bytes, TOGETHER: tl.constexpr
+    rows, parts, indices, values, K, words, WORDS, message, row_bytes, TOGETHER: tl.constexpr, SIGNS: tl.constexpr
 ):
     p, w = tl.program_id(0), tl.program_id(1).to(tl.int64)
     t, begin = tl.load(parts + 2 * p), tl.load(parts + 2 * p + 1)
@@ -147,7 +180,10 @@ def _write_entries(  # type: ignore[no-untyped-def]
     at = w * K + tl.load(row + FIRST)
     index = tl.load(indices + at + rank, mask=exists, other=0)
     value = tl.load(values + at + rank, mask=exists, other=0)
-    write_float(message + w * row_bytes + tl.load(row + VALUES) + 4 * rank, value, exists)
+    if SIGNS:
+        index = 2 * index + (value > 0).to(tl.int32)
+    else:
+        write_float(message + w * row_bytes + tl.load(row + HEAD) + 4 * rank, value, exists)
     # an index code of n coordinates has at most n bits
     low, by_rank = tl.load(row + LOW).to(tl.int32), tl.load(row + BY_RANK).to(tl.int32)
     bit = (index >> low) + by_rank * rank
@@ -159,6 +195,16 @@ def _write_entries(  # type: ignore[no-untyped-def]
         out, beyond = own + tl.load(row + LOW_WORD) + (bit >> 5), (bits >> 32).to(tl.int32)
         tl.atomic_or(out, bits.to(tl.int32), mask=exists, sem="relaxed")
         tl.atomic_or(out + 1, beyond, mask=exists & (beyond != 0), sem="relaxed")
+
+
+@jit
+def _write_heads(rows, T, scales, message, TOGETHER: tl.constexpr):  # type: ignore[no-untyped-def]
+    t = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
+    row, exists = rows + t * COLUMNS, t < T
+    out = message + tl.load(row + HEAD, mask=exists, other=0)
+    write_float(out, tl.load(scales + t, mask=exists, other=0), exists)
+    count = tl.load(row + ENTRIES, mask=exists, other=0).to(tl.int32)
+    write_float(out + 4, count.to(tl.float32, bitcast=True), exists)
 
 
 @jit
@@ -183,12 +229,12 @@ def _count_ones(rows, chunks, message, row_bytes, counts, C):  # type: ignore[no
     tl.store(counts + s * C + c, tl.sum((bits + (bits >> 4)) & 0x0F, axis=0))
 
 
-@jit
+@jit(do_not_specialize=["first"])
 def _add_entries(  # type: ignore[no-untyped-def]
-    targets, T, rows, chunks, first_chunk, until, C, message, row_bytes, alpha,
-    TYPE: tl.constexpr, LOW_READS: tl.constexpr,
+    targets, T, rows, chunks, first_chunk, first, until, C, message, row_bytes, alpha,
+    TYPE: tl.constexpr, LOW_READS: tl.constexpr, SIGNS: tl.constexpr,
 ):  # fmt: skip
-    c, s = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    c, s = first + tl.program_id(0), tl.program_id(1).to(tl.int64)
     t, begin = tl.load(chunks + 2 * c), tl.load(chunks + 2 * c + 1)
     row, own = rows + t * COLUMNS, message + s * row_bytes
     position = begin.to(tl.int32) * 8 + tl.arange(0, 8 * CHUNK)
@@ -207,7 +253,13 @@ def _add_entries(  # type: ignore[no-untyped-def]
             some = exists & ((bit >> 3) + b < low_bytes)
             word |= tl.load(lows + (bit >> 3) + b, mask=some, other=0).to(tl.uint64) << (8 * b)
         index += (word >> (bit & 7).to(tl.uint64)).to(tl.int32) & ((1 << low) - 1)
+    head = own + tl.load(row + HEAD)
+    if SIGNS:
+        scale = read_float(head, True) * alpha
+        value = tl.where((index & 1) > 0, scale, -scale)
+        index >>= 1
+    else:
+        value = read_float(head + 4 * rank, exists) * alpha
     exists = exists & (index >= 0) & (index < tl.load(row + N))
-    value = read_float(own + tl.load(row + VALUES) + 4 * rank, exists) * alpha
     target = tl.load(targets + s * T + t).to(tl.pointer_type(TYPE)) + index
     tl.store(target, tl.load(target, mask=exists, other=0) + value.to(TYPE), mask=exists)

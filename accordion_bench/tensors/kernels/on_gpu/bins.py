@@ -1,0 +1,124 @@
+"""Bins of consecutive coordinates on a GPU: in each, those that one more gradient would lift to its largest magnitude.
+
+A program has as many bins of a tensor as make about 4,096 coordinates, in rows of a power of two. Tensors whose rows
+are equally long share launches.
+
+Tensor suffixes: W workers, T tensors, P programs of all tensors.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates
+from accordion_bench.tensors.kernels.on_gpu.blocks import parts_of
+from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
+from accordion_bench.tensors.upload import upload
+
+WIDEST = 4096  # coordinates of a bin, at most
+NARROWEST = 64  # coordinates for which a row of a program has room, at least
+COLUMNS = tl.constexpr(3)
+N, SIZE, FIRST = (tl.constexpr(column) for column in range(COLUMNS.value))
+"""Columns of a tensor: coordinates; those of a bin; programs of the tensors before. One more row has their sum."""
+
+
+def send_lifted(
+    grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
+) -> tuple[list[Tensor], Tensor]:
+    """See `Engine.lifted`; bins of at most WIDEST coordinates. One launch, and two for each length of rows."""
+    grown, news, like = Coordinates.of(grown_W), Coordinates.of(news_W), grown_W[0]
+    (W, T), there = grown.addresses.shape, like.device
+    sent_W = [torch.empty(x_W.shape, dtype=x_W.dtype, device=there) for x_W in grown_W]
+    n, size = np.array([x_W.shape[1] for x_W in grown_W], np.int64), np.array(sizes, np.int64)
+    width = np.array([max(NARROWEST, triton.next_power_of_2(one)) for one in sizes], np.int64)
+    together = WIDEST // width
+    counts = -(-n // (size * together))
+    parts = parts_of(counts, 1)  # the tensor, and the number of the program's row
+    P = len(parts)
+    rows = np.stack([np.append(one, 0) for one in (n, size)] + [np.append(0, counts.cumsum())], axis=1)
+    where = [x.addresses.ravel() for x in (grown, news, Coordinates(sent_W))]
+    flat = upload(torch.from_numpy(np.concatenate([*where, rows.ravel(), *_by_width(parts, width)])), there)
+    addresses, rows_on, order = flat.split([3 * W * T, rows.size, 2 * P])
+    totals, scales_W = torch.empty(W, P, dtype=torch.float64, device=there), torch.empty(W, T, device=there)
+    launches, begin = [], 0
+    for one in sorted(set(width.tolist())):
+        some = int(counts[width == one].sum())
+        launches.append((some, order[2 * begin :], {"TYPE": TYPES[like.dtype], "WIDE": one, "BINS": WIDEST // one}))
+        begin += some
+    for some, own, constants in launches:
+        launch(_sum_largest, (some, W), there, addresses, T, rows_on, own, totals, P, **constants)
+    launch(_scale, (T, W), there, rows_on, totals, P, scales_W, T)
+    for some, own, constants in launches:
+        launch(_send, (some, W), there, addresses, T, rows_on, own, scales_W, **constants)
+    return sent_W, scales_W
+
+
+def _by_width(parts: np.ndarray, width: np.ndarray) -> list[np.ndarray]:
+    """Programs, those of equally long rows next to each other."""
+    return [parts[width[parts[:, 0]] == one].ravel() for one in sorted(set(width.tolist()))]
+
+
+@triton.jit
+def _bins(addresses, T, rows, parts, TYPE: tl.constexpr, WIDE: tl.constexpr, BINS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The program's tensor and number; coordinates of its bins, [BINS, WIDE], which exist, and where they begin."""
+    p, w = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    t, number = tl.load(parts + 2 * p), tl.load(parts + 2 * p + 1)
+    row = rows + t * COLUMNS
+    size, begin = tl.load(row + SIZE).to(tl.int32), number * BINS * tl.load(row + SIZE)
+    k = tl.arange(0, WIDE)[None, :]
+    j = tl.arange(0, BINS)[:, None] * size + k
+    exists = (k < size) & (begin + j < tl.load(row + N))
+    where = begin.to(tl.int64) + j
+    x = tl.load(tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE)) + where, mask=exists, other=0)
+    return w, t, number, row, where, exists, x
+
+
+@triton.jit
+def _largest(x, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The largest magnitude of each bin, by its bits: NaN is above infinity."""
+    if tl.float32 == TYPE:
+        most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+        return most.to(tl.float32, bitcast=True)
+    else:
+        most = tl.max(x.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF, axis=1)
+        return most.to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _sum_largest(  # type: ignore[no-untyped-def]
+    addresses, T, rows, parts, totals, P, TYPE: tl.constexpr, WIDE: tl.constexpr, BINS: tl.constexpr
+):
+    w, _, number, row, _, _, x = _bins(addresses, T, rows, parts, TYPE, WIDE, BINS)
+    total = tl.sum(_largest(x, TYPE).to(tl.float64), axis=0)  # bins that are not there count 0
+    tl.store(totals + w * P + tl.load(row + FIRST) + number, total)
+
+
+@triton.jit
+def _scale(rows, totals, P, scales, T):  # type: ignore[no-untyped-def]
+    t, w = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, i = rows + t * COLUMNS, tl.arange(0, 256)
+    n, first, end = tl.load(row + N), tl.load(row + FIRST), tl.load(row + COLUMNS + FIRST)
+    total = tl.zeros([256], tl.float64)
+    for start in range(first, end, 256):
+        total += tl.load(totals + w * P + start + i, mask=start + i < end, other=0)
+    size = tl.load(row + SIZE)
+    bins = tl.maximum((n + size - 1) // size, 1)
+    tl.store(scales + w * T + t, (tl.sum(total, axis=0) / bins.to(tl.float64)).to(tl.float32))
+
+
+@triton.jit
+def _send(  # type: ignore[no-untyped-def]
+    addresses, T, rows, parts, scales, TYPE: tl.constexpr, WIDE: tl.constexpr, BINS: tl.constexpr
+):
+    w, t, _, _, where, exists, x = _bins(addresses, T, rows, parts, TYPE, WIDE, BINS)
+    W = tl.num_programs(1)
+    news = tl.load(addresses + (W + w) * T + t).to(tl.pointer_type(TYPE)) + where
+    lifted = tl.abs(x + tl.load(news, mask=exists, other=0)) >= _largest(x, TYPE)[:, None]
+    scale = tl.load(scales + w * T + t).to(TYPE)
+    sign = (lifted & (x > 0)).to(TYPE) - (lifted & (x < 0)).to(TYPE)
+    out = tl.load(addresses + (2 * W + w) * T + t).to(tl.pointer_type(TYPE)) + where
+    tl.store(out, sign * scale, mask=exists)

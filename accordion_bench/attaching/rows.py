@@ -11,7 +11,7 @@ from accordion_bench.attaching.attachment import Attachment
 from accordion_bench.attaching.users_optimizer import kind_of
 from accordion_bench.comm import on_device
 from accordion_bench.comm.clock import EXCLUSIVE
-from accordion_bench.options.units import human_bytes
+from accordion_bench.options.units import counted, human_bytes
 from accordion_bench.plan import plan_record
 
 
@@ -84,7 +84,7 @@ def told(attachment: Attachment) -> str:
     chosen = attachment.setting.chosen
     names = [f"compressor={chosen.compressor_name}", *(f"adaptive={name}" for name in chosen.adaptive)]
     names += [f"sync={chosen.sync_name}"] if attachment.sync.local else []
-    lines = [f"{' '.join(names)}, {comm.workers} workers, {position.step} steps"]
+    lines = [f"{' '.join(names)}, {counted(comm.workers, 'worker')}, {counted(position.step, 'step')}"]
     for what in ("payload", "wire"):
         spent, dense = sent[f"{what}_bytes"], sent["dense_bytes" if what == "payload" else "dense_wire_bytes"]
         ratio = f", {dense / spent:.3g} times fewer than dense fp32" if spent and dense else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accordion_bench.network.links import show_link
-from accordion_bench.options.units import digits, human_bytes
+from accordion_bench.options.units import counted, digits, human_bytes
 from accordion_bench.report.compare.arms import Arm, baseline, differences
 from accordion_bench.report.compare.columns import over, tidy, within_noise
 from accordion_bench.report.compare.grouping import group, settings
@@ -359,6 +359,6 @@ def told(arm: Arm, dense: Arm, begin: str = "") -> str:
     """`-0.28 ± 1.31 points, n = 3 (resnet20 on digits, 4 workers)`; what tells it from others like it comes last."""
     judged, found = metric(arm.metric), against(arm, dense)
     same = f"{NO_DIFFERENCE}: " if found.shown is False else ""
-    where = f"{arm.named('model')} on {arm.named('dataset')}, {arm.workers} workers"
+    where = f"{arm.named('model')} on {arm.named('dataset')}, {counted(arm.workers, 'worker')}"
     apart = f", {arm.label}" if arm.called else arm.label.removeprefix(arm.method)
     return f"{begin}{same}{show_gap(judged, found)}, n = {arm.n} ({where}{apart})"

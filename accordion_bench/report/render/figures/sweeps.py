@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from accordion_bench.methods.labels import drives, label, policies_of
+from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm, in_order
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures.curves import points_note
@@ -189,7 +190,7 @@ def task(arm: Arm) -> str:
     """What is trained and evaluated, without the number of workers: `resnet8 on digits, 60 epochs, accuracy`, with the
     part of the data, what tells the setting from another one, and the scale of small runs."""
     judged, subset = metric(arm.metric), arm.options.get("dataset.subset")
-    told = [arm.task, f"{arm.config['epochs']} epochs", judged.words]
+    told = [arm.task, counted(arm.config["epochs"], "epoch"), judged.words]
     told += [f"{subset:,} training {judged.counted}"] if isinstance(subset, int) else []
     if validation := arm.options.get("dataset.validation"):
         told.append(f"{validation:,} of the training samples held out")

@@ -154,6 +154,7 @@ class RunConfig:
         "torch.compile of the forward pass: inductor, or aot_eager, eager to find errors; null = none",
         default=None,
         choices=("inductor", "aot_eager", "eager"),
+        instead="inductor",
     )
     channels_last: bool | None = option("true = model and images in that memory format", default=None)
     workers: int | None = option(

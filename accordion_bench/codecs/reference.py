@@ -8,7 +8,8 @@ Tensor suffixes: W local workers, S senders, R rows, M blocks of all tensors, N 
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,21 +37,20 @@ FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch
 E3M0_SIGN = 3  # its bit
 
 
-class Lists(NamedTuple):
+@dataclass(frozen=True)
+class Lists:
     """A selection as ascending indices.
 
     indices: [T][W], one tensor [k] each.
-    counts_W: how many these are, int32 [W, T].
     """
 
     indices: list[list[Tensor]]
-    counts_W: Tensor
 
-    @classmethod
-    def of(cls, indices: list[list[Tensor]]) -> "Lists":
-        """Count them."""
-        counts = torch.tensor([list(map(len, own_T)) for own_T in zip(*indices, strict=True)], dtype=torch.int32)
-        return cls(indices, upload(counts, indices[0][0].device))
+    @functools.cached_property
+    def counts_W(self) -> Tensor:
+        """How many these are, int32 [W, T]."""
+        counts = [list(map(len, own_T)) for own_T in zip(*self.indices, strict=True)]
+        return upload(torch.tensor(counts, dtype=torch.int32), self.indices[0][0].device)
 
 
 class Reference(Engine):
@@ -149,21 +149,21 @@ class Reference(Engine):
 
     def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
         found = [top_indices(x_W, k) for x_W, k in zip(rows_W, counts, strict=True)]
-        return Lists.of([list(own_W) for own_W in found])
+        return Lists([list(own_W) for own_W in found])
 
     def above(self, rows_W: Sequence[Tensor], threshold: float, most: Sequence[int]) -> Selection:
         def found(row: Tensor, k: int) -> Tensor:
             own = at_least(row, threshold)
             return own if len(own) <= k else own[top_indices(row[own][None], k)[0]]
 
-        return Lists.of([[found(row, k) for row in x_W] for x_W, k in zip(rows_W, most, strict=True)])
+        return Lists([[found(row, k) for row in x_W] for x_W, k in zip(rows_W, most, strict=True)])
 
     def about(self, rows_W: Sequence[Tensor], counts: Sequence[int], sampling: Sampling) -> Selection:
         pairs = zip(rows_W, counts, strict=True)
-        return Lists.of([[sampled_top(row, k, *sampling) for row in x_W] for x_W, k in pairs])
+        return Lists([[sampled_top(row, k, *sampling) for row in x_W] for x_W, k in pairs])
 
     def nonzero(self, rows_W: Sequence[Tensor]) -> Selection:
-        return Lists.of([[row.nonzero()[:, 0] for row in x_W] for x_W in rows_W])
+        return Lists([[row.nonzero()[:, 0] for row in x_W] for x_W in rows_W])
 
     def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
         assert isinstance(selection, Lists)

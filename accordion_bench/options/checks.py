@@ -222,12 +222,13 @@ def betas(value: Any, instead: list[float]) -> tuple[float, float]:
     return pair[0], pair[1]
 
 
-def choice(key: str, value: Any, choices: Sequence[str]) -> str:
-    """One of `choices`; the closest one is suggested."""
+def choice(key: str, value: Any, choices: Sequence[str], instead: str | None = None) -> str:
+    """One of `choices`; the closest one is suggested, for what is no word `instead`."""
     if value not in choices:
         near = nearest(str(value), choices)
         more = f", ... ({len(choices)} in all)" if len(near) < len(choices) else ""
-        raise ValueRefused(key, f"one of {', '.join(near)}{more}", value, closest(str(value), choices))
+        suggested = closest(str(value), choices) if isinstance(value, str) or instead is None else instead
+        raise ValueRefused(key, f"one of {', '.join(near)}{more}", value, suggested)
     return value
 
 

@@ -61,7 +61,7 @@ class Option:
         if value is None and (types.NoneType in self.kinds or self.default is None):
             return value
         if len(self.choices) > 1 and all(isinstance(choice, str) for choice in self.choices):
-            return checks.choice(key, value, self.choices)
+            return checks.choice(key, value, self.choices, self.instead)
         if self.choices:
             return self._chosen(key, value, instead)
         if bool in self.kinds:

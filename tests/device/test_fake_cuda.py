@@ -9,7 +9,7 @@ import gc
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from accordion_bench import conformance
 from accordion_bench.codecs.reference import FORMATS
@@ -20,6 +20,7 @@ from accordion_bench.conformance.subject import SPECS, Setup
 from accordion_bench.tensors.kernels import on_gpu
 from tests.kit.helpers import yaml_names
 
+WAITING = {"adacomp", "dgc", "threshold"}  # without kernels the host waits for the number of their entries
 DEVICE = "cuda:7"  # of its own: what is remembered by device is fake, too
 
 
@@ -59,5 +60,9 @@ def test_every_compressor(name, monkeypatch):
         for step in range(2):
             xs_W = [torch.randn(1, *spec.shape, device=DEVICE) for spec in SPECS]
             ctx = setup.context(step)
+            if name in WAITING:
+                with pytest.raises(DynamicOutputShapeException):
+                    setup.compressor.exchange(setup.exchange.as_sent(xs_W), ctx, setup.exchange.state, comm)
+                continue
             out = setup.compressor.exchange(setup.exchange.as_sent(xs_W), ctx, setup.exchange.state, comm)
             assert all(update.device == torch.device(DEVICE) for update in out.update)

@@ -212,7 +212,10 @@ def test_trains_with(tmp_path, option):
             ["schedule.warmup=2"],
             "schedule.warmup must be shorter than the run of epochs=2, got 2; type schedule.warmup",
         ),
-        (["optimizer.decay_on=all"], "optimizer.decay_on must be one of matrices, got all; type optimizer.decay_on="),
+        (
+            ["optimizer.decay_on=all"],
+            "optimizer.decay_on must be null or matrices, got all; type optimizer.decay_on=null",
+        ),
     ],
 )
 def test_refused_before_the_run(options, message):

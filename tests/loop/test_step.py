@@ -62,7 +62,7 @@ def of_a_users_loop(tmp_path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     chosen = choose("none", None, "every_step", {}, {}, ())
     methods = build_methods(chosen, RunFacts(workers=1, train_size=8), 1)
-    setting = Setting(chosen, Network(1e9, 0.0), "1gbit", StepOptions(clip_norm=0.5))
+    setting = Setting(chosen, Network(1e9, 0.0), "1gbit", StepOptions(clip_norm=0.5), seed=0)
     attachment = Attachment(model, optimizer, methods, Comm(1), setting)
     attachment.connect()
     model(torch.ones(4, 3)).square().sum().backward()

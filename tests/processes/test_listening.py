@@ -91,7 +91,7 @@ class Unborn:
     modes: list[int] = []
 
     def __init__(self, target, args, **options) -> None:
-        self.folder = Path(args[4]).parent
+        self.folder = Path(args[2].file).parent
 
     def start(self) -> None:
         self.modes.append(stat.S_IMODE(self.folder.stat().st_mode))

@@ -413,8 +413,9 @@ def test_a_run_may_lack_any_key(tmp_path, key):
 
 def test_the_metric_is_one_that_the_bench_knows_else_a_loss(tmp_path):
     """The first of all metrics, then losses, that the rows have; losses are said to be used."""
-    columns = {"accuracy": 0.9, "perplexity": 80.0, "bits_per_byte": 2.5, "test_loss": 0.3, "train_loss": 0.2}
-    for name in ("accuracy", "perplexity", "bits_per_byte", "test_loss", "train_loss"):
+    columns = {"accuracy": 0.9, "perplexity": 80.0, "bits_per_byte": 2.5, "token_perplexity": 9.0}
+    columns |= {"test_loss": 0.3, "train_loss": 0.2}
+    for name in list(columns):
         run = read(rows_file(tmp_path / f"{name}.jsonl", **columns))
         assert (run.summary["metric_name"], run.summary["metric"]) == (name, columns[name])
         ((arm,),) = parts_of(tmp_path / f"{name}.jsonl")
@@ -423,7 +424,7 @@ def test_the_metric_is_one_that_the_bench_knows_else_a_loss(tmp_path):
         assert ("Lower is better" in said) == (name != "accuracy")
         columns[name] = None
     problem = read(rows_file(tmp_path / "none.jsonl", **columns)).problem
-    assert problem.startswith("none.jsonl has no number for any of accuracy, perplexity, bits_per_byte, test_loss, ")
+    assert problem.startswith("none.jsonl has no number for any of accuracy, perplexity, bits_per_byte, token_")
 
 
 def test_the_best_epoch_of_a_loss_is_its_lowest(tmp_path):

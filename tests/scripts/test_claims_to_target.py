@@ -65,7 +65,9 @@ def test_the_time_of_a_step_is_that_of_the_last_run_of_each_seed():
 
 def test_files_are_written_from_what_counts(done, tmp_path):
     claim = plan.read_plan("links")
-    table = replace(claim.table("sgd-2"), to_target={"of": "dense_bf16", "baseline": "dense_bf16", "links": ["lab"]})
+    table = replace(
+        claim.table("sgd-2"), to_target={"of": "dense_bf16", "baseline": "dense_bf16", "links": {"lab": "1 Gbit/s"}}
+    )
     rows = [{**line("dense_bf16", 1, 9.0, table="lab"), "claim": "links", "steps": 11, "seconds": 20.0}]
     outcomes = [
         Outcome(plan.Cell("links", "sgd-2", arm, "count", 0.1, seed, ()), found)
@@ -76,7 +78,7 @@ def test_files_are_written_from_what_counts(done, tmp_path):
     to_target.write_to_target(claim, table, [], pd.DataFrame(rows), tmp_path)
     assert list(tmp_path.iterdir()) == []
     to_target.write_to_target(claim, table, outcomes, pd.DataFrame(rows), tmp_path)
-    assert {file.name for file in tmp_path.iterdir()} == {"to_target.md", "to_target.png"}
+    assert {file.name for file in tmp_path.iterdir()} == {"to_target.md", "to_target.png", "times.png"}
     told = (tmp_path / "to_target.md").read_text()
     assert "Target: 4.5, validation." in told and "not that of the measured time of a step" in told
 

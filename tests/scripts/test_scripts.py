@@ -69,8 +69,8 @@ STUDIES = (
 SHOWN = {"demo_report", "studies.draw_kept"}  # from what is kept here: tested below
 KEPT = {"studies.report_kept", "few_colours"}  # what stays of a report: the end of `papers`; test_claims.py
 # make install; demo and compressors, one after another; make wheel; a package index; test_try_cases; test_option;
-# test_site; test_kill_loop
-OTHERWISE = {"setup", "studies.figures", "try_wheel", "lock", "try_cases", "options", "site", "kill_loop"}
+# test_site; test_kill_loop; a GPU
+OTHERWISE = {"gpu.next", "setup", "studies.figures", "try_wheel", "lock", "try_cases", "options", "site", "kill_loop"}
 
 
 def test_every_script_is_tried():

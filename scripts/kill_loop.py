@@ -30,7 +30,7 @@ SCHEMES = {
 }
 RUN = [
     *("model=resnet8", "dataset=synthetic", "dataset.size=8", "dataset.train_size=512", "dataset.test_size=256"),
-    *("batch_size=8", "checkpoint.every=0", "threads=1"),
+    *("batch_size=8", "checkpoint.every=0", "threads=1", "optimizer.lr=0.05"),
 ]
 
 

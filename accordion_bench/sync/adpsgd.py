@@ -12,8 +12,6 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.exchange.exchange import Exchange
-from accordion_bench.options.component import Idle, Surroundings
-from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import Rate, StepInfo
@@ -50,10 +48,6 @@ class Meetings(PeerExchange):
         return 4 * self.numel * 2 * len(self.pairs) // self.comm.workers
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
-    yield from Sync.description.idle(cls, options, context)
-
-
 @with_options
 class ADPSGD(DrawnTimes):
     """When worker w's gradient is there: x_w, x_j <- (x_w + x_j) / 2 of a drawn j, then x_w <- x_w - eta g_w(r_w).
@@ -69,9 +63,7 @@ class ADPSGD(DrawnTimes):
     Source: Lian et al. 2018 (arXiv 1710.06952).
     """
 
-    description = replace(
-        Sync.description, display_names={"adpsgd": "AD-PSGD"}, idle=_idle, smoke_options=lambda options, knob: {}
-    )
+    description = replace(Sync.description, display_names={"adpsgd": "AD-PSGD"})
     without_averages = "whose workers meet in pairs and never have one mean of all"
     gradient_exchange = False
     weighs = False

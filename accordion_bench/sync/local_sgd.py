@@ -24,19 +24,8 @@ OUTER_OPTIONS = ("alpha", "beta", "outer_lr", "outer_momentum", "outer_nesterov"
 NOT_GIVEN: Any = object()
 
 
-def _idle_of_elastic(options: Config) -> Idle:
-    if options.get("min_workers") is not None and not options.get("elastic"):
-        yield "min_workers", "sync.elastic is false"
-
-
-def _idle_of_streaming(cls: Any, options: Config, context: Surroundings) -> Idle:
-    yield from Round.description.idle(cls, options, context)
-    yield from _idle_of_elastic(options)
-
-
 def _idle_of_local_sgd(cls: Any, options: Config, context: Surroundings) -> Idle:
     yield from Round.description.idle(cls, options, context)
-    yield from _idle_of_elastic(options)
     quorum = options.get("quorum")
     if quorum is None:
         for key in ("grace", "lateness"):
@@ -243,7 +232,6 @@ class StreamingDiLoCo(Round):
         display_names={"streaming_diloco": "Streaming DiLoCo"},
         shares={"sparta": "SPARTA"},
         smoke_options=_smoke_options_of_streaming,
-        idle=_idle_of_streaming,
     )
 
     late = True

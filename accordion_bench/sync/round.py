@@ -88,6 +88,8 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "phase1", "sync.switch_step is 0"
     if context.workers == 1:
         yield "sparta", "a lone worker has nobody to average with"
+    if options.get("min_workers") is not None and not options.get("elastic"):
+        yield "min_workers", "sync.elastic is false"
 
 
 def _smoke_options(options: Config, knob: str) -> Config:

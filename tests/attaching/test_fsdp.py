@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,12 +27,11 @@ from accordion_bench.position import StepInfo
 from accordion_bench.tensors import keyed_rng
 from tests.kit.fsdp import (
     REPLICAS,
-    SECONDS,
     SHARDS,
+    Found,
     Net,
     Seen,
     all_equal,
-    in_four,
     joined,
     loss_of,
     node_of,
@@ -41,7 +39,6 @@ from tests.kit.fsdp import (
     sharded,
     trained,
 )
-from tests.kit.processes import together
 
 STEPS, SEED = 5, 7
 FULL_RANK = {"rank": 64, "min_compression_rate": 0}
@@ -132,28 +129,10 @@ def _of_ddp(mesh: DeviceMesh) -> list[Tensor]:
     return [distribute_tensor(p.detach(), mesh, [Shard(0)]).to_local() for p in ddp.module.parameters()]
 
 
-class Found(dict):
-    """By case, what each rank has come to; what is slow is run when one of it is asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __missing__(self, name: str) -> list:
-        more = name in MORE or name in MORE_EDGES
-        folder = self.folder / ("more" if more else "default")
-        folder.mkdir()
-        cases = [case for case in CASES if (case in MORE) == more]
-        edges = [*(MORE_EDGES if more else EDGES)]
-        together(1, in_four, _run, cases, edges, str(folder), seconds=5 * SECONDS)
-        ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(REPLICAS * SHARDS)]
-        for key in ranks[0]:
-            self.setdefault(key, [of_rank[key] for of_rank in ranks])
-        return self[name]
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return Found(tmp_path_factory.mktemp("fsdp"))
+    usual = [case for case in CASES if case not in MORE]
+    return Found(tmp_path_factory.mktemp("fsdp"), _run, (usual, [*EDGES]), ([*MORE], [*MORE_EDGES]))
 
 
 def each(*names: str) -> list:

@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,8 +23,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.tensors import keyed_rng
-from tests.kit.fsdp import SECONDS, Net, all_equal, in_four, joined, local, loss_of, node_of, sgd, sharded, trained
-from tests.kit.processes import together
+from tests.kit.fsdp import Found, Net, all_equal, joined, local, loss_of, node_of, sgd, sharded, trained
 
 STEPS, SEED = 3, 7
 BLOCK = {"bucket_size": 64}
@@ -120,27 +118,10 @@ def _run(rank: int, names: list[str], edges: list[str], folder: str) -> None:
     dist.destroy_process_group()
 
 
-class Found(dict):
-    """By case, what each rank has come to; what is slow is run when one of it is asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __missing__(self, name: str) -> list:
-        more = name in MORE
-        folder = self.folder / ("more" if more else "default")
-        folder.mkdir()
-        cases = [case for case in CASES if (case in MORE) == more]
-        together(1, in_four, _run, cases, [] if more else [*EDGES], str(folder), seconds=5 * SECONDS)
-        ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(4)]
-        for key in ranks[0]:
-            self.setdefault(key, [of_rank[key] for of_rank in ranks])
-        return self[name]
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return Found(tmp_path_factory.mktemp("shards"))
+    usual = [case for case in CASES if case not in MORE]
+    return Found(tmp_path_factory.mktemp("shards"), _run, (usual, [*EDGES]), ([*MORE], []))
 
 
 def each(*names: str) -> list:

@@ -3,6 +3,7 @@
 import importlib
 import multiprocessing
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from tests.kit.helpers import yaml_node
+from tests.kit.processes import together
 
 REPLICAS, SHARDS = 2, 2
 SECONDS = 300  # that a process may take: without a cache, numba compiles the kernels in each of them
@@ -30,6 +32,29 @@ class Net(nn.Module):
     def forward(self, x: Tensor, to_the_end: bool = True) -> Tensor:
         hidden = self.outer(self.norm(self.inner(x).relu()))
         return self.last(hidden.relu()) if to_the_end else hidden
+
+
+class Found(dict):
+    """By case, what each of the four processes has come to; what is slow is run when one of it is asked for.
+
+    Args:
+        folder: of files.
+        run: run by each process, with (cases, edges, folder); saves what it finds as `<rank>.pt`.
+        usual, slow: (cases, edges) that are run together.
+    """
+
+    def __init__(self, folder: Path, run: Callable, usual: tuple[list, list], slow: tuple[list, list]) -> None:
+        self.folder, self.run, self.usual, self.slow = folder, run, usual, slow
+
+    def __missing__(self, name: str) -> list:
+        more = name in [*self.slow[0], *self.slow[1]]
+        folder = self.folder / ("more" if more else "default")
+        folder.mkdir()
+        together(1, in_four, self.run, *(self.slow if more else self.usual), str(folder), seconds=5 * SECONDS)
+        ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(REPLICAS * SHARDS)]
+        for key in ranks[0]:
+            self.setdefault(key, [of_rank[key] for of_rank in ranks])
+        return self[name]
 
 
 def node_of(name: str, **options) -> dict:

@@ -8,6 +8,7 @@ import argparse
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from pathlib import Path
 
 EPOCHS = 40
 LOOKS = 8  # of Accordion in a run, or after each epoch, so that it acts in a short one, too
+ONE_AT_A_TIME = threading.Lock()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,15 +80,21 @@ def main(words: Sequence[str]) -> int:
 def _run(name: str, words: Sequence[str], processes: list["subprocess.Popen[str]"]) -> int:
     """One arm, whose lines begin with its name; the exit status."""
     command = ["-m", "accordion_bench", *words]
-    print(f"{name}: $ python {' '.join(command)}", flush=True)
+    _say(f"{name}: $ python {' '.join(command)}")
     # layers this small gain nothing from two threads
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
     process = subprocess.Popen([sys.executable, *command], env=environ, **streams)  # type: ignore[call-overload]
     processes.append(process)
     for line in process.stdout:
-        print(f"{name}: {line}", end="", flush=True)
+        _say(f"{name}: {line.removesuffix(chr(10))}")
     status: int = process.wait()
     ended = sum(own.poll() is not None for own in processes)
-    print(f"{ended} of 4 arms are done ({name})", flush=True)
+    _say(f"{ended} of 4 arms are done ({name})")
     return status
+
+
+def _say(line: str) -> None:
+    """One whole line, though arms speak at the same time."""
+    with ONE_AT_A_TIME:
+        print(line, flush=True)

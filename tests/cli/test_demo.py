@@ -1,8 +1,11 @@
 """accordion-bench demo: what it types, what it prints, and what it leaves, from an empty folder."""
 
+import io
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -56,3 +59,22 @@ def test_from_an_empty_folder(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "results" / "report" / "comparison.png").is_file()
     assert len([*(tmp_path / "results" / "runs" / "demo").glob("*/*/done")]) == 4
+
+
+def test_lines_of_arms_do_not_mix(monkeypatch):
+    """print() writes a line and its end apart, and another thread may write between them."""
+
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            done = super().write(text)
+            time.sleep(0.001)
+            return done
+
+    out = Slow()
+    monkeypatch.setattr(sys, "stdout", out)
+    threads = [threading.Thread(target=lambda: [demo._say("a whole line") for _ in range(20)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert out.getvalue() == "a whole line\n" * 80

@@ -13,8 +13,7 @@ from scripts.site import API
 from tests.report.test_report import run_folder
 
 NAMES = [name for names in API.values() for name in names]
-# docs/howto, examples/own_parts and tests/attaching have theirs: classes to be subclassed, and what needs two processes
-WITHOUT = {"Policy", "OneShot", "ImageDataset", "option", "attach_shards"}
+WITHOUT = {"attach_shards"}  # needs two processes; tests/attaching has it
 
 
 @pytest.fixture

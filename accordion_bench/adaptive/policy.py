@@ -45,6 +45,15 @@ class Policy(Component):
         plans_with: what it must know of the training beforehand, besides workers and tensors: `epochs`,
             `steps_per_epoch`, `schedule` (the learning rate to come), `loss` (of every step).
         intervals: how many times its option `interval`, in epochs, must pass before it can decide; 0 = has none.
+
+    Example:
+        >>> class StrongFromEpoch1(Policy):
+        ...     def ladder(self, knob, pair): return pair
+        ...     def start(self, plan, ladder, run): return plan.with_levels(dict.fromkeys(plan.levels, 1))
+        ...     def update(self, signals, plan): return plan.with_levels(dict.fromkeys(plan.levels, 0))
+        >>> plan = StrongFromEpoch1().start(Plan({"weight": 0}, batch_size=32), Ladder("rank", (1, 4), (1, 4)), None)
+        >>> plan.levels, StrongFromEpoch1().update(None, plan).levels
+        ({'weight': 1}, {'weight': 0})
     """
 
     description = replace(Component.description, idle=_idle)

@@ -10,7 +10,7 @@ from accordion_bench.comm.replicas import Replicas
 from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.compressors.base import Compressor
 from accordion_bench.optimizers.inner import OptimizerLike
-from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config
 from accordion_bench.position import Rate
 
@@ -147,6 +147,9 @@ def hand_over(optimizer: Stepping, compressor: Compressor) -> Config:
     if not compressor.traits.optimizer.owns:
         return {}
     _refuse_unread(optimizer)
+    if compressor.traits.optimizer.looks_ahead:
+        rule = "False here, because the model would be evaluated where gradients are computed"
+        raise ValueRefused("compressor.look_ahead", rule, True, False)
     if compressor.traits.optimizer.shares_steps:
         return {}
     before = options_of(optimizer)

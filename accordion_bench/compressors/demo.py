@@ -21,7 +21,7 @@ from accordion_bench.codecs.non_finite import NonFiniteRow, refuse_non_finite
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.codecs.tiles import Tiles
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State
+from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, zeros_in_state
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.gathered import non_finite
 from accordion_bench.compressors.probe import Probed, probe_exchanged
@@ -155,6 +155,9 @@ class DeMo(Compressor):
     65,504) stays in d. With `value_bits=1` a coefficient travels as its sign; update = sign( T^-1 (sum of the signs) ),
     and d loses the coefficients themselves. k 4 to 8 is usual then.
 
+    With `look_ahead` a worker computes its gradients at x - lr s_w, with s_w = sign(d_w) of the last step, before q_w
+    was taken out, and lr of that step; s_w and parameters of its own cost each worker two models of memory.
+
     Source: Peng, Quesnelle, Kingma 2024 (arXiv 2411.19870), Algorithm 1; one bit: DisTrO, in the code of psyche.
     """
 
@@ -166,6 +169,10 @@ class DeMo(Compressor):
         "1 = signs of the coefficients in one bit each (DisTrO), with k 4 to 8; null = value_dtype",
         default=None,
         choices=(1,),
+    )
+
+    look_ahead: bool = option(
+        "gradients of a worker at x - lr sign(d_w), before its own coefficients leave d_w (DisTrO)", default=False
     )
 
     chosen_as = {
@@ -202,6 +209,8 @@ class DeMo(Compressor):
         if self.k > (most := self.chunk**2):
             raise ValueRefused("k", f"at most {most}, the coefficients of a chunk", self.k, most)
         self.dtype, self.signs = VALUES[self.value_dtype], self.value_bits is not None
+        if self.look_ahead:
+            self.traits = replace(self.traits, optimizer=replace(self.traits.optimizer, looks_ahead=True))
 
     # ---- bytes
 
@@ -246,6 +255,8 @@ class DeMo(Compressor):
             block_W = torch.zeros(comm.local_workers, sum(counts), N, dtype=like.dtype, device=like.device)
             for i, delta_W in zip(ids, block_W.split(counts, dim=1), strict=True):
                 state[specs[i].name] = {"delta_W": delta_W}
+        if self.look_ahead:
+            zeros_in_state(state, "ahead_W", specs, comm, like)
         return {spec.name: state[spec.name] for spec in specs}
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
@@ -293,6 +304,10 @@ class DeMo(Compressor):
             for rate, ids in rates:
                 torch._foreach_mul_([parts_W[i] for i in ids], rate)
             rows_W.add_(new_W)
+        if self.look_ahead:
+            ahead_W = group.joined(signs_of(group.shape.chunks_from(rows_W)))
+            for i, signs_W in ahead_W.items():
+                state[ctx.specs[i].name]["ahead_W"].copy_(signs_W.view(xs_W[i].shape))
         if group.k is None:
             sent = SentChunks(None, rows_W.clone())
             rows_W.zero_()

@@ -26,6 +26,16 @@ class OneShot(Gathered):
     A subclass has two pure functions. `encode` turns each row of coordinates into a message that holds everything a
     receiver needs; `decode` (or `add_decoded_`, which saves a pass) is its inverse up to what was lost. `message_bytes`
     says how long the message is.
+
+    Example:
+        >>> class Half(OneShot):
+        ...     def message_bytes(self, spec, level): return 2 * spec.numel
+        ...     def encode(self, x_R, spec, level, ctx, keys): return x_R.half().view(torch.uint8)
+        ...     def decode(self, message_R, spec, level, ctx): return message_R.view(torch.float16).float()
+        >>> spec = TensorSpec("weight", (3,))
+        >>> message_R = Half().encode(torch.tensor([[0.5, -2.0, 4.0]]), spec, 0, None, keys=[0])
+        >>> message_R.shape, Half().decode(message_R, spec, 0, None)
+        (torch.Size([1, 6]), tensor([[ 0.5000, -2.0000,  4.0000]]))
     """
 
     # ---- what a subclass writes

@@ -21,6 +21,7 @@ class OptimizerPart:
         decay_factor: weights whose step it takes decay at so many times the optimizer's rate.
         fits: classes of the optimizers that may stand beside it: they decay the weights. The first is what the user is
             told to choose, in lower case.
+        looks_ahead: each worker computes its next gradients at x - lr s_w; s_w [W, ...] is `ahead_W` in the state.
         takes: what the constructor is given besides its own options: `momentum`, the optimizer's `momentum` and
             `nesterov`; `betas`, its `betas` and `eps`; `error_feedback`, whether it will be wrapped in it.
     """
@@ -31,6 +32,7 @@ class OptimizerPart:
     weight_decay_mode: str = "decoupled"
     decay_factor: float = 1.0
     fits: tuple[str, ...] = ("SGD",)
+    looks_ahead: bool = False
     takes: frozenset[str] = frozenset()
 
 

@@ -183,6 +183,17 @@ class ImageDataset(Dataset):
     Samples of `validation` (a share below 1, or a number) are chosen by the seed after `subset`. They are not trained
     on but evaluated; `target`, the best epoch and the best weights go by them, so that the test set chooses nothing.
     `limit_eval` holds for each of the two evaluations.
+
+    Example:
+        >>> class Noise(ImageDataset):
+        ...     in_channels, num_classes, image_size, train_size, test_size = 1, 2, 8, 64, 16
+        ...     def load(self, root, seed, device):
+        ...         draw = lambda n: (torch.randn(n, 1, 8, 8), torch.arange(n) % 2)
+        ...         train, test = self.cut(draw(64), draw(16), seed)
+        ...         return ImageData(train, test, [0.5], [0.5], padding=0, flip=False, seed=seed, device=device)
+        >>> x, y = Noise(subset=32).load("data", seed=0, device=torch.device("cpu")).train_batch(torch.arange(4))
+        >>> x.shape, y.shape
+        (torch.Size([4, 1, 8, 8]), torch.Size([4]))
     """
 
     subset: int | None = option(

@@ -109,6 +109,17 @@ def option(
         instead: the value to suggest; `NEAREST` = the nearest integer; None = the nearest word, or the default.
         shown: whether YAML files have it; those that another part of the configuration gives are not shown.
         brought: whether other choices may bring a default of theirs, see `Choice.brings`.
+
+    Example:
+        >>> from accordion_bench.options.component import Component
+        >>> @with_options
+        ... class Rank(Component):
+        ...     rank: int = option("lower rank = more compression", default=2, at_least=1)
+        >>> Rank(rank=4).rank
+        4
+        >>> Rank(rank=0)
+        Traceback (most recent call last):
+        accordion_bench.options.checks.ValueRefused: rank must be an integer of at least 1, got 0; ...
     """
     bounds: Any = {"at_least": at_least, "at_most": at_most, "above": above, "below": below}
     told: Any = {"help": help, "choices": tuple(choices), "instead": instead, "shown": shown, "brought": brought}

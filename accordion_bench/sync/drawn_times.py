@@ -178,11 +178,6 @@ class DrawnTimes(EveryStep):
         """Whether a worker computes with no more samples of its batch than are counted, one at least."""
         return self.rule == "anytime"
 
-    def before_step(self, lr: Rate) -> Any:
-        if self.rule == "k_async":
-            self.axis.share()
-        return super().before_step(lr)
-
     @torch.no_grad()
     def after_step(self, lr: Rate) -> None:
         super().after_step(lr)
@@ -205,11 +200,6 @@ class DrawnTimes(EveryStep):
             "took_part": self.used / steps if steps else None,
             "staleness": self.staleness / self.used if self.used else None,
         }
-
-    def own(self, row: int) -> dict[str, Any]:
-        if self.rule != "k_async":
-            return {}
-        return {"read": {spec.name: x for spec, x in zip(self.axis.specs, self.axis.values(row), strict=True)}}
 
 
 def _is_pairs(given: Any) -> bool:

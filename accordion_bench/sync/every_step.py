@@ -1,5 +1,7 @@
 """Synchronous SGD: every step exchanges gradients."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,8 @@ from accordion_bench.tensors.real_view import as_real
 class EveryStep(Sync):
     """x <- optimizer(x, exchange(g_1 .. g_A)), one parameter copy per process.
 
+    A compressor may look ahead: worker w then computes its gradients at x - lr s_w, in parameters of its own.
+
     A compressor that owns the momentum takes the step itself, of all tensors or of some (`takes_step`); the optimizer
     is then left with a zero gradient of these, from which it still decays the weights (with its momentum, unless
     `weight_decay_mode` says otherwise).
@@ -28,6 +32,9 @@ class EveryStep(Sync):
         self._updates: list[Tensor] = []  # of the step that is being taken
         self._taken: list[bool] = []  # whether they are the step itself, tensor by tensor
         self._zeros: dict[int, Tensor] = {}
+        self._looks_ahead = self._exchange.compressor.traits.optimizer.looks_ahead
+        if self._looks_ahead:
+            self.axis.fork()
 
     @property
     def exchange(self) -> Exchange:
@@ -44,6 +51,8 @@ class EveryStep(Sync):
         if decay and traits.optimizer.owns and traits.optimizer.weight_decay_mode == "in_gradient":
             for param, gradient_W in zip(axis.params, axis.gradients_W, strict=True):
                 gradient_W.add_(as_real(param.detach()), alpha=decay)
+        if axis.replicas:
+            axis.share()
         completed = self.runner.run([self.exchange], [axis.gradients_W], lr)
         self._updates = completed.updates[0]
         if self.context.clip_mean:
@@ -82,7 +91,18 @@ class EveryStep(Sync):
                 torch._foreach_sub_(params, updates, alpha=rate)
             else:
                 torch._foreach_sub_(params, list(torch._foreach_mul(updates, [rate[i] for i in taken])))
+        if self._looks_ahead:
+            self._look_ahead(lr)
         self.clock.lap("update")
+
+    def _look_ahead(self, lr: Rate) -> None:
+        """Where each worker computes its next gradients: x - lr s_w."""
+        specs, state = self.axis.specs, self.exchange.state
+        rates = [lr] * len(specs) if isinstance(lr, int | float) else lr
+        for row in range(self.comm.local_workers):
+            self.axis.restart(self.axis.shared, range(row, row + 1))
+            steps = torch._foreach_mul([state[spec.name]["ahead_W"][row] for spec in specs], list(rates))
+            torch._foreach_sub_(self.axis.values(row), list(steps))
 
     def _decay_at_its_rate(self, taken: list[int], params: list[Tensor], lr: Rate) -> None:
         """x <- x (1 - f lr lambda) / (1 - lr lambda): the optimizer has decayed them at its own rate."""
@@ -93,3 +113,11 @@ class EveryStep(Sync):
         left = [(1 - factor * rate * decay) / (1 - rate * decay) if rate * decay != 1 else 1.0 for rate, decay in pairs]
         for share in dict.fromkeys(left):
             torch._foreach_mul_([x for x, own in zip(params, left, strict=True) if own == share], share)
+
+    # ---- checkpoints
+
+    def own(self, row: int) -> dict[str, Any]:
+        """The parameters at which a worker computes its next gradients, where they are its own."""
+        if not self.axis.replicas:
+            return {}
+        return {"read": {spec.name: x for spec, x in zip(self.axis.specs, self.axis.values(row), strict=True)}}

@@ -1,13 +1,18 @@
 """DeMo: its DCT against the explicit sum, a twin of obvious loops, the bookkeeping of the momentum, bytes."""
 
+import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import accordion_bench as ab
 from accordion_bench import train
 from accordion_bench.codecs import index_codes
 from accordion_bench.codecs.tiles import largest_divisor
+from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import NonFinite
 from accordion_bench.compressors.demo import (
     ChunkGroup,
@@ -26,9 +31,13 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.run_config import RunConfig
+from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
-from tests.kit import composed
+from accordion_bench.training.trainer import Trainer
+from tests.kit import by_hand, composed, local
 from tests.kit.helpers import SPECS, exchange_for, gradients
+from tests.kit.local import deviation, trained, trainer_for
+from tests.kit.processes import together
 
 FLOAT64 = {"dtype": torch.float64, "device": torch.device("cpu")}
 
@@ -364,3 +373,102 @@ def test_bytes_of_one_bit(k):
 def test_bits_that_are_none(bits):
     with pytest.raises(ConfigError, match=r"^value_bits must be null or 1, got"):
         DeMo(value_bits=bits)
+
+
+# ---- look ahead
+
+AHEAD = ["compressor=demo", "compressor.chunk=8", "compressor.value_bits=1", "compressor.look_ahead=true"]
+AHEAD += ["compressor.k=3", "optimizer.momentum=0", "optimizer.nesterov=false", "optimizer.weight_decay=0.1"]
+
+
+def looking_ahead(trainer) -> list[torch.Tensor]:
+    """A freshly built trainer's run as a plain loop: gradients of worker w at x - lr sign(d_w), signs travel."""
+    model = copy.deepcopy(trainer.axis.model)
+    params, specs, step, before = list(model.parameters()), trainer.axis.specs, 0, 0.0
+    deltas = {s.name: [torch.zeros(*(s.matrix if s.ndim > 1 else (s.numel, 1))).double()] * 4 for s in specs}
+    ahead = [[torch.zeros_like(p) for p in params] for _ in range(4)]
+    for epoch in range(trainer.config.epochs):
+        trainer.sampler.begin_epoch(epoch, trainer.position.plan.batch_size)
+        trainer.data.begin_epoch(epoch)
+        for number in range(trainer.position.steps_per_epoch):
+            grads = []
+            for w in range(4):
+                own = copy.deepcopy(model)
+                with torch.no_grad():
+                    torch._foreach_sub_(list(own.parameters()), ahead[w], alpha=before)
+                x, y = trainer.data.train_batch(trainer.sampler.batch(w, number))
+                grads.append(torch.autograd.grad(F.cross_entropy(own(x), y), list(own.parameters())))
+            lr = trainer.position.lr(number, epoch)
+            for i, (spec, param) in enumerate(zip(specs, params, strict=True)):
+                own_W = [g[i] for g in grads]
+                for w in range(4):
+                    moved = 0.999 * deltas[spec.name][w] + lr * own_W[w].reshape(deltas[spec.name][w].shape)
+                    ahead[w][i] = moved.sign().view(spec.shape)
+                update = one_bit_twin(spec, own_W, deltas[spec.name], lr, 3, 0.999)
+                param.data.mul_(1 - lr * 0.1).sub_(update, alpha=lr)
+            step, before = step + 1, lr
+    return [param.detach() for param in params]
+
+
+def test_gradients_are_taken_ahead_of_the_parameters(tmp_path):
+    expected = looking_ahead(trainer_for(tmp_path / "plain", *AHEAD))
+    run = trained(tmp_path / "run", *AHEAD)
+    assert deviation(run.axis.shared, expected) < 1e-13
+    assert deviation(trained(tmp_path / "not", *AHEAD, "compressor.look_ahead=false").axis.shared, expected) > 1e-4
+
+
+def test_looking_ahead_sends_no_byte_more(tmp_path):
+    rows = [trained(tmp_path / str(on), *AHEAD, f"compressor.look_ahead={on}").last_row for on in ("true", "false")]
+    assert rows[0]["payload_bytes"] == rows[1]["payload_bytes"] and rows[0]["wire_bytes"] == rows[1]["wire_bytes"]
+
+
+def test_a_run_that_looks_ahead_goes_on_bit_for_bit(tmp_path):
+    whole = trained(tmp_path / "whole", *AHEAD)
+    half = trainer_for(tmp_path / "half", *AHEAD)
+    half.begin_epoch()
+    for _ in range(5):
+        half.train_step()
+    half.save()
+    resumed = trainer_for(tmp_path / "again", *AHEAD)
+    resumed.load(checkpoint.latest(half.folder.path))
+    resumed.fit()
+    assert all(map(torch.equal, resumed.axis.shared, whole.axis.shared))
+
+
+def in_processes(rank: int, root: str, processes: int) -> None:
+    with by_hand.in_group(rank, f"{root}/store-{processes}", processes):
+        cfg = {**local.cfg_for(root, *AHEAD, "epochs=2"), "workers": 4}
+        folder = RunFolder(Path(root) / f"run-{processes}")
+        folder.path.mkdir(exist_ok=True)
+        run = Trainer(RunConfig.from_dict(cfg), Comm(4 // processes, processes, rank), folder)
+        run.fit()
+        if not rank:
+            torch.save([x.clone() for x in run.axis.shared], f"{root}/{processes}.pt")
+
+
+def test_placements_of_workers_that_look_ahead(tmp_path):
+    alone = trained(tmp_path / "alone", *AHEAD, "epochs=2").axis.shared
+    for processes in (4, 2):
+        together(processes, in_processes, str(tmp_path), processes)
+        assert deviation(torch.load(tmp_path / f"{processes}.pt"), alone) < 1e-13
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["sync=local_sgd"], "compressor.look_ahead must be false"),
+        (["comm=gloo", "comm.processes=2", "workers=2", "comm.engine=ddp"], "compressor must be none, fp16, bf16 or"),
+        (["compressor.look_ahead=2"], "compressor.look_ahead must be true or false, got 2"),
+    ],
+)
+def test_where_no_worker_can_look_ahead(options, said):
+    with pytest.raises(ConfigError) as refused:
+        composed.validated(composed.cfg("compressor=demo", "compressor.look_ahead=true", *options))
+    assert str(refused.value).startswith(said), str(refused.value)
+
+
+def test_a_model_of_a_users_own_loop_stays_where_it_is(tmp_path):
+    model = torch.nn.Linear(4, 4)
+    refusal = r"look_ahead must be False here, because the model would be evaluated"
+    with by_hand.in_group(0, f"{tmp_path}/store", 1), pytest.raises(ConfigError, match=refusal):
+        ab.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "demo", look_ahead=True)

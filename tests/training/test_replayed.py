@@ -75,6 +75,7 @@ class TestSameBits:
             ["sync=local_sgd", "sync.period=3"],
             ["sync=slowmo", "sync.period=2"],
             ["compressor=powersgd", "compressor.min_compression_rate=0"],
+            ["compressor=demo", "compressor.look_ahead=true"],
             ["measure.norms=true", "bn=recompute"],
             ["channels_last=true"],
         ],

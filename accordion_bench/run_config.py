@@ -160,7 +160,7 @@ class RunConfig:
     workers: int | None = option(
         "in all; null = comm.processes x comm.workers_per_process, or 4", default=None, at_least=1
     )
-    device: str = option(default="auto", choices=("auto", "cpu", "cuda"))
+    device: str = option(default="auto", choices=("auto", "cpu", "cuda"), instead="auto")
     deterministic: bool = option(
         "true = kernels that repeat themselves, no TF32: bit for bit on a GPU, too, and slower", default=False
     )

@@ -114,9 +114,9 @@ class Sign(DenseCodes):
     traits = replace(DenseCodes.traits, whole_model=True, replays=True)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.block == "tensor" and self.block_size is not None:
             raise checks.ValueRefused("block_size", "{null} where block is tensor", self.block_size, None)
+        super().__post_init__()
         if self.block != "tensor":
             checks.integer("block_size", self.block_size, at_least=1, instead=1_048_576)
         scaled = self.scale != "none"

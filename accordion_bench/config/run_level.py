@@ -64,4 +64,5 @@ def _refuse_batches(config: RunConfig) -> None:
         raise ValueRefused("batch_size", "a number, or a list of one for each worker", given, 32)
     elif not all(type(size) is int and size > 0 for size in given):
         fitting = [size if type(size) is int and size > 0 else 32 for size in given]
-        raise ValueRefused("batch_size", "a list of numbers of samples, at least 1", given, fitting)
+        rule = "a list of numbers of samples, at least 1"
+        raise ValueRefused("batch_size", rule, given, fitting if fitting[1:] else fitting[0])

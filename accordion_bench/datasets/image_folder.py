@@ -12,7 +12,7 @@ from accordion_bench.datasets import labelled_files, pictures
 from accordion_bench.datasets.counted import BY_OWN, name_or_null, part_of
 from accordion_bench.datasets.decoded_images import SIZE, DecodedImages, Sorted
 from accordion_bench.datasets.picture_views import Files
-from accordion_bench.options.checks import ConfigError
+from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
 
 
@@ -56,6 +56,8 @@ class ImageFolder(DecodedImages):
         """
         own = Path(root, self.folder or "")
         table = labelled_files.table_in(own) if self.labels is None else own / self.labels
+        if self.labels is not None and not (own / self.labels).is_file():
+            raise ValueRefused("dataset.labels", f"the name of a .csv file in {own}", self.labels, None)
         if table is not None:
             return Sorted.of(*labelled_files.sorted_files(table), table.read_bytes())
         here = self._parts(root)

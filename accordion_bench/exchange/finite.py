@@ -52,6 +52,10 @@ class Finite:
         """Numbers [n], of any type, that are to be read with the others of this step, by looks at consecutive ones."""
         self._noted.append((values, looks))
 
+    def forget(self) -> None:
+        """Nothing of what was noted will be read."""
+        self._noted = []
+
     @contextlib.contextmanager
     def deferred(self) -> Iterator[list[Callable[[], None]]]:
         """Inside, looks are kept, not noted; they are noted by calling what the list holds afterwards."""

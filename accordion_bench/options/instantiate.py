@@ -9,7 +9,7 @@ asks here first.
 import functools
 import importlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,8 @@ def target(node: Config, group: str) -> Any:
     Raises:
         ConfigError: there is no such module or class, or the module imports what is not there.
     """
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"{group} must be a choice with its options, got {checks.show(node)}; type {group}=NAME")
     path = node.get("_target_")
     module, _, name = str(path).rpartition(".")
     rule = f"{group}._target_ must be the path of a class that can be imported, got {path}"

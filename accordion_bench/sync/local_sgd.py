@@ -159,10 +159,10 @@ class LocalSGD(Round):
     outer_nesterov: bool = NOT_GIVEN
 
     def __post_init__(self) -> None:
+        if self.groups and self.period is not None:
+            raise ValueRefused("period", "{null} where groups say it", self.period, None)
         super().__post_init__()
         groups = [] if self.groups is None else checked_groups(self.groups)
-        if groups and self.period is not None:
-            raise ValueRefused("period", "{null} where groups say it", self.period, None)
         period = groups[-1][0] if groups else checks.integer("period", self.period, at_least=1, instead=8)
         outer = OUTER[self.outer_optimizer]
         options = {name: value for name in OUTER_OPTIONS if (value := getattr(self, name)) is not NOT_GIVEN}

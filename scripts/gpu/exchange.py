@@ -104,7 +104,7 @@ class Arm:
         info = StepInfo(self.setup.plan, self.step, 0.1 / (1 + self.step), 1000.0)
         work = exchange.work(self.xs_W, info)
         out = self.replayed(work) if self.graphs.captures else eagerly(work)
-        exchange.finite._looks.clear()  # they are read once in a step, by whoever trains
+        exchange.finite.forget()  # they are read once in a step, by whoever trains
         return out
 
 

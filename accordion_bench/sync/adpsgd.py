@@ -3,6 +3,8 @@
 Tensor suffixes: W local workers, A all workers.
 """
 
+import copy
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import Any
@@ -13,7 +15,7 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.option import Choice, with_options
-from accordion_bench.plan import TensorSpec
+from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.position import Rate, StepInfo
 from accordion_bench.sync.base import Placed, Sync, SyncContext
 from accordion_bench.sync.drawn_times import DrawnTimes
@@ -21,6 +23,8 @@ from accordion_bench.sync.outer import exact_average
 from accordion_bench.sync.who import PeerExchange
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.same_shape import Blocks
+
+DRAWN_AHEAD = 1000  # steps whose meetings a forecast draws
 
 
 class Meetings(PeerExchange):
@@ -95,6 +99,29 @@ class ADPSGD(DrawnTimes):
     def _keep(self, row: int) -> None:
         """What a local worker's replica holds is x_w."""
         torch._foreach_copy_([x_W[row] for x_W in self.own_W], self.axis.values(row))
+
+    def makes(self, run: RunFacts) -> Sequence[tuple[Exchange, int]]:
+        """By how many pairs meet in a step: of the first steps as they are drawn, of a longer run in their shares."""
+        ahead, A = copy.copy(self), self.comm.workers
+        ahead.draws, ahead.read_at, ahead.used = [0] * A, [0] * A, 0
+        ahead.ready = [ahead.drawn(worker) for worker in range(A)]
+        ahead.meetings = copy.copy(self.meetings)
+        steps = min(run.steps, DRAWN_AHEAD)
+        met: dict[int, list[tuple[int, int]]] = {}
+        found = Counter[int]()
+        for _ in range(steps):
+            ahead.samples_used(())
+            found[len(ahead.meetings.pairs)] += 1
+            met[len(ahead.meetings.pairs)] = ahead.meetings.pairs
+        made = []
+        for pairs, times in found.items():
+            meetings = copy.copy(self.meetings)
+            meetings.pairs = met[pairs]
+            made.append((meetings, round(times * run.steps / steps)))
+        return made
+
+    def ends_apart(self, steps: int, period: int) -> bool:
+        return True
 
     # ---- a step
 

@@ -81,7 +81,8 @@ class Bucket(Context):
         own = self.feedback
         if own is None:
             return Coordinates.of(self.rows_W)
-        fed = Fed(own.rows_W, 1.0 if own.rates else own.scales[0], own.rates, own.decay, own.masks)
+        weight = 1.0 if own.rates else own.scales[0]
+        fed = Fed(own.rows_W, weight, own.rates, own.decay, own.masks, own.momenta, own.momentum)
         return Coordinates.of(self.rows_W, fed)
 
     @property
@@ -135,12 +136,14 @@ class Target:
         alpha: 1 or -1.
         divisor: of all coordinates; 1 for a sum.
         empty: the rows hold nothing yet, and count as zeros.
+        clears: coordinates that sparse messages name become 0, and nothing is added.
     """
 
     rows_R: Sequence[Tensor]
     alpha: float = 1.0
     divisor: int = 1
     empty: bool = False
+    clears: bool = False
 
     def begun(self) -> "Target":
         """With zeros in rows that were empty."""

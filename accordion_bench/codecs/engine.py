@@ -40,6 +40,22 @@ class Sampling(NamedTuple):
     offset: int
 
 
+class Momenta(NamedTuple):
+    """Momenta u, and what is added to them.
+
+    us_W, gs_W: momenta and gradients, [W, ...] of each tensor.
+    factor: b.
+    nesterov: whether what is sent looks a step ahead.
+    sums_W: v of each tensor; empty = none.
+    """
+
+    us_W: Sequence[Tensor]
+    gs_W: Sequence[Tensor]
+    factor: float
+    nesterov: bool = False
+    sums_W: Sequence[Tensor] = ()
+
+
 class Selection(Protocol):
     """Some coordinates of a bucket, in a form that its engine alone reads."""
 
@@ -149,16 +165,44 @@ class Engine(ABC):
 
     @abstractmethod
     def lifted(
-        self, grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
+        self, residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
-        """Of tensors G [W, N] and the newest gradients: +-scale where |G + news| reaches its bin's largest |G|, else 0.
+        """G = e + news is sent as +-scale where |G + news| reaches its bin's largest |G|, else as 0; e <- G - sent.
 
         Args:
-            grown_W, news_W: G and the gradients.
+            residuals_W, news_W: e, changed in place, and the newest gradients, [W, N].
             sizes: consecutive coordinates of a bin, of each tensor.
 
         Returns:
             what is sent, [W, N]; scales [W, T]: the mean over a row's bins of their largest magnitudes, as float32.
+        """
+
+    # ---- momenta
+
+    @abstractmethod
+    def add_momenta(self, momenta: Momenta) -> Sequence[Tensor]:
+        """u <- b u + g, in place.
+
+        Returns:
+            u; with `nesterov` g + b u, in memory of its own. With sums these, after v <- v + u; with `nesterov` after
+            u <- b (u + g) and v <- v + u + g.
+        """
+
+    @abstractmethod
+    def momentum_steps(
+        self,
+        momenta: Sequence[Tensor],
+        sums: Sequence[Tensor],
+        inverses: Sequence[Tensor],
+        masks: Sequence[Tensor | None],
+        rates: Sequence[Any],
+    ) -> list[Tensor]:
+        """Momenta become sums x masks; returns momentum x inverse x rate.
+
+        Args:
+            momenta, sums, inverses: tensors [...].
+            masks: of zeros, just where inverses are 0, and ones; None = 1.
+            rates: of each, see `codecs.rates`.
         """
 
     # ---- coordinates that are the same for all workers

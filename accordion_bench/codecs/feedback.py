@@ -15,19 +15,23 @@ from accordion_bench.tensors.same_shape import in_rows, one_allocation
 
 @dataclass(frozen=True)
 class Feedback:
-    """p = a x + d e is encoded in the place of x; then e <- m (p - what the message decodes to).
+    """p = a x + d e + b u is encoded in the place of x; then e <- m (p - what the message decodes to).
 
     Args:
         residuals_W: e of each tensor, [W, ...]; None = the tensor has none, and is encoded as it is.
         scales: a of each tensor: a float, or a tensor without dimensions on a device.
         decay: d.
         masks: m of each tensor, [...] of zeros and ones; None = 1.
+        momenta: u of each tensor, [...]; None = 0.
+        momentum: b.
     """
 
     residuals_W: Sequence[Any]
     scales: Sequence[Any]
     decay: float = 1.0
     masks: Sequence[Tensor | None] = ()
+    momenta: Sequence[Tensor | None] = ()
+    momentum: float = 0.0
 
     def take(self, which: Sequence[int]) -> "Feedback | None":
         """That of some tensors; None where they have no residuals."""
@@ -35,8 +39,9 @@ class Feedback:
         if not residuals_W or residuals_W[0] is None:
             assert all(e_W is None for e_W in residuals_W), "some tensors of a bucket have residuals, some have not"
             return None
-        masks = [self.masks[k] for k in which] if self.masks else ()
-        return Feedback(residuals_W, [self.scales[k] for k in which], self.decay, masks)
+        masks, momenta = ([own[k] for k in which] if own else () for own in (self.masks, self.momenta))
+        scales = [self.scales[k] for k in which]
+        return replace(self, residuals_W=residuals_W, scales=scales, masks=masks, momenta=momenta)
 
     def only(self, which: Container[int]) -> "Feedback | None":
         """The same of some tensors; the others have none. None where none has."""
@@ -54,8 +59,11 @@ class Feedback:
             return None
         cuts = [slice(start, stop) for _, start, stop in parts]
         residuals_W = [in_rows(e_W)[:, cut] for e_W, cut in zip(own.residuals_W, cuts, strict=True)]
-        masks = [None if m is None else m.view(-1)[cut] for m, cut in zip(own.masks, cuts, strict=False)]
-        return Feedback(residuals_W, own.scales, own.decay, masks)
+        masks, momenta = (
+            [None if x is None else x.view(-1)[cut] for x, cut in zip(given, cuts, strict=False)]
+            for given in (own.masks, own.momenta)
+        )
+        return replace(own, residuals_W=residuals_W, masks=masks, momenta=momenta)
 
     @property
     def rates(self) -> list[Tensor]:
@@ -76,12 +84,17 @@ class Feedback:
         """
         rates, side_by_side = self.rates, all(e_W.stride(1) == 1 for e_W in self.rows_W)
         alike = len(rates) == len(self.scales) or (not rates and len(set(self.scales)) == 1)
+        alike = alike and len({u is None for u in self.momenta}) <= 1
         return side_by_side and alike and shared is None and rows_W[0].dtype == torch.float32
 
     def form(self, xs_W: Sequence[Tensor]) -> Sequence[Tensor]:
         """p of each tensor, in the storage of its residual, so that no third buffer is needed."""
         if self.decay != 1:
             torch._foreach_mul_(list(self.residuals_W), self.decay)
+        led = [(e_W, u) for e_W, u in zip(self.residuals_W, self.momenta, strict=False) if u is not None]
+        for w in range(len(led[0][0]) if led else 0):
+            own = [e_W[w] for e_W, _ in led]
+            torch._foreach_add_(own, [u.view(e.shape) for e, (_, u) in zip(own, led, strict=True)], alpha=self.momentum)
         groups: dict[Any, list[int]] = {}
         for k, scale in enumerate(self.scales):
             groups.setdefault(id(scale) if isinstance(scale, Tensor) else float(scale), []).append(k)

@@ -96,12 +96,13 @@ class OnCpu(Compiled):
         senders = np.arange(len(message.rows)).reshape(-1, rows)  # [S / R, R]
         order = (senders.T[:, None, :] * tensors + np.arange(tensors)[:, None]).ravel()  # by row, tensor, sender
         until = len(senders) * np.arange(rows * tensors + 1)
-        add_entries(Rows(target.rows_R), _table(message)[order], until, target.alpha, target.divisor)
+        alpha = math.nan if target.clears else target.alpha
+        add_entries(Rows(target.rows_R), _table(message)[order], until, alpha, target.divisor)
 
     def lifted(
-        self, grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
+        self, residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
-        return send_lifted(grown_W, [contiguous(x_W) for x_W in news_W], sizes)
+        return send_lifted(residuals_W, [contiguous(x_W) for x_W in news_W], sizes)
 
     def encode_tiles(self, bucket: Bucket, message: Message, forms: Sequence[TileForm]) -> None:
         rows_W, starts = [contiguous(x_W) for x_W in bucket.rows_W], message.layout.starts

@@ -8,7 +8,7 @@ Tensor suffixes: W local workers, R rows of a target.
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from accordion_bench.codecs.block_numbers import BlockNumbers
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import Coding
 from accordion_bench.codecs.compiled import Compiled, measurable, table_of, values_of
-from accordion_bench.codecs.engine import Sampling, Selection
+from accordion_bench.codecs.engine import Momenta, Sampling, Selection
 from accordion_bench.codecs.layout import KEPT, Layout, Message, SparseLayout
 from accordion_bench.codecs.low_rank_on_gpu import LowRankOnGpu
 from accordion_bench.codecs.selection import EXPECTED, stride_of
@@ -30,6 +30,7 @@ from accordion_bench.tensors.kernels.on_gpu import (
     norms,
     selection,
     sparse,
+    steps,
     thresholds,
 )
 from accordion_bench.tensors.kernels.on_gpu.selection import Entries
@@ -138,23 +139,40 @@ class OnGpu(Compiled, LowRankOnGpu):
             super().add_sparse(target, message)
             return
         target, rows = target.begun(), message.rows
-        to, like = addresses(target.rows_R), target.rows_R[0]
+        to, like, alpha = addresses(target.rows_R), target.rows_R[0], math.nan if target.clears else target.alpha
         if isinstance(rows, Tensor) and not message.layout.signs:
             own = sections_of(message.layout)
-            sparse.add_entries(to, sparse.tables_on(own, like.device), rows, target.alpha, like)
+            sparse.add_entries(to, sparse.tables_on(own, like.device), rows, alpha, like)
         elif len(rows):
             own = _sections_of_each(message)
             on = sparse.Tables.of(own, like.device, upload)
-            sparse.add_entries(to, on, rows[0][None], target.alpha, like, senders=len(rows))
+            sparse.add_entries(to, on, rows[0][None], alpha, like, senders=len(rows))
         if target.divisor != 1:
             torch._foreach_div_(list(target.rows_R), target.divisor)
 
     def lifted(
-        self, grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
+        self, residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
         if max(sizes) > bins.WIDEST:
-            return super().lifted(grown_W, news_W, sizes)
-        return bins.send_lifted(grown_W, news_W, sizes)
+            return super().lifted(residuals_W, news_W, sizes)
+        return bins.send_lifted(residuals_W, news_W, sizes)
+
+    def add_momenta(self, momenta: Momenta) -> Sequence[Tensor]:
+        if momenta.us_W[0].dtype != torch.float32:
+            return super().add_momenta(momenta)
+        return steps.add(*momenta)
+
+    def momentum_steps(
+        self,
+        momenta: Sequence[Tensor],
+        sums: Sequence[Tensor],
+        inverses: Sequence[Tensor],
+        masks: Sequence[Tensor | None],
+        rates: Sequence[Any],
+    ) -> list[Tensor]:
+        if momenta[0].dtype != torch.float32:
+            return super().momentum_steps(momenta, sums, inverses, masks, rates)
+        return steps.take(momenta, sums, inverses, rates)
 
 
 def longest(rows_R: Sequence[Tensor]) -> int:

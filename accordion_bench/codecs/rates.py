@@ -3,7 +3,7 @@
 So a device may repeat captured work while rates change, see `tensors.upload`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,12 @@ def rates_of(ctx: Context, ids: Iterable[int], like: Tensor) -> list[tuple[Any, 
         return torch.tensor([rates[name] for name in names], dtype=like.dtype)
 
     return list(zip(fresh(numbers, ctx, like.device).unbind(), groups.values(), strict=True))
+
+
+def rate_of_each(ctx: Context, like: Tensor, ids: Sequence[int]) -> list[Any]:
+    """The learning rate of each of some tensors; arguments as for `rates_of`."""
+    of = {i: rate for rate, own in rates_of(ctx, ids, like) for i in own}
+    return [of[i] for i in ids]
 
 
 def pattern(ctx: Context) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ Tensor suffixes: W local workers, S senders, R rows, M blocks of all tensors, N 
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch.nn.functional import pad
 from accordion_bench.codecs.block_numbers import BlockNumbers
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import LEVELS, MANTISSA, SIGNS, Coding
-from accordion_bench.codecs.engine import Engine, Sampling, Selection, header_of
+from accordion_bench.codecs.engine import Engine, Momenta, Sampling, Selection, header_of
 from accordion_bench.codecs.index_codes import decode_indices, encode_indices
 from accordion_bench.codecs.layout import Layout, Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
@@ -30,6 +31,7 @@ from accordion_bench.codecs.selection import at_least, sampled_top, top_indices
 from accordion_bench.codecs.tiles import TileForm, add_largest_, encode_largest
 from accordion_bench.tensors.counter_rng import BLOCK, blocks_of, integers_of
 from accordion_bench.tensors.permutations import draws_of, images, words_of
+from accordion_bench.tensors.same_shape import runs
 from accordion_bench.tensors.upload import fresh, table, upload
 
 ORDERS = {"l1": 1, "l2": 2, "linf": math.inf}
@@ -192,23 +194,65 @@ class Reference(Engine):
                 numbers = floats_in(parts["scales" if layout.signs else "values"]) * target.alpha
                 if layout.signs:
                     numbers, indices = (2 * (indices & 1) - 1) * numbers, indices >> 1
-                own.scatter_add_(0, indices, numbers.to(own.dtype))
+                if target.clears:
+                    own.index_fill_(0, indices, 0)
+                else:
+                    own.scatter_add_(0, indices, numbers.to(own.dtype))
         if target.divisor != 1:
             for row_R in target.rows_R:
                 row_R.div_(target.divisor)
 
     def lifted(
-        self, grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
+        self, residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
         sent_W, scales = [], []
-        for g_W, x_W, size in zip(grown_W, news_W, sizes, strict=True):
+        for e_W, x_W, size in zip(residuals_W, news_W, sizes, strict=True):
+            g_W = e_W.add_(x_W)
             bins_W, newest_W = in_blocks(g_W, size), in_blocks(x_W, size)
             largest_W = bins_W.abs().amax(2)
             reached_W = (bins_W + newest_W).abs_() >= largest_W[:, :, None]
             scales.append(largest_W.double().mean(1).float())
             signs_W = bins_W.sign().mul_(reached_W).flatten(1)[:, : g_W.shape[1]]
             sent_W.append(signs_W * scales[-1].to(g_W.dtype)[:, None])
+            e_W.sub_(sent_W[-1])
         return sent_W, torch.stack(scales, dim=1)
+
+    # ---- momenta
+
+    def add_momenta(self, momenta: Momenta) -> Sequence[Tensor]:
+        us_W, gs_W, momentum, nesterov, sums_W = momenta
+        lists = (us_W, gs_W, sums_W) if sums_W else (us_W, gs_W)
+        for us, gs, *sums in runs(*lists, whole=self.copies) if us_W else ():
+            if nesterov and sums:
+                torch._foreach_add_(us, gs)
+                torch._foreach_mul_(us, momentum)
+            else:
+                torch._foreach_mul_(us, momentum)
+                torch._foreach_add_(us, gs)
+            for vs in sums:
+                torch._foreach_add_(vs, us)
+                if nesterov:
+                    torch._foreach_add_(vs, gs)
+        if sums_W or not nesterov or not us_W:
+            return sums_W or us_W
+        return list(torch._foreach_add(list(gs_W), list(us_W), alpha=momentum))
+
+    def momentum_steps(
+        self,
+        momenta: Sequence[Tensor],
+        sums: Sequence[Tensor],
+        inverses: Sequence[Tensor],
+        masks: Sequence[Tensor | None],
+        rates: Sequence[Any],
+    ) -> list[Tensor]:
+        torch._foreach_copy_(list(momenta), list(sums))
+        if alive := [(m, mask) for m, mask in zip(momenta, masks, strict=True) if mask is not None]:
+            torch._foreach_mul_([m for m, _ in alive], [mask for _, mask in alive])
+        steps = torch._foreach_mul(list(momenta), list(inverses))
+        for _, alike in itertools.groupby(zip(rates, steps, strict=True), key=lambda pair: id(pair[0])):
+            of_rate = list(alike)
+            torch._foreach_mul_([step for _, step in of_rate], of_rate[0][0])
+        return list(steps)
 
     # ---- coordinates that are the same for all workers
 

@@ -34,7 +34,7 @@ class SparseSigns(Uneven):
 
     description = replace(
         Uneven.description,
-        kernels=("cpu",),
+        kernels=("cpu", "cuda"),
         collective_reason="every worker keeps other entries, a sum of sparse tensors is not sparse, "
         "and a server must know the size",
     )
@@ -131,10 +131,8 @@ class AdaComp(Wrapper):
             for i, sum_W in zip(whole, sums_W, strict=True):
                 sent_W[i] = sum_W
             torch._foreach_zero_([residuals_W[i] for i in whole])
-        grown_W = [residuals_W[i] for i in lossy]
         if lossy:
-            torch._foreach_add_(grown_W, [xs_W[i] for i in lossy])
-            engine, rows_W = engine_for(grown_W), [in_rows(g_W) for g_W in grown_W]
+            engine, rows_W = engine_for(xs_W), [in_rows(residuals_W[i]) for i in lossy]
             sizes = [self.bin_size(ctx.specs[i]) for i in lossy]
             lifted_W, scales_W = engine.lifted(rows_W, [in_rows(xs_W[i]) for i in lossy], sizes)
             if engine.looks and not scales_W.isfinite().all():
@@ -142,10 +140,7 @@ class AdaComp(Wrapper):
                 raise non_finite(ctx, lossy[t], comm.first_named + w)
             for i, own_W in zip(lossy, lifted_W, strict=True):
                 sent_W[i] = own_W.view(xs_W[i].shape)
-        out = self.inner.exchange(sent_W, ctx, state, comm)
-        if lossy:
-            torch._foreach_sub_(grown_W, [sent_W[i] for i in lossy])  # as decoded: the message loses nothing
-        return out
+        return self.inner.exchange(sent_W, ctx, state, comm)  # its messages lose nothing of that
 
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         residuals_W = [state.get(spec.name, {}).get("residual_W", 0) for spec in ctx.specs]

@@ -24,15 +24,18 @@ class AdamSigns(ErrorFeedback):
     The scale is ||u||_2 / sqrt(d) on both sides, sgn 0 = +1. A sign cannot say 0: coordinates that are dead (see
     `declare_dead`) come back as 0, and nothing is kept of them, or their residuals would follow the scale for ever.
 
+    With a momentum b, b m is added to every worker's a x_w, m being kept in the state of tensors that send signs.
+
     Args:
         weight: a.
+        momentum: b.
 
     Source: Tang et al. 2021 (arXiv 2102.02888); Lu et al. 2022 (arXiv 2202.06009).
     """
 
-    def __init__(self, weight: float = 1.0) -> None:
+    def __init__(self, weight: float = 1.0, momentum: float = 0.0) -> None:
         super().__init__(TwoWay(Sign("l2"), residual=True))
-        self.weight = weight
+        self.weight, self.momentum = weight, momentum
 
     def scales(self, ctx: Context) -> Sequence[float]:
         return [self.weight] * len(ctx.specs)
@@ -40,8 +43,18 @@ class AdamSigns(ErrorFeedback):
     def masks(self, ctx: Context, state: State) -> Sequence[Tensor | None]:
         return [state.get(spec.name, {}).get(ALIVE) for spec in ctx.specs]
 
+    def momenta(self, ctx: Context, state: State) -> tuple[Sequence[Tensor | None], float]:
+        if not self.momentum:
+            return (), 0.0
+        pairs = zip(ctx.specs, ctx.levels, strict=True)
+        return [None if level is None else state[spec.name]["momentum"] for spec, level in pairs], self.momentum
+
+    def exchange_signs(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        """The same, but dead coordinates come back as any numbers."""
+        return super().exchange(xs_W, ctx, state, comm)
+
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        out = super().exchange(xs_W, ctx, state, comm)
+        out = self.exchange_signs(xs_W, ctx, state, comm)
         pairs = zip(out.update, self.masks(ctx, state), strict=True)
         if alive := [(update, mask) for update, mask in pairs if mask is not None]:
             torch._foreach_mul_([update for update, _ in alive], [mask for _, mask in alive])

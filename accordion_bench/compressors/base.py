@@ -37,10 +37,12 @@ class Exchanged(NamedTuple):
     subtract_sent_: called with tensors [W, ...] by index, subtracts in place from each of them the local workers'
         contributions to it, as the others decode them. A function, so that it costs nothing where it is not called, and
         touches only what was sent where error feedback does; of many tensors, so that a device is asked once.
+    clear_sent_: the same, but sets to 0 where an entry was sent; of methods that send some entries of a tensor.
     """
 
     update: list[Tensor]
     subtract_sent_: Callable[[Mapping[int, Tensor]], Any]
+    clear_sent_: Callable[[Mapping[int, Tensor]], Any] | None = None
 
 
 class Compressor(Component):

@@ -7,6 +7,7 @@ from dataclasses import field, replace
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.engine import Momenta
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State, zeros_in_state
@@ -15,7 +16,6 @@ from accordion_bench.compressors.traits import OptimizerPart
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import one_allocation
 
 
 @with_options
@@ -100,29 +100,15 @@ class DGC(Wrapper):
         out = self.inner.exchange(sent_W, ctx, state, comm)
         if whole:
             torch._foreach_zero_([vs_W[i] for i in whole])
-        for ids in at_once(range(len(xs_W)), xs_W):
-            if not (lossy := [i for i in ids if compressed[i]]):
-                continue
-            us, vs = one_allocation([us_W[i] for i in ids], [vs_W[i] for i in ids])
-            before = copied(vs)
-            out.subtract_sent_({i: vs_W[i] for i in lossy})  # zero where sent, up to what float32 cannot hold
-            for u, v, own in zip(us, vs, before, strict=True):
-                u.masked_fill_(v != own, 0)
+        lossy = [i for i, some in enumerate(compressed) if some]
+        out.subtract_sent_({i: vs_W[i] for i in lossy})  # zero where sent, up to what float32 cannot hold
+        assert out.clear_sent_ is not None
+        out.clear_sent_({i: us_W[i] for i in lossy})
         return out
 
     def _accumulate(self, gs_W: Sequence[Tensor], us_W: list[Tensor], vs_W: list[Tensor]) -> None:
-        for ids in at_once(range(len(us_W)), us_W):
-            own_u, own_v, own_g = ([xs[i] for i in ids] for xs in (us_W, vs_W, gs_W))
-            us, vs = one_allocation(own_u, own_v)
-            if self.nesterov:
-                torch._foreach_add_(own_u, own_g)
-                torch._foreach_mul_(us, self.momentum)
-                torch._foreach_add_(vs, us)
-                torch._foreach_add_(own_v, own_g)
-            else:
-                torch._foreach_mul_(us, self.momentum)
-                torch._foreach_add_(own_u, own_g)
-                torch._foreach_add_(vs, us)
+        if us_W:
+            engine_for(us_W).add_momenta(Momenta(us_W, gs_W, self.momentum, self.nesterov, vs_W))
 
     @torch.no_grad()
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
@@ -130,13 +116,6 @@ class DGC(Wrapper):
         us_W, vs_W = ([state[spec.name][key].clone() for spec in ctx.specs] for key in ("u_W", "v_W"))
         self._accumulate(clipped(xs_W, self.clip, workers), us_W, vs_W)
         return vs_W
-
-
-def at_once(ids: Sequence[int], xs_W: Sequence[Tensor]) -> list[list[int]]:
-    """Which tensors to work on together: all, or on a CPU, whose cache holds one for several passes, each by itself."""
-    if not ids:
-        return []
-    return [list(ids)] if engine_for(xs_W).copies else [[i] for i in ids]
 
 
 def copied(xs: Sequence[Tensor]) -> list[Tensor]:

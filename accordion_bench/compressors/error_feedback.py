@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.feedback import Feedback
-from accordion_bench.codecs.rates import rates_of
+from accordion_bench.codecs.rates import rate_of_each
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.residuals import EightBits, Floats
@@ -121,12 +121,15 @@ class ErrorFeedback(Wrapper):
         """Zeros where nothing is kept of a coordinate, of each tensor [...]; None = everything is."""
         return ()
 
+    def momenta(self, ctx: Context, state: State) -> tuple[Sequence[Tensor | None], float]:
+        """What of a tensor [...] is added to each worker's, or None, and times what."""
+        return (), 0.0
+
     def _factors(self, scales: Sequence[float], ctx: Context, xs_W: Sequence[Tensor]) -> Sequence[Any]:
         """The scales as numbers, or as numbers of the device that change from step to step."""
         if self.traits.optimizer.units != "parameter" or not xs_W:
             return scales
-        of = {i: rate for rate, ids in rates_of(ctx, range(len(xs_W)), xs_W[0]) for i in ids}
-        return [of[i] for i in range(len(xs_W))]
+        return rate_of_each(ctx, xs_W[0], range(len(xs_W)))
 
     def residuals(self, ctx: Context, state: State, like: Tensor) -> dict[int, Tensor]:
         """What is kept of the tensors of an exchange, [W, ...] of the type of `like`, by index; not to be changed."""
@@ -165,6 +168,7 @@ class ErrorFeedback(Wrapper):
             self._factors(self.scales(ctx), ctx, xs_W),
             self.residual_decay,
             self.masks(ctx, state),
+            *self.momenta(ctx, state),
         )
         ps_W = list(xs_W)
         if (others := feedback.take(formed := [i for i in kept_W if i not in fed])) is not None:

@@ -3,6 +3,7 @@
 Tensor suffixes: W local workers, A all workers, R rows of a target, N elements, B bytes.
 """
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -165,7 +166,7 @@ class Gathered(Compressor):
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in compressed}, xs_W)
             sent.add_own_(targets_W, -1.0)
 
-        return Exchanged(update, subtract_sent_)
+        return Exchanged(update, subtract_sent_, functools.partial(sent.add_own_, clears=True))
 
 
 class Handed(NamedTuple):
@@ -262,13 +263,13 @@ class Sent:
         self.compressor.add_bucket_(target, self.message.take(ks), part)
         return [row_W.view(x_W.shape) for row_W, x_W in zip(target.rows_R, xs_W, strict=True)]
 
-    def add_own_(self, targets_W: Mapping[int, Tensor], alpha: float) -> None:
+    def add_own_(self, targets_W: Mapping[int, Tensor], alpha: float = 1.0, clears: bool = False) -> None:
         """target [W, ...] += alpha x what the local workers have sent of it; by index, those of other tensors stay."""
         rows_W = {
             self.place[i]: target_W.view(len(target_W), -1) for i, target_W in targets_W.items() if i in self.place
         }
         if ks := sorted(rows_W):
-            target = Target([rows_W[k] for k in ks], alpha)
+            target = Target([rows_W[k] for k in ks], alpha, clears=clears)
             self.compressor.add_bucket_(target, self.message.take(ks), self.bucket.take(ks))
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.engine import Momenta
+from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.base import Context, Exchanged, State, zeros_in_state
 from accordion_bench.compressors.wrapper import Wrapper
@@ -14,7 +16,6 @@ from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import one_allocation
 
 
 def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
@@ -56,21 +57,11 @@ class WorkerMomentum(Wrapper):
 
     @torch.no_grad()
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
-        ms_W = [state[spec.name]["momentum_W"] for spec in ctx.specs]
-        if ms_W:
-            ms_W = list(torch._foreach_add(list(xs_W), torch._foreach_mul(ms_W, self.momentum)))
-        return self.inner.compressor_input(self._sent(xs_W, ms_W), ctx, state, workers)
+        ms_W = [state[spec.name]["momentum_W"].clone() for spec in ctx.specs]
+        sent_W = engine_for(xs_W).add_momenta(Momenta(ms_W, xs_W, self.momentum, self.nesterov)) if ms_W else ms_W
+        return self.inner.compressor_input(sent_W, ctx, state, workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         ms_W = [state[spec.name]["momentum_W"] for spec in ctx.specs]
-        if ms_W:
-            ms, xs = one_allocation(ms_W, xs_W)
-            torch._foreach_mul_(ms, self.momentum)
-            torch._foreach_add_(ms, xs)
-        return self.inner.exchange(self._sent(xs_W, ms_W), ctx, state, comm)
-
-    def _sent(self, xs_W: Sequence[Tensor], ms_W: list[Tensor]) -> list[Tensor]:
-        """g + mu m, or m."""
-        if not self.nesterov or not ms_W:
-            return ms_W
-        return list(torch._foreach_add(list(xs_W), ms_W, alpha=self.momentum))
+        sent_W = engine_for(xs_W).add_momenta(Momenta(ms_W, xs_W, self.momentum, self.nesterov)) if ms_W else ms_W
+        return self.inner.exchange(sent_W, ctx, state, comm)

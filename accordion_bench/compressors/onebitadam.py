@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.rates import rates_of
+from accordion_bench.codecs.engines import engine_for
+from accordion_bench.codecs.rates import rate_of_each, rates_of
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.adam_signs import AdamSigns, declare_dead, inverse_root
+from accordion_bench.compressors.adam_signs import ALIVE, AdamSigns, declare_dead, inverse_root
 from accordion_bench.compressors.base import Context, Exchanged, State
 from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.compressors.wrapper import Wrapper
@@ -79,7 +80,7 @@ class OneBitAdam(Wrapper):
 
     def __post_init__(self) -> None:
         self.betas = tuple(self.betas)
-        self.inner = AdamSigns(weight=1 - self.betas[0])
+        self.inner = AdamSigns(1 - self.betas[0], self.betas[0])
         super().__post_init__()
         self.start_step = self.freeze_step or 1
         self.plans_with = frozenset() if self.freeze_step else frozenset({"epochs", "steps_per_epoch"})
@@ -106,23 +107,20 @@ class OneBitAdam(Wrapper):
         own = [state[spec.name] for spec in ctx.specs]
         frozen = [i for i, level in enumerate(ctx.levels) if level is not None]
         warm = [i for i, level in enumerate(ctx.levels) if level is None]
-        momenta = [own[i]["momentum"] for i in frozen]
-        if frozen:
-            self._freeze([ctx.specs[i].name for i in frozen], state)
-            for row in range(comm.local_workers):  # m_w is formed in the residual's own storage
-                torch._foreach_add_([own[i]["residual_W"][row] for i in frozen], momenta, alpha=self.betas[0])
-        out = self.inner.exchange(xs_W, ctx, state, comm)
+        self._freeze([ctx.specs[i].name for i in frozen], state)
+        out = self.inner.exchange_signs(xs_W, ctx, state, comm)
         steps: dict[int, Tensor] = {}
         if frozen:
-            torch._foreach_copy_(momenta, [out.update[i] for i in frozen])
-            inverse = [own[i]["inverse_root"] for i in frozen]
-            steps |= zip(frozen, torch._foreach_mul(momenta, inverse), strict=True)
+            momenta, inverses = ([own[i][key] for i in frozen] for key in ("momentum", "inverse_root"))
+            masks, rates = [own[i].get(ALIVE) for i in frozen], rate_of_each(ctx, xs_W[0], frozen)
+            signs = [out.update[i] for i in frozen]
+            taken = engine_for(xs_W).momentum_steps(momenta, signs, inverses, masks, rates)
+            steps |= zip(frozen, taken, strict=True)
         if warm:
             steps |= zip(warm, self._adam([own[i] for i in warm], [out.update[i] for i in warm]), strict=True)
-        updates = [steps[i] for i in range(len(xs_W))]
-        for rate, ids in rates_of(ctx, range(len(updates)), xs_W[0]) if updates else ():
-            torch._foreach_mul_([updates[i] for i in ids], rate)
-        return Exchanged(updates, out.subtract_sent_)
+            for rate, ids in rates_of(ctx, warm, xs_W[0]):
+                torch._foreach_mul_([steps[i] for i in ids], rate)
+        return Exchanged([steps[i] for i in range(len(xs_W))], out.subtract_sent_)
 
     def _adam(self, own: Sequence[dict[str, Any]], weighted: Sequence[Tensor]) -> list[Tensor]:
         """Move momentum and variance by (1 - b1) times the mean gradients [...]; returns m / (sqrt v + eps)."""

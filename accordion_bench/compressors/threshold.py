@@ -69,7 +69,7 @@ class Threshold(Uneven):
     description = replace(
         Uneven.description,
         display_names={"threshold": "threshold"},
-        kernels=("cpu",),
+        kernels=("cpu", "cuda"),
         collective_reason="every worker keeps other entries, a sum of sparse tensors is not sparse, "
         "and a server must know the size",
         idle=_idle,

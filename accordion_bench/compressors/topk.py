@@ -197,7 +197,7 @@ class TopK(Sparse):
 
     description = replace(
         Sparse.description,
-        kernels=("cpu",),
+        kernels=("cpu", "cuda"),
         advised_levels=(0.01, 0.001),
         collective_reason="every worker keeps other entries, and a sum of sparse tensors is not sparse",
         idle=_idle,

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,12 +24,11 @@ from accordion_bench.codecs.block_numbers import BlockNumbers
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import Coding
 from accordion_bench.codecs.compiled import measurable
-from accordion_bench.codecs.engine import Engine, Sampling, Selection
-from accordion_bench.codecs.layout import Layout, Message
+from accordion_bench.codecs.engine import Engine, Selection
+from accordion_bench.codecs.layout import Message
 from accordion_bench.codecs.low_rank_on_gpu import HIGHEST
 from accordion_bench.codecs.reference import OnDevice
 from accordion_bench.tensors import casts
-from accordion_bench.tensors.kernels.dense_kernels import BlockRule
 
 DEVICE = torch.device("meta")
 NARROWEST = 64  # coordinates for which kernels of bins have room, at least; bins of other lengths share launches
@@ -167,18 +166,6 @@ class PretendedKernels(OnDevice):
 
     name = "triton"
 
-    def norms(self, bucket: Bucket, layout: Layout, *kinds: str) -> list[Tensor]:
-        with one_launch("norms"):
-            return super().norms(bucket, layout, *kinds)
-
-    def write(self, message: Message, name: str, numbers_S: Tensor) -> None:
-        with one_launch("write"):
-            super().write(message, name, numbers_S)
-
-    def read(self, message: Message, name: str, alpha: float = 1.0) -> Tensor:
-        with one_launch("read"):
-            return super().read(message, name, alpha)
-
     def encode_dense(self, bucket: Bucket, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
         feedback = bucket.feedback
         if feedback is None or not feedback.fits_kernels(bucket.rows_W, shared):
@@ -202,56 +189,12 @@ class PretendedKernels(OnDevice):
         with one_launch("encode", 1 + (numbers.middles is not None)):
             super().encode(bucket, message, coding, numbers)
 
-    def numbers(self, bucket: Bucket, layout: Layout, rule: BlockRule) -> list[Tensor]:
-        with one_launch("numbers"):
-            return super().numbers(bucket, layout, rule)
-
-    def factors(self, rule: BlockRule, scales: Tensor) -> Tensor:
-        with one_launch("factors"):
-            return super().factors(rule, scales)
-
-    def add_codes(
-        self, target: Target, message: Message, coding: Coding, shared: Tensor | None, middles: Tensor | None
-    ) -> None:
-        with one_launch("add_codes"):
-            super().add_codes(target, message, coding, shared, middles)
-
-    def places(
-        self, keys: Callable[[Bucket], Sequence[int]], counts: Sequence[int], bucket: Bucket, device: torch.device
-    ) -> Any:
-        with one_launch("places"):
-            return super().places(keys, counts, bucket, device)
-
-    def take(self, rows_W: Sequence[Tensor], places: Any) -> list[Tensor]:
-        with one_launch("take"):
-            return super().take(rows_W, places)
-
-    def put(self, target: Target, values_R: Sequence[Tensor], places: Any, factors: Sequence[float]) -> None:
-        with one_launch("put"):
-            super().put(target, values_R, places, factors)
-
-    def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
-        with one_launch("largest", 21):
-            return super().largest(rows_W, counts)
-
-    def above(self, rows_W: Sequence[Tensor], threshold: float, most: Sequence[int]) -> Selection:
-        with one_launch("thresholds", 30):
-            return super().above(rows_W, threshold, most)
-
-    def about(self, rows_W: Sequence[Tensor], counts: Sequence[int], sampling: Sampling) -> Selection:
-        with one_launch("thresholds", 30):
-            return super().about(rows_W, counts, sampling)
-
-    def nonzero(self, rows_W: Sequence[Tensor]) -> Selection:
-        with one_launch("nonzero", 5):
-            return super().nonzero(rows_W)
-
     def lifted(
-        self, grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
+        self, residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
         rooms = {max(NARROWEST, 1 << (size - 1).bit_length()) for size in sizes}
         with one_launch("lifted", 1 + 2 * len(rooms)):
-            return super().lifted(grown_W, news_W, sizes)
+            return super().lifted(residuals_W, news_W, sizes)
 
     def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
         of_keys = not isinstance(message.rows, Tensor)
@@ -269,28 +212,24 @@ class PretendedKernels(OnDevice):
         with one_launch("orthonormalise"):
             return super().orthonormalise(factors, passes)
 
-    def multiply(self, matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:
-        with one_launch("multiply"):
-            return super().multiply(matrices_W, factors)
 
-    def products(self, lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> list[Tensor]:
-        with one_launch("products"):
-            return super().products(lefts, rights)
+ONE = "norms write read numbers factors add_codes places take put add_momenta momentum_steps"
+ONE += " multiply products subtract_products renewed"
+LAUNCHES = {**dict.fromkeys(ONE.split(), 1), "largest": 21, "above": 30, "about": 30, "nonzero": 5}
+"""Of the other operations that have kernels."""
 
-    def subtract_products(
-        self,
-        targets_W: Sequence[Mapping[int, Tensor]],
-        lefts_W: Sequence[Tensor],
-        rights_W: Sequence[Tensor],
-        alpha: float = 1.0,
-    ) -> None:
-        with one_launch("subtract_products"):
-            super().subtract_products(targets_W, lefts_W, rights_W, alpha)
 
-    def renewed(self, news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
-        with one_launch("renewed"):
-            return super().renewed(news, olds)
+def _launched(operation: Callable[..., Any], times: int) -> Callable[..., Any]:
+    @functools.wraps(operation)
+    def run(*args: Any, **more: Any) -> Any:
+        with one_launch(operation.__name__, times):
+            return operation(*args, **more)
 
+    return run
+
+
+for _name, _times in LAUNCHES.items():
+    setattr(PretendedKernels, _name, _launched(getattr(OnDevice, _name), _times))
 
 KERNELS = PretendedKernels()
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from accordion_bench.plan import TensorSpec
 
 ALIGNMENT = 128  # bytes
+RUN = 1 << 16  # numbers of a flat tensor at a time
 
 
 class Blocks:
@@ -61,6 +62,24 @@ def one_allocation(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
     if alike and all(own == offsets[0] for own in offsets):
         return [[x] for x in flat]
     return [list(xs) for xs in lists]
+
+
+def runs(*lists: Sequence[Tensor], whole: bool) -> list[list[list[Tensor]]]:
+    """The same for work of several passes: all at once (`whole`), or as much at a time as a CPU's cache holds.
+
+    Args:
+        lists: see `one_allocation`.
+        whole: a device takes all tensors in one launch.
+
+    Returns:
+        for each turn a list of each of the lists.
+    """
+    found = one_allocation(*lists)
+    if whole:
+        return [found]
+    if found[0] and found[0][0].ndim == 1:
+        found = [[part for x in xs for part in x.split(RUN)] for xs in found]
+    return [[[x] for x in turn] for turn in zip(*found, strict=True)]
 
 
 def _flat_of(xs: Sequence[Tensor]) -> Tensor | None:

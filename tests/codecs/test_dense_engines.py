@@ -193,14 +193,16 @@ def residuals_hold_what_is_lost(there, dense, scale, **more):
     for one in (there, HERE):
         own_W = [one.to(e_W.clone()) for e_W in residuals_W]
         scales = [one.to(scale) if isinstance(scale, Tensor) else scale] * len(own_W)
-        masks = [one.to(mask) for mask in more.get("masks", ())]
-        feedback = Feedback(own_W, scales, more.get("decay", 1.0), masks)
+        masks, momenta = (one.to(more.get(key, [])) for key in ("masks", "momenta"))
+        feedback = Feedback(own_W, scales, more.get("decay", 1.0), masks, momenta, more.get("momentum", 0.0))
         bucket = replace(bucket_of(one.to(rows_W)), feedback=feedback)
         message = Message.empty(dense.layout(), 3, one.device)
         one.engine.encode_dense(bucket, message, dense.coding, one.to(dense.shared()))
         found.append([message.rows.cpu(), *(e_W.cpu() for e_W in own_W)])
     assert all(map(torch.equal, *found))
     formed = [x_W * scale + e_W * more.get("decay", 1.0) for x_W, e_W in zip(rows_W, residuals_W, strict=True)]
+    if momenta := more.get("momenta"):
+        formed = [p_W + u * more["momentum"] for p_W, u in zip(formed, momenta, strict=True)]
     assert dense.bytes_by(HERE, formed).equal(found[0][0])
     lost = dense.add_by(HERE, formed, found[0][0], (-1.0, 1))
     expected = [x_W * mask for x_W, mask in zip(lost, more.get("masks") or [1] * len(lost), strict=True)]
@@ -287,18 +289,25 @@ def test_scales_are_read_as_written(there):
 FED = {  # scale, and the rest of a `Feedback`
     "as it is": (1.0, {}),
     "weighted": (0.5, {"decay": 0.25}),
+    "led": (0.5, {"momenta": [x_W[0] for x_W in whole_numbers((7, 0, 2600), 1, seed=4)], "momentum": 0.25}),
     "at a rate": (torch.tensor(0.3), {"masks": [torch.arange(n) % 3 != 0 for n in (7, 0, 2600)]}),
 }
+
+
+def of_lengths(more, lengths):
+    """The rest of a `Feedback` of tensors of these lengths."""
+    return {
+        key: [x.float() for x in own if len(x) in lengths] if isinstance(own, list) else own
+        for key, own in more.items()
+    }
 
 
 @pytest.mark.parametrize("size", [8, 27, 512, None])
 @pytest.mark.parametrize("name", ["sign", "sign, means", "4 bits", "ternary, shared", "e4m3"])
 def test_residuals_hold_what_is_lost(there, name, size):
     for scale, more in FED.values():
-        more = {**more, "masks": [mask.float() for mask in more.get("masks", ())]}
         dense = Dense.of(CODINGS[name], (7, 0, 2600), size)
-        if len(dense.lengths) == len(more["masks"] or dense.lengths):
-            residuals_hold_what_is_lost(there, dense, scale, **more)
+        residuals_hold_what_is_lost(there, dense, scale, **of_lengths(more, dense.lengths))
 
 
 @every_coding
@@ -417,10 +426,9 @@ def test_residuals_hold_what_is_lost_by_triton(triton, name, size, fed):
     """As they are read: no other kernel touches them."""
     scale, more = FED[fed]
     dense = Dense.of(CODINGS[name], (7, 0, 2600), size)
-    masks = [mask.float() for mask in more.get("masks", ()) if len(mask) in dense.lengths]
     counts = Pretend.counts.launches
     counts.clear()
-    residuals_hold_what_is_lost(triton, dense, scale, **{**more, "masks": masks})
+    residuals_hold_what_is_lost(triton, dense, scale, **of_lengths(more, dense.lengths))
     assert THERE or name == "ternary, shared" or not any("foreach" in launch for launch in counts), counts
 
 

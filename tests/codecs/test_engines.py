@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accordion_bench.codecs.bucket import Target
-from accordion_bench.codecs.engine import Engine
+from accordion_bench.codecs.engine import Engine, Momenta
 from accordion_bench.codecs.layout import Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.reference import Reference
@@ -114,6 +114,68 @@ def test_tiles_that_are_not_finite(there, bad):
             one.engine.add_tiles(target, tiles_by(one, forms, one.to(rows_W)), forms)
             finite = torch.stack([x_R.cpu().isfinite().all(1) for x_R in target.rows_R])
             assert (~finite).nonzero().tolist() == [[4, 2]]
+
+
+# ---- momenta
+
+
+@pytest.mark.parametrize("laid", LAID[:2])
+def test_momenta(there, laid):
+    compare_momenta(there, laid, NUMELS, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_momenta_by_triton(triton, dtype):
+    compare_momenta(triton, side_by_side, (1, 7, 0, 4097), dtype)
+
+
+def compare_momenta(there: There, laid, numels, dtype) -> None:
+    """Momenta, sums of them and what looks ahead, to the bit; of numbers that are rounded."""
+    numbers = [[x_W / 3 for x_W in whole_numbers(numels, 2, dtype, seed)] for seed in (1, 2, 3)]
+    for nesterov in (False, True):
+        for summed in (False, True):
+            found = []
+            for one in (there, HERE):
+                us_W, gs_W, vs_W = (laid(one.to([x_W.clone() for x_W in own])) for own in numbers)
+                sent_W = one.engine.add_momenta(Momenta(us_W, gs_W, 0.9, nesterov, vs_W if summed else ()))
+                found.append([x_W.cpu() for x_W in (*us_W, *vs_W, *sent_W)])
+            assert all(map(torch.equal, *found))
+            us_W, gs_W, vs_W = numbers
+            moved_W = [
+                0.9 * (u_W + g_W) if nesterov and summed else 0.9 * u_W + g_W
+                for u_W, g_W in zip(us_W, gs_W, strict=True)
+            ]
+            ahead_W = [g_W + 0.9 * u_W for g_W, u_W in zip(gs_W, moved_W, strict=True)] if nesterov else moved_W
+            if summed:
+                ahead_W = [v_W + u_W + nesterov * g_W for v_W, u_W, g_W in zip(vs_W, moved_W, gs_W, strict=True)]
+            for own_W, other_W in zip(found[0], [*moved_W, *(ahead_W if summed else vs_W), *ahead_W], strict=True):
+                torch.testing.assert_close(own_W, other_W)
+
+
+def test_momentum_steps(there):
+    compare_steps(there, NUMELS, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_momentum_steps_by_triton(triton, dtype):
+    compare_steps(triton, (1, 7, 0, 4097), dtype)
+
+
+def compare_steps(there: There, numels, dtype) -> None:
+    """Momenta and steps, to the bit; what is masked stays where it is."""
+    signs, inverses = ([x_W[0] / 3 for x_W in whole_numbers(numels, 1, dtype, seed)] for seed in (1, 2))
+    inverses = [x.clamp_min(0) for x in inverses]
+    masks = [(x > 0).to(dtype) for x in inverses]
+    rates, found = [torch.tensor(0.3 + t % 2, dtype=dtype) for t in range(len(numels))], []
+    for one in (there, HERE):
+        momenta = [torch.full_like(x, 7) for x in one.to(signs)]
+        given = [one.to(own) for own in (signs, inverses, masks, rates)]
+        steps = one.engine.momentum_steps(momenta, *given)
+        found.append([x.cpu() for x in (*momenta, *steps)])
+    assert all(map(torch.equal, *found))
+    for t, (sign, inverse, mask) in enumerate(zip(signs, inverses, masks, strict=True)):
+        momentum, step = found[0][t], found[0][len(numels) + t]
+        assert momentum.equal(sign * mask) and step.equal(momentum * inverse * rates[t])
 
 
 # ---- factors

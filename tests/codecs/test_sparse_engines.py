@@ -110,6 +110,21 @@ def test_sums(there, case, dtype):
                     assert found.equal(expected) if rows == senders else near(found, expected, senders)
 
 
+@pytest.mark.parametrize("name", ["about", "not zero"])
+def test_what_was_sent_is_cleared(there, name):
+    """Zeros at the coordinates that messages name, and at no others."""
+    message, _ = encoded(HERE, CASES[name], numbers(CASES[name], 3))
+    ones, cleared = [torch.ones(3, n) for n in LENGTHS], []
+    for one in (there, HERE):
+        target = Target([one.to(x_R.clone()) for x_R in ones], 1.0, clears=True)
+        one.engine.add_sparse(target, moved(message, one))
+        cleared.append([x_R.cpu() for x_R in target.rows_R])
+    assert all(map(torch.equal, *cleared))
+    sums = Target([torch.zeros(3, n) for n in LENGTHS])
+    HERE.engine.add_sparse(sums, message)
+    assert all(x_R.equal((sum_R == 0).float()) for x_R, sum_R in zip(cleared[0], sums.rows_R, strict=True))
+
+
 def near(found: Tensor, expected: Tensor, senders: int) -> bool:
     """Within 2 ulp of float32, of the magnitudes that were added up, at most 1 each."""
     return bool(((found - expected).abs() <= 2 * ULP * (senders + 1)).all())
@@ -175,13 +190,18 @@ def test_what_is_not_finite(there, name, bad):
 def test_lifted(there, dtype):
     """Bins of one, of some, and of all coordinates; what reaches the largest one is equal to the bit."""
     lengths, sizes = (1, 7, 40, 41, 4097, 20481, 100), (1, 3, 50, 41, 50, 500, 1)
-    grown_W, news_W = whole_numbers(lengths, 3, dtype), whole_numbers(lengths, 3, dtype, seed=3)
-    grown_W[2].zero_()
+    residuals_W, news_W = whole_numbers(lengths, 3, dtype), whole_numbers(lengths, 3, dtype, seed=3)
+    residuals_W[2] = -news_W[2]
     for laid in LAID[:2]:
-        sent_W, scales_W = there.engine.lifted(there.to(grown_W), laid(there.to(news_W)), sizes)
-        expected_W, expected = HERE.engine.lifted(grown_W, news_W, sizes)
-        assert scales_W.dtype == torch.float32 and scales_W.cpu().equal(expected)
-        assert all(own_W.cpu().equal(other_W) for own_W, other_W in zip(sent_W, expected_W, strict=True))
+        found = []
+        for one, of in ((there, laid), (HERE, apart)):
+            own_W = one.to([e_W.clone() for e_W in residuals_W])
+            sent_W, scales_W = one.engine.lifted(own_W, of(one.to(news_W)), sizes)
+            assert scales_W.dtype == torch.float32
+            found.append([x_W.cpu() for x_W in (*own_W, *sent_W, scales_W)])
+        assert all(map(torch.equal, *found))
+        for e_W, x_W, own_W, sent_W in zip(residuals_W, news_W, found[0], found[0][len(lengths) :], strict=False):
+            assert own_W.equal(e_W + x_W - sent_W)
 
 
 def test_threads_change_nothing(numba, monkeypatch):

@@ -83,12 +83,14 @@ def test_bins():
 
 def test_what_a_bin_sends():
     """The newest gradient decides: 0.6 + 0.5 reaches the maximum 1, 0.9 - 0.1 does not; nothing from an empty bin."""
-    grown = torch.tensor([[1.0, 0.6, 0.9, 0.0, 0.0, 0.0, -3.0]])
+    residual_W = torch.tensor([[1.0, 0.1, 1.0, 0.0, -0.2, 0.0, -3.1]])
     news = torch.tensor([[0.0, 0.5, -0.1, 0.0, 0.2, 0.0, 0.1]])
-    (sent_W,), scales_W = Reference().lifted([grown], [news], [3])
+    grown = residual_W + news
+    (sent_W,), scales_W = Reference().lifted([residual_W], [news], [3])
     # -3 + 0.1 falls back below its bin's maximum, so that nothing of that bin is sent
     scale = float(scales_W)
     assert sent_W.tolist() == [[scale, scale, 0, 0, 0, 0, 0]] and scale == pytest.approx((1 + 0 + 3) / 3)
+    assert residual_W.equal(grown - sent_W)
 
 
 def test_longer_bins_cost_less():

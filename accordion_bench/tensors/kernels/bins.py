@@ -18,27 +18,19 @@ from accordion_bench.tensors.kernels.top import MAGNITUDE, limits
 
 
 def send_lifted(
-    grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
+    residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
 ) -> tuple[list[Tensor], Tensor]:
-    """Of tensors G [W, N] and the newest gradients: +-scale where |G + news| reaches the bin's largest |G|, else 0.
-
-    Args:
-        grown_W, news_W: of one type, every row contiguous.
-        sizes: coordinates of a bin of each tensor.
-
-    Returns:
-        what is sent, [W, N]; scales [W, T]: the mean over a row's bins of their largest magnitudes, as float32.
-    """
-    sent_W = [torch.empty_like(x_W, memory_format=torch.contiguous_format) for x_W in grown_W]
-    grown, news, sent = Rows(grown_W), Rows(news_W), Rows(sent_W)
-    like, size = limits(grown.dtype), np.tile(np.asarray(sizes, np.int64), len(grown_W[0]))
+    """See `Engine.lifted`; tensors of one type, every row contiguous."""
+    sent_W = [torch.empty_like(x_W, memory_format=torch.contiguous_format) for x_W in residuals_W]
+    grown, news, sent = Rows(residuals_W), Rows(news_W), Rows(sent_W)
+    like, size = limits(grown.dtype), np.tile(np.asarray(sizes, np.int64), len(residuals_W[0]))
     numbers, largest = np.empty(0, grown.dtype), np.zeros(grown.tiles)
-    over_tiles(_add_largest, grown.tiles, grown.table, like, numbers, size, largest)
+    over_tiles(_add_largest, grown.tiles, grown.table, news.table, like, numbers, size, largest)
     n = grown.table[:-1, N]
     totals = np.add.reduceat(np.append(largest, 0), grown.table[:-1, TILE]) * (n > 0)
     scales = (totals / np.maximum(-(-n // size), 1)).astype(np.float32)
     over_tiles(_send, grown.tiles, grown.table, news.table, sent.table, like, numbers, size, scales)
-    return sent_W, torch.from_numpy(scales).view(-1, len(grown_W))
+    return sent_W, torch.from_numpy(scales).view(-1, len(residuals_W))
 
 
 @compiled
@@ -52,16 +44,20 @@ def _largest(keys, magnitude, box, numbers):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _add_largest(rows, limits, like, size, out, first, last):  # type: ignore[no-untyped-def]
+def _add_largest(rows, news, limits, like, size, out, first, last):  # type: ignore[no-untyped-def]
+    """Residuals grow by the newest gradients; of each tile the sum of its bins' largest magnitudes."""
     box = np.empty(1, limits.dtype)
     number = box.view(like.dtype)
     for row in range(rows.shape[0] - 1):
         n, width = rows[row, N], size[row]
-        keys = array_at(rows[row, ADDRESS], n, limits)
+        keys, grown = array_at(rows[row, ADDRESS], n, limits), array_at(rows[row, ADDRESS], n, like)
+        newest = array_at(news[row, ADDRESS], n, like)
         for tile in range(max(first, rows[row, TILE]), min(last, rows[row + 1, TILE])):
             start = (tile - rows[row, TILE]) * SIZE
             total = f64(0)
             for at in range((start + width - 1) // width * width, min(start + SIZE, n), width):
+                for i in range(at, min(at + width, n)):
+                    grown[i] += newest[i]
                 total += f64(_largest(keys[at : at + width], limits[MAGNITUDE], box, number))
             out[tile] = total
 
@@ -82,3 +78,4 @@ def _send(rows, news, sent, limits, like, size, scales, first, last):  # type: i
                 for i in range(g.size):
                     lifted = abs(g[i] + x[i]) >= largest
                     y[i] = scale * (i64(lifted & (g[i] > 0)) - i64(lifted & (g[i] < 0)))
+                    g[i] -= y[i]

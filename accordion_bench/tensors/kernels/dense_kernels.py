@@ -25,15 +25,17 @@ NORMS = ("l1", "l2", "linf", "sum", "below", "count")
 
 
 class Fed(NamedTuple):
-    """What is read in the place of x: p = a x + d e. Who makes codes then writes e <- m (p - what the codes stand for).
+    """What is read in the place of x: p = a x + (d e + b u). Who makes codes writes e <- m (p - what they stand for).
 
-    Each product and each sum is rounded once; a sum with a product with the weight, as a whole.
+    Each product and each sum is rounded once; a sum with a product with the weight or with b, as a whole.
 
     residuals_W: e [W, N] of each tensor, coordinates of a part side by side.
     weight: a of all tensors.
     rates: a of each tensor, on the device; empty = the weight.
     decay: d.
     masks: m [N] of each tensor, or None for 1; empty = 1 for all.
+    momenta: u [N] of each tensor; empty, or None for each, = 0.
+    momentum: b.
     """
 
     residuals_W: Sequence[Tensor]
@@ -41,6 +43,8 @@ class Fed(NamedTuple):
     rates: Sequence[Tensor] = ()
     decay: float = 1.0
     masks: Sequence[Tensor | None] = ()
+    momenta: Sequence[Tensor | None] = ()
+    momentum: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,12 @@ class Coordinates:
 
     @functools.cached_property
     def fed_addresses(self) -> np.ndarray:
-        """Of residuals [W, T], rates and masks, int64 [W + 2, T]; 0 where there is none."""
+        """Of residuals [W, T], rates, masks and momenta, int64 [W + 3, T]; 0 where there is none."""
         if self.fed is None:
             return self.addresses[:0]
-        masks = [0 if m is None else m.data_ptr() for m in self.fed.masks or [None] * len(self.rows_W)]
-        rates = [rate.data_ptr() for rate in self.fed.rates] or [0] * len(self.rows_W)
-        return np.concatenate([addresses(self.fed.residuals_W), np.array([rates, masks], np.int64)])
+        none, fed = [None] * len(self.rows_W), self.fed
+        given = [[0 if x is None else x.data_ptr() for x in own or none] for own in (fed.rates, fed.masks, fed.momenta)]
+        return np.concatenate([addresses(fed.residuals_W), np.array(given, np.int64)])
 
     @functools.cached_property
     def on_device(self) -> Tensor:

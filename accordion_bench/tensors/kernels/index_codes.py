@@ -85,7 +85,7 @@ def add_entries(
         targets: rows.
         table: messages, those of the first row first.
         until: of each row, how many messages are before its first; then the number of all, [R + 1].
-        alpha: factor of values, as float32.
+        alpha: factor of values, as float32; NaN = coordinates that messages name become 0.
         divisor: of all coordinates; 1 = none.
     """
     numbers = np.empty(0, targets.dtype)
@@ -311,7 +311,7 @@ def _add_tile(x, start, columns, alpha, position, rank):  # type: ignore[no-unty
                     value = value_at(message, 0) * (alpha if entry & 1 else -alpha)
                 else:
                     value = value_at(message, 4 * rank) * alpha
-                x[place] += value
+                x[place] = x[place] + value if alpha == alpha else 0
             rank += 1
             word &= word - u64(1)
         behind = u64(0xFFFFFFFFFFFFFFFF)

@@ -1,4 +1,4 @@
-"""Counts the instructions of kernels of dense codes for one GPU, which need not be there; prints them as JSON.
+"""Counts instructions of kernels of dense codes and momenta for one GPU, which need not be there; prints them as JSON.
 
 A process of its own, as `to_ptx`. Coordinates begin at multiples of 16 bytes.
 """
@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from accordion_bench.codecs.rounding import for_kernel
 from accordion_bench.tensors.kernels import rounding as kinds
 from accordion_bench.tensors.kernels.dense_kernels import BlockRule, Coordinates, Decoding, Encoding, Fed
-from accordion_bench.tensors.kernels.on_gpu import casts, encode, launch, norms, sums
+from accordion_bench.tensors.kernels.on_gpu import casts, encode, launch, norms, steps, sums
 from accordion_bench.tensors.kernels.rounding import KernelRounding
 from accordion_bench.tensors.kernels.table import Table
 from tests.device.triton import to_ptx
@@ -42,6 +42,7 @@ CASES = {  # coordinates of a block, rounding, whether scales are made in the sa
 FED = {  # the same, of coordinates to which residuals are added
     "sign, fed": (N, SIGNS, None, "l1"),
     "sign, fed at a rate, masked": (N, SIGNS, None, "l2"),
+    "sign, led, masked": (N, SIGNS, None, "l2"),
     "4 bits, measured, fed": (512, QSGD, TO_LEVELS, None),
     "e4m3, measured, fed": (1024, E4M3, TO_E4M3, None),
 }
@@ -90,10 +91,10 @@ def main() -> None:
             sums.add_values(Coordinates([x]), table, message, Decoding([np.zeros(rounding.K, np.float32)], own))
     for case, (size, rounding, measured, norm) in FED.items():
         now[:] = [case]
-        table, rates, masks = Table([N], [size], 4096, [0], [[4]]), (), ()
-        if "rate" in case:
-            rates, masks = [x[0, 0]], [x[0]]
-        own = Coordinates([x], Fed([x], rates=rates, masks=masks))
+        table, rates = Table([N], [size], 4096, [0], [[4]]), [x[0, 0]] if "rate" in case else ()
+        masks, momenta = ([x[0]] if word in case else () for word in ("masked", "led"))
+        weight, momentum = (0.1, 0.9) if momenta else (1.0, 0.0)
+        own = Coordinates([x], Fed([x], weight, rates, masks=masks, momenta=momenta, momentum=momentum))
         scales = None if measured else torch.zeros(1, table.buckets)
         values = [np.zeros(rounding.K, np.float32)]
         encode.encode(own, table, message, Encoding(rounding, scales, none, streams, measured, values))
@@ -107,6 +108,15 @@ def main() -> None:
     scales = torch.zeros(1, table.buckets)
     encode.encode(Coordinates([x, x]), table, message, Encoding(SIGNS, scales, none, streams))
     sums.add_values(Coordinates([x, x]), table, message, Decoding([np.zeros(2, np.float32)], None, 1.0, scales))
+    for case, nesterov, given in (
+        ("momentum", False, ()),
+        ("momentum, ahead", True, ()),
+        ("momentum and sums", True, [x]),
+    ):
+        now[:] = [case]
+        steps.add([x], [x], 0.9, nesterov, given)
+    now[:] = ["steps"]
+    steps.take([x[0]], [x[0]], [x[0]], [x[0, 0]])
     for case, dtype in (("float16", torch.float16), ("bfloat16", torch.bfloat16)):
         now[:] = [case]
         narrow = torch.zeros(4096, dtype=dtype)

@@ -27,6 +27,8 @@ MOST = {
     ("sign, fed", "_encode"): 45,
     ("sign, fed at a rate, masked", "_sum_pieces"): 45,
     ("sign, fed at a rate, masked", "_encode"): 55,
+    ("sign, led, masked", "_sum_pieces"): 50,
+    ("sign, led, masked", "_encode"): 60,
     ("4 bits, measured, fed", "_encode"): 95,
     ("e4m3, measured, fed", "_encode"): 95,
     ("1-bit SGD", "_sum_pieces"): 60,
@@ -37,6 +39,10 @@ MOST = {
     ("float16", "_widen"): 40,
     ("bfloat16", "_add_up"): 45,
     ("bfloat16", "_widen"): 40,
+    ("momentum", "_add"): 40,
+    ("momentum, ahead", "_add"): 40,
+    ("momentum and sums", "_add"): 40,
+    ("steps", "_take"): 40,
 }
 
 
@@ -61,7 +67,7 @@ def test_coordinates_are_read_16_bytes_at_once_and_nothing_is_divided(tmp_path):
 def test_no_product_is_fused_with_a_sum_and_no_division_is_approximate(tmp_path):
     found = printed("to_ptx", tmp_path)
     names = {"_encode", "_add_values", "_sum_pieces", "_join_pieces", "_write_headers", "_read_headers", "_factors"}
-    names |= {"_add_up", "_widen"}
+    names |= {"_add_up", "_widen", "_add", "_take"}
     names |= {"_draw", "_gather", "_scatter"}
     names |= {"_narrow_in_sample", "_put_aside", "_narrow", "_tally", "_gather"}
     names |= {"_write_entries", "_write_codes", "_write_heads", "_count_ones", "_add_entries"}

@@ -24,8 +24,8 @@ MOST = {
     # a scale that is shared; columns; both ways
     "terngrad": 7,
     "onebit": 9,
-    "distefblocksgd": 14,
-    "signum": 19,
+    "distefblocksgd": 12,
+    "signum": 17,
     # selected, written, added up sender by sender
     "topk": 40,
     # low rank

@@ -189,14 +189,14 @@ def test_bins(gpu):
     """Scales to the bit where sums are exact; long bins and short ones, of both types."""
     lengths, sizes = (1, 7, 40, 41, 4097, 20_481, 100), (1, 3, 50, 41, 50, 500, 1)
     for dtype in (torch.float32, torch.float64):
-        grown_W, news_W = whole_numbers(lengths, 3, dtype), whole_numbers(lengths, 3, dtype, seed=3)
-        grown_W[2].zero_()
-        grown_W[4][1, 700] = torch.nan
-        there = [[x_W.to(gpu.device) for x_W in xs_W] for xs_W in (grown_W, news_W)]
-        sent_W, scales_W = engines._on_gpu().lifted(*there, sizes)
-        expected_W, scales = Reference().lifted(grown_W, news_W, sizes)
-        for own_W, other_W in zip([*sent_W, scales_W], [*expected_W, scales], strict=True):
-            torch.testing.assert_close(own_W.cpu(), other_W, rtol=0, atol=0, equal_nan=True)
+        residuals_W, news_W = whole_numbers(lengths, 3, dtype), whole_numbers(lengths, 3, dtype, seed=3)
+        residuals_W[2] = -news_W[2]
+        residuals_W[4][1, 700] = torch.nan
+        own_W, newest_W = ([x_W.to(gpu.device) for x_W in xs_W] for xs_W in (residuals_W, news_W))
+        sent_W, scales_W = engines._on_gpu().lifted(own_W, newest_W, sizes)
+        expected_W, scales = Reference().lifted(residuals_W, news_W, sizes)
+        for found_W, other_W in zip([*own_W, *sent_W, scales_W], [*residuals_W, *expected_W, scales], strict=True):
+            torch.testing.assert_close(found_W.cpu(), other_W, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.sample(2)

@@ -28,6 +28,7 @@ from accordion_bench.tensors.kernels.on_gpu import (
     products,
     selection,
     sparse,
+    steps,
     sums,
     thresholds,
 )
@@ -75,7 +76,8 @@ def start(kernel, grid, device, args, constants):
     for architecture in (80, 90):
         made = compiled(source, target=GPUTarget("cuda", architecture, 32), options=OPTIONS | {"num_warps": warps})
         inexact = INEXACT.findall(made.asm["ptx"])
-        if constants.get("FED") == WEIGHTED.value:  # a sum with a weight is one operation, as torch's
+        ahead = constants.get("NESTEROV") and not constants["SUMMED"]
+        if constants.get("FED") == WEIGHTED.value or ahead:  # a sum with a weight is one operation, as torch's
             inexact = [one for one in inexact if not one.startswith("fma.rn")]
         found.append([kernel.__name__, architecture, inexact])
 
@@ -107,6 +109,7 @@ def main() -> None:
     streams, book = torch.zeros(2, 1, dtype=torch.int64), np.zeros(256, np.float32)
     plain, small = Coordinates([x]), Table([4096], [512], 4096, [0], [[4]])
     fed = [Fed([x]), Fed([x], 0.1, decay=0.5), Fed([x], rates=[x[0, 0]], masks=[x[0]])]
+    led = Fed([x], 0.1, momenta=[x[0]], momentum=0.9)
     for number, rounding in enumerate(roundings()):
         values = [book[: rounding.K]] * (2 if rounding.kind == kinds.POWERS else 1)
         encoding = Encoding(rounding, scales, scales, streams)
@@ -125,6 +128,12 @@ def main() -> None:
     for rule in RULES:
         for of in (table, small):
             norms.block_numbers(plain, of, rule)
+    encode.encode(Coordinates([x], led), table, message, Encoding(roundings()[-1], scales, none, streams, values=signs))
+    norms.bucket_norms(Coordinates([x], led), table, ["l2"])
+    for nesterov in (False, True):
+        for sums_W in ((), [x]):
+            steps.add([x], [x], 0.9, nesterov, sums_W)
+    steps.take([x[0]], [x[0]], [x[0]], [x[0, 0]])
     sums.write_headers(scales, table, message)
     sums.read_headers(message, table, 0.5)
     block_numbers.factors(scales, BlockRule("scale", (), factor="levels", top=1.5))

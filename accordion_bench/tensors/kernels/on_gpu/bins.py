@@ -27,13 +27,13 @@ N, SIZE, FIRST = (tl.constexpr(column) for column in range(COLUMNS.value))
 
 
 def send_lifted(
-    grown_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
+    residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
 ) -> tuple[list[Tensor], Tensor]:
     """See `Engine.lifted`; bins of at most WIDEST coordinates. One launch, and two for each length of rows."""
-    grown, news, like = Coordinates.of(grown_W), Coordinates.of(news_W), grown_W[0]
+    grown, news, like = Coordinates(residuals_W), Coordinates.of(news_W), residuals_W[0]
     (W, T), there = grown.addresses.shape, like.device
-    sent_W = [torch.empty(x_W.shape, dtype=x_W.dtype, device=there) for x_W in grown_W]
-    n, size = np.array([x_W.shape[1] for x_W in grown_W], np.int64), np.array(sizes, np.int64)
+    sent_W = [torch.empty(x_W.shape, dtype=x_W.dtype, device=there) for x_W in residuals_W]
+    n, size = np.array([x_W.shape[1] for x_W in residuals_W], np.int64), np.array(sizes, np.int64)
     width = np.array([max(NARROWEST, triton.next_power_of_2(one)) for one in sizes], np.int64)
     together = WIDEST // width
     counts = -(-n // (size * together))
@@ -64,8 +64,8 @@ def _by_width(parts: np.ndarray, width: np.ndarray) -> list[np.ndarray]:
 
 @triton.jit
 def _bins(addresses, T, rows, parts, TYPE: tl.constexpr, WIDE: tl.constexpr, BINS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The program's tensor and number; coordinates of its bins, [BINS, WIDE], which exist, and where they begin."""
-    p, w = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """The program's tensor and number; its bins [BINS, WIDE]: where they are, which exist, residuals and gradients."""
+    p, w, W = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(1)
     t, number = tl.load(parts + 2 * p), tl.load(parts + 2 * p + 1)
     row = rows + t * COLUMNS
     size, begin = tl.load(row + SIZE).to(tl.int32), number * BINS * tl.load(row + SIZE)
@@ -73,8 +73,10 @@ def _bins(addresses, T, rows, parts, TYPE: tl.constexpr, WIDE: tl.constexpr, BIN
     j = tl.arange(0, BINS)[:, None] * size + k
     exists = (k < size) & (begin + j < tl.load(row + N))
     where = begin.to(tl.int64) + j
-    x = tl.load(tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE)) + where, mask=exists, other=0)
-    return w, t, number, row, where, exists, x
+    at = tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE)) + where
+    news = tl.load(addresses + (W + w) * T + t).to(tl.pointer_type(TYPE)) + where
+    x, newest = tl.load(at, mask=exists, other=0), tl.load(news, mask=exists, other=0)
+    return w, t, number, row, where, exists, at, x, newest
 
 
 @triton.jit
@@ -92,7 +94,9 @@ def _largest(x, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
 def _sum_largest(  # type: ignore[no-untyped-def]
     addresses, T, rows, parts, totals, P, TYPE: tl.constexpr, WIDE: tl.constexpr, BINS: tl.constexpr
 ):
-    w, _, number, row, _, _, x = _bins(addresses, T, rows, parts, TYPE, WIDE, BINS)
+    w, _, number, row, _, exists, at, x, newest = _bins(addresses, T, rows, parts, TYPE, WIDE, BINS)
+    x = x + newest
+    tl.store(at, x, mask=exists)
     total = tl.sum(_largest(x, TYPE).to(tl.float64), axis=0)  # bins that are not there count 0
     tl.store(totals + w * P + tl.load(row + FIRST) + number, total)
 
@@ -114,11 +118,11 @@ def _scale(rows, totals, P, scales, T):  # type: ignore[no-untyped-def]
 def _send(  # type: ignore[no-untyped-def]
     addresses, T, rows, parts, scales, TYPE: tl.constexpr, WIDE: tl.constexpr, BINS: tl.constexpr
 ):
-    w, t, _, _, where, exists, x = _bins(addresses, T, rows, parts, TYPE, WIDE, BINS)
+    w, t, _, _, where, exists, at, x, newest = _bins(addresses, T, rows, parts, TYPE, WIDE, BINS)
     W = tl.num_programs(1)
-    news = tl.load(addresses + (W + w) * T + t).to(tl.pointer_type(TYPE)) + where
-    lifted = tl.abs(x + tl.load(news, mask=exists, other=0)) >= _largest(x, TYPE)[:, None]
+    lifted = tl.abs(x + newest) >= _largest(x, TYPE)[:, None]
     scale = tl.load(scales + w * T + t).to(TYPE)
     sign = (lifted & (x > 0)).to(TYPE) - (lifted & (x < 0)).to(TYPE)
     out = tl.load(addresses + (2 * W + w) * T + t).to(tl.pointer_type(TYPE)) + where
     tl.store(out, sign * scale, mask=exists)
+    tl.store(at, x - sign * scale, mask=exists)

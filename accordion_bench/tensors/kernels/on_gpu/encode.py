@@ -169,14 +169,14 @@ def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) ->
         write_headers(scales, table, message)
         headed = False
     slices, (given, constants) = slices_on(table, slice_size(rounding.K), there), told(x)
-    addresses, weight, decay = given
+    addresses, *numbers = given
     central = rounding.central if rounding.central.size else np.zeros(2, np.float32)
     books = books_on(values, there) if values else (lanes_on(there),) * 2
     launch(
         _encode,
         (len(slices), W),
         there,
-        *(addresses, weight, decay, streams if streams.numel() else addresses, T, rows_on(table, there), slices),
+        *(addresses, *numbers, streams if streams.numel() else addresses, T, rows_on(table, there), slices),
         *(factors if scales is None else scales, table.buckets, factors, stride(factors), lanes_on(there)),
         *(message, message.stride(0), on_device(rounding.starts.tobytes(), there)),
         *(on_device(rounding.widths.tobytes(), there), float(rounding.scale), above(rounding.scale)),
@@ -222,12 +222,13 @@ def to_groups(of_bucket, BUCKET: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _encode(  # type: ignore[no-untyped-def]
-    addresses, weight, decay, streams, T, rows, slices, scales, M, factors, row_factors, lanes, message, row_bytes,
-    starts, widths, scale, next_above, central_start, central_width, values, signs, middles,
+    addresses, weight, decay, momentum, streams, T, rows, slices, scales, M, factors, row_factors, lanes,
+    message, row_bytes, starts, widths, scale, next_above, central_start, central_width, values, signs, middles,
     COLUMNS: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr, FED: tl.constexpr, DECAYED: tl.constexpr,
-    MASKED: tl.constexpr, BUCKET_SIZE: tl.constexpr, HEADED: tl.constexpr, SCALED: tl.constexpr, KNOWN: tl.constexpr,
-    SIGNED: tl.constexpr, CENTRED: tl.constexpr, NORM: tl.constexpr, OVER: tl.constexpr, MOST: tl.constexpr,
-    FACTOR: tl.constexpr, KIND: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, COUNT: tl.constexpr,
+    MASKED: tl.constexpr, LED: tl.constexpr, BUCKET_SIZE: tl.constexpr, HEADED: tl.constexpr, SCALED: tl.constexpr,
+    KNOWN: tl.constexpr, SIGNED: tl.constexpr, CENTRED: tl.constexpr, NORM: tl.constexpr, OVER: tl.constexpr,
+    MOST: tl.constexpr, FACTOR: tl.constexpr, KIND: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr,
+    COUNT: tl.constexpr,
 ):  # fmt: skip
     w, W = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     slice, t, begin = slice_of(slices, 8 if K != 3 else 1)
@@ -239,7 +240,11 @@ def _encode(  # type: ignore[no-untyped-def]
     if FED != NOT:
         e = row_at(addresses, W + w, T, t, TYPE, ALIGNED) + begin + j
         rate = rate_of(addresses, W, T, t, TYPE, FED)
-        whole = fed_by(whole, read_slice(e, begin, j, n, exists, K), weight, decay, rate, FED, DECAYED)
+        kept = read_slice(e, begin, j, n, exists, K)
+        u = kept
+        if LED:
+            u = read_slice(row_at(addresses, 2 * W + 2, T, t, TYPE, ALIGNED) + begin + j, begin, j, n, exists, K)
+        whole = fed_by(whole, kept, u, weight, decay, momentum, rate, FED, DECAYED, LED)
     r = whole.to(tl.float32)
     exists = exists & (begin + j < n)
     negative = (r < 0).to(tl.int32)

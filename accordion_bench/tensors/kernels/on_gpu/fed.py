@@ -1,7 +1,8 @@
 """Coordinates to which residuals are added as they are read, see `Fed`.
 
-Their kernels get one table of addresses, int64 [2 W + 2, T]: of the coordinates of each worker, of their residuals, of
-the rates, of the masks, whose address is 0 where there is none. Without residuals it has the first W rows.
+Their kernels get one table of addresses, int64 [2 W + 3, T]: of the coordinates of each worker, of their residuals, of
+the rates, of the masks and of the momenta, whose address is 0 where there is none. Without residuals it has the first W
+rows.
 """
 
 from typing import Any
@@ -16,10 +17,11 @@ from accordion_bench.tensors.kernels.on_gpu.table import aligned
 NOT, ADDED, WEIGHTED, RATED = (tl.constexpr(kind) for kind in range(4))  # how coordinates are fed
 
 
-def told(x: Coordinates) -> tuple[tuple[Tensor, float, float], dict[str, Any]]:
-    """What kernels are told of coordinates: the table of addresses, weight and decay; and their constants."""
+def told(x: Coordinates) -> tuple[tuple[Tensor, float, float, float], dict[str, Any]]:
+    """What kernels are told of coordinates: the table of addresses, weight, decay and momentum; and their constants."""
     fed, kind = x.fed, NOT
-    weight, decay = (1.0, 1.0) if fed is None else (float(fed.weight), float(fed.decay))
+    numbers = (1.0, 1.0, 0.0) if fed is None else (float(fed.weight), float(fed.decay), float(fed.momentum))
+    weight, decay, _ = numbers
     if fed is not None:
         kind = RATED if fed.rates else ADDED if weight == 1 else WEIGHTED
     W = len(x.addresses)
@@ -28,9 +30,10 @@ def told(x: Coordinates) -> tuple[tuple[Tensor, float, float], dict[str, Any]]:
         "ALIGNED": all(aligned(own, x.like.dtype) for own in aligned_too),
         "FED": kind.value,
         "DECAYED": decay != 1,
-        "MASKED": bool(x.fed_addresses[W + 1 :].any()),
+        "MASKED": bool(x.fed_addresses[W + 1 : W + 2].any()),
+        "LED": bool(x.fed_addresses[W + 2 :].any()),
     }
-    return (x.on_device, weight, decay), constants
+    return (x.on_device, *numbers), constants
 
 
 @triton.jit
@@ -51,11 +54,13 @@ def rate_of(addresses, W, T, t, TYPE: tl.constexpr, FED: tl.constexpr):  # type:
 
 @triton.jit
 def fed_by(  # type: ignore[no-untyped-def]
-    x, kept, weight, decay, rate, FED: tl.constexpr, DECAYED: tl.constexpr
+    x, kept, u, weight, decay, momentum, rate, FED: tl.constexpr, DECAYED: tl.constexpr, LED: tl.constexpr
 ):
-    """p, rounded as torch rounds: a sum with a weight is one operation, one with a rate two."""
+    """p, rounded as torch rounds: a sum with a weight is one operation, one with a rate two; `u` counts where LED."""
     if DECAYED:
         kept = kept * decay
+    if LED:
+        kept = tl.fma(u, tl.full(u.shape, momentum, u.dtype), kept)
     if FED == WEIGHTED:
         return tl.fma(x, tl.full(x.shape, weight, x.dtype), kept)
     elif FED == RATED:

@@ -154,18 +154,21 @@ def only(MASK):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _sum_pieces(  # type: ignore[no-untyped-def]
-    addresses, weight, decay, T, pieces, parts, P, top, next_above, TYPE: tl.constexpr, ALIGNED: tl.constexpr,
-    FED: tl.constexpr, DECAYED: tl.constexpr, MASK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
-    RULE: tl.constexpr, OVER: tl.constexpr, MOST: tl.constexpr, FACTOR: tl.constexpr, CLIP: tl.constexpr,
+    addresses, weight, decay, momentum, T, pieces, parts, P, top, next_above,
+    TYPE: tl.constexpr, ALIGNED: tl.constexpr, FED: tl.constexpr, DECAYED: tl.constexpr, LED: tl.constexpr,
+    MASK: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, RULE: tl.constexpr, OVER: tl.constexpr,
+    MOST: tl.constexpr, FACTOR: tl.constexpr, CLIP: tl.constexpr,
 ):  # fmt: skip
     p, w, W = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(1)
     t, begin, end = tl.load(pieces + 3 * p), tl.load(pieces + 3 * p + 1), tl.load(pieces + 3 * p + 2)
     x = row_at(addresses, w, T, t, TYPE, ALIGNED) + begin
-    e = x
+    e, u = x, x
     if FED != NOT:
         e = row_at(addresses, W + w, T, t, TYPE, ALIGNED) + begin
+    if LED:
+        u = row_at(addresses, 2 * W + 2, T, t, TYPE, ALIGNED) + begin
     if ALIGNED:
-        x, e = tl.multiple_of(x, 16), tl.multiple_of(e, 16)
+        x, e, u = tl.multiple_of(x, 16), tl.multiple_of(e, 16), tl.multiple_of(u, 16)
     rate = rate_of(addresses, W, T, t, TYPE, FED)
     n = (end - begin).to(tl.int32)
     j = tl.arange(0, WIDTH)
@@ -174,12 +177,16 @@ def _sum_pieces(  # type: ignore[no-untyped-def]
     for start in range(0, full, WIDTH):
         own = tl.load(x + start + j)
         if FED != NOT:
-            own = fed_by(own, tl.load(e + start + j), weight, decay, rate, FED, DECAYED)
+            kept = tl.load(e + start + j)
+            led = tl.load(u + start + j) if LED else kept
+            own = fed_by(own, kept, led, weight, decay, momentum, rate, FED, DECAYED, LED)
         totals = _with(totals, own, MASK)
     if full < n:
         own = tl.load(x + full + j, mask=full + j < n, other=0)
         if FED != NOT:
-            own = fed_by(own, tl.load(e + full + j, mask=full + j < n, other=0), weight, decay, rate, FED, DECAYED)
+            kept = tl.load(e + full + j, mask=full + j < n, other=0)
+            led = tl.load(u + full + j, mask=full + j < n, other=0) if LED else kept
+            own = fed_by(own, kept, led, weight, decay, momentum, rate, FED, DECAYED, LED)
         totals = _with(totals, own, MASK)
     sums, one = (), tl.arange(0, 1)
     for kind in tl.static_range(KINDS):

@@ -4,6 +4,7 @@ Tensor suffixes: W workers, S senders, R rows of the sums, T tensors, K entries 
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
@@ -137,7 +138,7 @@ def add_entries(targets: np.ndarray, on: Tables, message: Tensor, alpha: float, 
         targets: addresses of the sums, int64 [R, T]; sender s goes to row s mod R.
         on: where entries are.
         message: of the senders, uint8 [S, B].
-        alpha: by which values are multiplied first.
+        alpha: by which values are multiplied first; NaN = sums become 0 where there is an entry.
         like: a tensor of the type of the sums.
         senders: whose tensors are told one after the other, in one row: then each has sections of its own.
     """
@@ -150,7 +151,7 @@ def add_entries(targets: np.ndarray, on: Tables, message: Tensor, alpha: float, 
     order = np.arange(max(S, senders)) % R
     uploaded, T = upload.upload(torch.from_numpy(targets[order]), there), len(on.rows)
     ends = own.chunks.reshape(senders, -1).sum(1).cumsum().tolist()
-    constants = {"TYPE": TYPES[like.dtype], "LOW_READS": own.low_reads, "SIGNS": own.signs}
+    constants = {"TYPE": TYPES[like.dtype], "LOW_READS": own.low_reads, "SIGNS": own.signs, "CLEARS": math.isnan(alpha)}
     for first in range(0, max(S, senders), R):
         last = min(first + R, max(S, senders))
         if senders == 1:
@@ -232,7 +233,7 @@ def _count_ones(rows, chunks, message, row_bytes, counts, C):  # type: ignore[no
 @jit(do_not_specialize=["first"])
 def _add_entries(  # type: ignore[no-untyped-def]
     targets, T, rows, chunks, first_chunk, first, until, C, message, row_bytes, alpha,
-    TYPE: tl.constexpr, LOW_READS: tl.constexpr, SIGNS: tl.constexpr,
+    TYPE: tl.constexpr, LOW_READS: tl.constexpr, SIGNS: tl.constexpr, CLEARS: tl.constexpr,
 ):  # fmt: skip
     c, s = first + tl.program_id(0), tl.program_id(1).to(tl.int64)
     t, begin = tl.load(chunks + 2 * c), tl.load(chunks + 2 * c + 1)
@@ -262,4 +263,7 @@ def _add_entries(  # type: ignore[no-untyped-def]
         value = read_float(head + 4 * rank, exists) * alpha
     exists = exists & (index >= 0) & (index < tl.load(row + N))
     target = tl.load(targets + s * T + t).to(tl.pointer_type(TYPE)) + index
-    tl.store(target, tl.load(target, mask=exists, other=0) + value.to(TYPE), mask=exists)
+    if CLEARS:
+        tl.store(target, tl.zeros(target.shape, TYPE), mask=exists)
+    else:
+        tl.store(target, tl.load(target, mask=exists, other=0) + value.to(TYPE), mask=exists)

@@ -228,3 +228,15 @@ def columns() -> int:
             if width := os.get_terminal_size(stream.fileno()).columns:
                 return width
     return 80
+
+
+def progress(what: str) -> None:
+    """A line on standard error; on a terminal in the place of the last one."""
+    line = f"\r\x1b[K{what} ..." if can_draw(sys.stderr) else f"{what} ...\n"
+    print(line, end="", file=sys.stderr, flush=True)
+
+
+def progress_over() -> None:
+    """Leave a terminal's line empty."""
+    if can_draw(sys.stderr):
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

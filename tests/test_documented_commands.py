@@ -23,9 +23,10 @@ import torch.distributed.run
 from PIL import Image
 
 from accordion_bench import __main__ as program
-from accordion_bench.advise import arguments, asked, cluster
+from accordion_bench.advise import __main__ as advise
+from accordion_bench.advising import cluster
 from accordion_bench.advising import gpus as asked_gpus
-from accordion_bench.cli import command_line, demo
+from accordion_bench.cli import advice_command, command_line, demo
 from accordion_bench.cli.help import text as help_text
 from accordion_bench.config.components import with_counts
 from accordion_bench.config.validate import validate
@@ -183,10 +184,10 @@ def _behind_links(rest: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _advice(rest: Sequence[str]) -> None:
-    args = arguments.read(list(rest))
+    args = advise.read(list(rest))
     _, words = asked_gpus.split(args.overrides)
     machines, overrides = cluster.split(words)
-    config, _ = asked.composed([*overrides, f"network.workers_per_machine={machines.workers_each}"])
+    config, _ = advice_command.composed([*overrides, f"network.workers_per_machine={machines.workers_each}"])
     build(config.network, "network")
 
 

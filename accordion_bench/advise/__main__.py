@@ -1,34 +1,109 @@
 """python -m accordion_bench.advise OVERRIDES: whether communicating less will pay on a cluster; nothing is trained."""
 
+import argparse
 import signal
 import sys
+from pathlib import Path
+from typing import NoReturn
 
 from accordion_bench import output
-from accordion_bench.advise import arguments
-from accordion_bench.advise.arguments import done, say
+from accordion_bench.advising.gpus import TOLD
 from accordion_bench.options.explain import explain
 from accordion_bench.processes.threads import sleep_while_waiting
+
+DESCRIPTION = """Will communicating less save time on my cluster? Answered in about a minute, without training and data:
+computing and every method's codec are timed here, links are modelled.
+
+    python -m accordion_bench.advise model=imagenet_resnet50 workers=16 network=10gbit
+    python -m accordion_bench.advise model=imagenet_resnet50 workers=16 network=10gbit gpu=h100
+    python -m accordion_bench.advise model=lstm machines=8 workers_per_machine=4 network=1gbit network.inside=pcie4
+    python -m accordion_bench.advise --timeline timeline.json workers=64 network=25gbit
+    torchrun --nproc-per-node 1 --nnodes 2 ... -m accordion_bench.advise --probe
+
+workers=W are W machines of one worker, or W / workers_per_machine machines. Steps are timed on this machine, unless
+a timeline has them, or one of these says on what else they compute:
+
+"""
+SIMULATED = (
+    *("slow", "slow_links", "outages", "outages_per_hour", "outage_seconds", "spread"),
+    *("sync.quorum", "sync.grace", "steps", "seed"),
+)
+SEVERAL = ("runs", "methods", "simulate")  # options that take as many words as there are
+DESCRIPTION += "\n".join(f"    {word:<15}{told}" for word, told in TOLD.items())
+DESCRIPTION += """
+
+All other overrides are those of python -m accordion_bench: model, dataset, batch_size, precision, device, threads,
+optimizer, network."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """One that refuses in one sentence, as everything else here does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{message}; type --help for all options\n")
+
+
+def read(argv: list[str] | None) -> argparse.Namespace:
+    """The command line; overrides may stand anywhere, also behind an option that takes several words."""
+    args = _parser().parse_intermixed_args(argv)
+    for name in SEVERAL:
+        words = getattr(args, name) or []
+        overrides = [word for word in words if _is_override(name, word)]
+        args.overrides += overrides
+        setattr(args, name, [word for word in words if word not in overrides])
+    return args
+
+
+def _is_override(option: str, word: str) -> bool:
+    key, equals, _ = word.partition("=")
+    if option == "simulate":
+        return key not in SIMULATED
+    return bool(equals) and not Path(word).exists()
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        "accordion_bench.advise", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="OVERRIDE", help="workers=16, network=10gbit, model=lstm, ...")
+    add("--timeline", type=Path, metavar="FILE", help="times of a step from comm.timeline() of your own loop")
+    add("--link", type=Path, metavar="FILE", help="the link that --probe has written, in the place of network=")
+    add(
+        "--methods",
+        nargs="+",
+        metavar="NAME",
+        help="only these of conf/compressor and conf/sync, beside the dense baselines",
+    )
+    add("--seconds", type=float, metavar="S", help="for timing all methods, about (20), or for the probe (20)")
+    add("--runs", nargs="+", metavar="FOLDER", help="run folders, from which accuracies are read")
+    add("--out", type=Path, metavar="FOLDER", help="for text, CSV, JSON, figures (a new one in results/advice_runs)")
+    add("--no-figures", action="store_true", help="draw nothing")
+    add("--simulate", nargs="+", metavar="WHAT", help="also simulate late and lost workers: slow=3:2.0")
+    add("--probe", action="store_true", help="time this cluster's link, under torchrun; writes --out link.json")
+    add("--config-dir", metavar="FOLDER", help="YAML files of your own")
+    return parser
 
 
 @output.command
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status: 2 for what the user can mend."""
     sleep_while_waiting()
-    args = arguments.read(argv)
+    args = read(argv)
     try:
-        say("reading what was asked")
-        from accordion_bench.advise import command  # takes seconds: the words before need not wait
+        output.progress("reading what was asked")
+        from accordion_bench.cli import advice_command  # takes seconds: the words before need not wait
 
-        command.run(args)
+        advice_command.run(args)
     except KeyboardInterrupt:
-        done()
+        output.progress_over()
         print("stopped", file=sys.stderr)
         return 128 + signal.SIGINT
     except Exception as error:
         sentence = explain(error)
         if sentence is None:
             raise
-        done()
+        output.progress_over()
         print(sentence, file=sys.stderr)
         return 2
     return 0

@@ -47,7 +47,7 @@ class Pays(NamedTuple):
 
 
 def limit_in_words(limit: float) -> str:
-    """Of one that is no number; "" of one that is."""
+    """A limit that is not a number, as words; "" for a number."""
     if math.isnan(limit):
         return "only on fast links"
     return "always" if math.isinf(limit) else "" if limit else "never"
@@ -55,7 +55,7 @@ def limit_in_words(limit: float) -> str:
 
 @dataclass(frozen=True)
 class AdviceRow:
-    """What one method would do.
+    """What one method would take on the cluster.
 
     Args:
         method: as reports spell it.
@@ -92,7 +92,7 @@ class AdviceRow:
     command: str = ""
 
     def flat(self) -> dict[str, Any]:
-        """As columns: intervals as `step`, `step_low`, `step_high`; break-evens that are no bandwidth as words."""
+        """The row as columns: intervals as `step`, `step_low`, `step_high`; break-evens without a number as words."""
         found: dict[str, Any] = {}
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
@@ -124,13 +124,13 @@ class Regions:
     steps: dict[str, tuple[float, ...]]
 
     def fastest(self) -> list[str]:
-        """The method that wins, at each place of the axis."""
+        """The fastest method at each place of the axis."""
         return [min(self.steps, key=lambda name: self.steps[name][i]) for i in range(len(self.at))]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """All that is said of one model on one cluster.
+    """The whole advice for one model on one cluster.
 
     Args:
         model, device: what was timed, and where.
@@ -163,22 +163,22 @@ class Advice:
 
     @property
     def workers(self) -> int:
-        """In all."""
+        """Workers of all machines."""
         return self.machines * self.workers_per_machine
 
     def table(self) -> "pd.DataFrame":
-        """One row for each method, as in the CSV."""
+        """A data frame with one row for each method, as in the CSV."""
         import pandas as pd  # half a second that others need not wait
 
         return pd.DataFrame([row.flat() for row in self.rows])
 
     def row(self, method: str) -> AdviceRow:
-        """That of one method."""
+        """The row of one method."""
         return next(row for row in self.rows if row.method == method)
 
 
 def by_step(rows: Sequence[AdviceRow]) -> list[AdviceRow]:
-    """The fastest first."""
+    """Rows sorted by step time, the fastest first."""
     return sorted(rows, key=lambda row: row.step.value)
 
 
@@ -204,12 +204,12 @@ def factors(name: str, measured: Sequence[float]) -> list[float]:
 
 
 def link_factors(error: float) -> list[float]:
-    """Of a link's bandwidth, whose fit had so large a relative error; log-normal."""
+    """Log-normal factors of a link's bandwidth, whose fit has this relative error."""
     return np.exp(error * np.random.default_rng(keyed_rng.key("link")).standard_normal(DRAWS)).tolist()
 
 
 def interval(value: float, drawn: Sequence[float]) -> Interval:
-    """A number with the middle 95 % of what was drawn."""
+    """A number, with the middle 95 % of the drawn values as its interval."""
     low, high = np.quantile(drawn, [0.025, 0.975])
     return Interval(value, min(value, float(low)), max(value, float(high)))
 
@@ -272,7 +272,7 @@ def reference(costs: Sequence[MethodCost], overrides: tuple[str, ...]) -> Method
 
 
 class DrawnMeasurements:
-    """The same step under measurements that might have been made as well.
+    """The same step under resampled measurements.
 
     Args:
         times: of a step.
@@ -287,7 +287,7 @@ class DrawnMeasurements:
         self.clusters = [cluster.at(bandwidth) if link_error else cluster for bandwidth in bandwidths]
 
     def steps(self, cost: MethodCost) -> list[Step]:
-        """One for each draw; of the same draws for all methods."""
+        """The step under each draw; draws are the same for all methods."""
         codecs = factors(cost.name, cost.repetitions)
         return [
             step(self.times[i], cost.scaled(codecs[i]) if codecs[i] != 1 else cost, self.clusters[i])
@@ -303,7 +303,7 @@ def row(
     baselines: tuple[MethodCost, MethodCost],
     steps_of_baselines: Sequence[Sequence[Step]],
 ) -> AdviceRow:
-    """One method's row.
+    """The row of one method.
 
     Args:
         times: of a step.
@@ -340,7 +340,7 @@ def row(
 
 
 def over_bandwidth(times: StepTimes, costs: Sequence[MethodCost], cluster: Cluster) -> Regions:
-    """Step time of each method over the bandwidth between machines; the reader's own is one of the places."""
+    """Step time of each method over the bandwidth between machines, which includes the cluster's own."""
     own = cluster.network.bandwidth
     places = sorted({*np.geomspace(SLOWEST, FASTEST, PLACES).tolist(), own})
     there = [cluster.at(bandwidth) for bandwidth in places]
@@ -349,7 +349,7 @@ def over_bandwidth(times: StepTimes, costs: Sequence[MethodCost], cluster: Clust
 
 
 def over_workers(times: StepTimes, costs: Sequence[MethodCost], cluster: Cluster) -> Regions:
-    """Step time of each method over the number of workers, at so many samples for each of them."""
+    """Step time of each method over the number of workers; each worker keeps its batch size."""
     doubled = [2**power for power in range(1, 1 + round(math.log2(MOST_WORKERS)))]
     places = sorted({*doubled, cluster.workers})
     most = cluster.network.workers_per_machine

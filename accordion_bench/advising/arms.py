@@ -1,4 +1,4 @@
-"""Which methods advice looks at: whatever has a YAML file, at the levels that its compressor says are worth a try."""
+"""Which methods the advice compares: all that have a YAML file, at the levels that their class recommends."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ class AdvisedArm:
 
 
 def considered(optimizer: Config | None = None) -> list[AdvisedArm]:
-    """Every compressor with its defaults and at the levels that it wants tried, then every local scheme, dense.
+    """Every compressor with its defaults and at its advised levels, then every local scheme without compression.
 
     Args:
         optimizer: as a configuration says it; None = SGD with momentum, as `optimizer=sgd`.
@@ -49,11 +49,12 @@ def considered(optimizer: Config | None = None) -> list[AdvisedArm]:
 
 def _is_local(sync: str) -> bool:
     """Whether workers take steps of their own: schemes of synchronous steps save no communication."""
-    return bool(target(_options("sync", sync), "sync").local)
+    cls = target(_options("sync", sync), "sync")
+    return bool(cls.local or not cls.waits)
 
 
 def at_levels(name: str, optimizer: Config | None = None) -> list[AdvisedArm]:
-    """One compressor at its configured level, and at those that it wants tried."""
+    """One compressor at its configured level and at its advised levels."""
     node = _options("compressor", name)
     cls = target(node, "compressor")
     traits = declared_by(cls)
@@ -105,7 +106,7 @@ def _options(group: str, name: str) -> Config:
 
 
 def _needed(chosen: Chosen) -> Config:
-    """What must be otherwise in the optimizer for the choices to run."""
+    """Options of the optimizer that must change for the choices to run."""
     wanted: Config = {}
     for group, node in (("sync", chosen.sync), ("compressor", chosen.compressor)):
         own = target(node, group).description.requires.get("optimizer", {})
@@ -161,5 +162,5 @@ def chosen_arms(
 
 
 def name_of(arm: AdvisedArm) -> str:
-    """Of its scheme, or else of its compressor."""
+    """The name of its scheme, or else of its compressor."""
     return arm.overrides[0].partition("=")[2]

@@ -7,18 +7,18 @@ that an all-reduce is shorter, a method no longer gathers messages.
 import contextlib
 import gc
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from dataclasses import replace
+from statistics import median
 
 import torch
 from torch import Tensor, nn
 
 from accordion_bench.advising.arms import AdvisedArm
 from accordion_bench.advising.predict import BucketCost, Messages, MethodCost
-from accordion_bench.advising.rehearsal import OfBucket, Rehearsal, Rehearsed, StepTaken, Units, optimizer_of
-from accordion_bench.advising.step_times import MakeOptimizer, lacks_memory
+from accordion_bench.advising.rehearsal import OfBucket, Rehearsal, Rehearsed, Units, optimizer_of
+from accordion_bench.advising.step_times import MakeOptimizer, counted, lacks_memory, timed, usual
 from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
@@ -30,7 +30,6 @@ from accordion_bench.tensors import keyed_rng
 MOST = 4096  # workers that may be asked for
 LEAST = 0.005  # share of the messages that must change
 ALIKE = 0.005  # messages that differ by less do not hang on the number of workers
-T = TypeVar("T", float, StepTaken)
 FEW, MORE = 2, 16  # workers, from which what grows with their number is known
 REPEATS = 7  # exchanges that are counted, where there is time
 QUICK = 0.5  # seconds of a first exchange, from which on it has to do for the second
@@ -40,7 +39,7 @@ BUDGET = 40.0  # seconds
 
 
 def crowded_from(exchange: Exchange, info: StepInfo) -> float:
-    """From how many workers on most of what is exchanged travels otherwise than among few; infinity = never.
+    """The number of workers from which on most messages differ from those among few; infinity = none.
 
     Messages of A workers are `fixed + shared / A` long, until compressors find an all-reduce of what they would decode
     to be shorter; then they are as long as the tensors. Halfway between is where most coordinates have changed.
@@ -89,7 +88,7 @@ def bucket_costs(few: Rehearsed, more: Rehearsed) -> tuple[BucketCost, ...]:
     """
     local = more.local
     look = 0.0 if local else median([step.look for one in (few, more) for step in counted(one.steps)])
-    around = max(0.0, median([step.after - step.exchanged for step in counted(more.steps)])) if local else 0.0
+    around = max(0.0, usual([step.after - step.exchanged for step in more.steps])) if local else 0.0
     numel, last = max(1, sum(spec.numel for spec in more.specs)), {part[-1] for part in more.parts if part}
     found = []
     for number, members in enumerate(more.members):
@@ -106,6 +105,16 @@ def bucket_costs(few: Rehearsed, more: Rehearsed) -> tuple[BucketCost, ...]:
             )
         )
     return (*found, *_of_buffers(more))
+
+
+def _of_own_step(bucket: BucketCost) -> BucketCost:
+    """Of workers that wait for no one, the bucket of a worker's step, from one of a step of all A.
+
+    One worker of A has met another one there; in a step of its own it meets two: whom it has drawn, and, on average,
+    one that has drawn it.
+    """
+    messages = {kind: Messages(sent.fixed + sent.shared, 0.0, 2 * sent.times) for kind, sent in bucket.messages.items()}
+    return replace(bucket.scaled(2), messages=messages)
 
 
 def _of_buffers(rehearsed: Rehearsed) -> list[BucketCost]:
@@ -136,25 +145,14 @@ def _messages(small: OfBucket, large: OfBucket, kind: str, few: Rehearsed, more:
 def _decode(
     small: OfBucket, large: OfBucket, few: Rehearsed, more: Rehearsed, messages: dict[str, Messages]
 ) -> tuple[float, float]:
-    """(What is always taken, what each worker adds), neither below 0."""
+    """(Fixed seconds, seconds for each worker), neither below 0."""
     gathered = any(sent.fixed for kind, sent in messages.items() if kind.startswith("all_gather"))
-    own, all_of_them = counted(small.decode), counted(large.decode)
     if few is more or not gathered:
-        return median([*own, *all_of_them]), 0.0
+        return median([*counted(small.decode), *counted(large.decode)]), 0.0
     workers, others = few.workers, more.workers
-    low, high = median(own), median(all_of_them)
+    low, high = usual(small.decode), usual(large.decode)
     each = min(max(0.0, (high - low) / (others - workers)), high / others)
     return max(0.0, high - others * each), each  # rounding
-
-
-def counted(values: Sequence[T]) -> Sequence[T]:
-    """All but the first, which allocates; that one where there is no other."""
-    return values[1:] or values
-
-
-def median(values: Sequence[float]) -> float:
-    """What it usually takes."""
-    return float(statistics.median(values))
 
 
 def measured_methods(
@@ -198,7 +196,7 @@ def measured_methods(
 
 @contextlib.contextmanager
 def _quick_collections() -> Iterator[None]:
-    """Python's collector looks at nothing that was there before: milliseconds in the place of a third of a second."""
+    """Python's garbage collector skips all older objects: it takes milliseconds instead of a third of a second."""
     gc.collect()
     gc.freeze()
     try:
@@ -254,17 +252,19 @@ def measured_method(
         together = more.together if more.partial else None
         full = _repeat(prepared(2 * int(many), together), gradients, 0.3 * budget)
         crowded = bucket_costs(full, full)
+    buckets = bucket_costs(less, more)
     return MethodCost(
         name=arm.name,
         overrides=arm.overrides,
-        buckets=bucket_costs(less, more),
+        buckets=buckets if more.waits else tuple(map(_of_own_step, buckets)),
         state=more.state,
         extra=_extra(arm, more, gradients),
         overlaps=more.overlaps,
-        local=more.local,
+        local=more.local or not more.waits,
         parts=more.parts if more.partial else (),
         delay=arm.chosen.sync.get("delay"),
-        every_local_step=more.every_local_step,
+        every_local_step=more.every_local_step or not more.waits,
+        waits=more.waits,
         quorum="quorum" in arm.chosen.sync,
         repetitions=tuple(map(sum, zip(*map(_codec, less.buckets), strict=True))),
         crowded_from=many if crowded else math.inf,
@@ -273,13 +273,13 @@ def measured_method(
 
 
 def random_gradients(specs: Sequence[TensorSpec], device: torch.device) -> list[Tensor]:
-    """Normally distributed numbers of the size of gradients, the same for all methods."""
+    """Normally distributed numbers of the magnitude of gradients, the same for all methods."""
     generator = keyed_rng.generator(0, "advice")
     return [(USUAL * torch.randn(spec.shape, generator=generator)).to(device) for spec in specs]
 
 
 def _tiny(specs: Sequence[TensorSpec], layers: int) -> list[TensorSpec]:
-    """Small tensors of all numbers of dimensions, tables and others, in so many layers."""
+    """Small tensors with the same numbers of dimensions, tables among them, in so many layers."""
     kinds = {(spec.ndim, spec.table): tuple(min(size, TINY) for size in spec.shape) for spec in specs if spec.numel}
     return [
         TensorSpec(f"{layer}.{ndim}{'.table' if table else ''}", shape, table)
@@ -308,33 +308,25 @@ def _repeat(rehearsal: Rehearsal, gradients: Sequence[Tensor], seconds: float) -
 
 def _extra(arm: AdvisedArm, rehearsed: Rehearsed, gradients: Sequence[Tensor]) -> float:
     """Seconds that a step takes beside exchange and usual optimizer; negative where the optimizer has less to do."""
-    steps = counted(rehearsed.steps)
+    steps = rehearsed.steps
     if rehearsed.local:
-        return median([step.before for step in steps])
-    own = median([max(0.0, step.before - step.exchanged - step.look) + step.after for step in steps])
+        return usual([step.before for step in steps])
+    own = usual([max(0.0, step.before - step.exchanged - step.look) + step.after for step in steps])
     if not rehearsed.moved_momentum:
         return own
-    usual = usual_update(lambda params: optimizer_of(arm.chosen.optimizer, params), gradients)
-    return own + median([step.update for step in steps]) - usual
+    dense = usual_update(lambda params: optimizer_of(arm.chosen.optimizer, params), gradients)
+    return own + usual([step.update for step in steps]) - dense
 
 
 def usual_update(make: MakeOptimizer, gradients: Sequence[Tensor]) -> float:
-    """Seconds of an optimizer's step where no compressor takes a part of it."""
+    """Seconds of an optimizer's step of which no compressor takes a part."""
     params = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     optimizer = make(params)
     for param, gradient in zip(params, gradients, strict=True):
         param.grad = gradient
-    wait = torch.cuda.synchronize if params[0].device.type == "cuda" else lambda: None
-    taken = []
-    for _ in range(1 + REPEATS):
-        wait()
-        began = time.perf_counter()
-        optimizer.step()
-        wait()
-        taken.append(time.perf_counter() - began)
-    return median(counted(taken))
+    return usual(timed(optimizer.step, params[0].device, 1 + REPEATS))
 
 
 def _codec(bucket: OfBucket) -> list[float]:
-    """Of each exchange, seconds of one bucket."""
+    """Seconds of codec of one bucket, in each exchange."""
     return [encode + decode for encode, decode in zip(counted(bucket.encode), counted(bucket.decode), strict=True)]

@@ -10,8 +10,6 @@ feedback, which the timed codecs lack, moves 24 bytes for each number.
 
 import contextlib
 import copy
-import statistics
-import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +22,17 @@ from torch.utils._pytree import tree_map_only
 from accordion_bench.advising.arms import AdvisedArm
 from accordion_bench.advising.gpus import COMPUTE, AskedDevice, CodecTime, Gpu, codec_times, operation_seconds
 from accordion_bench.advising.predict import BucketCost, MethodCost
-from accordion_bench.advising.step_times import Loss, StepTimes, copied, memory_told, scalar_loss, trained_module
-from accordion_bench.attaching.own_parameters import trained_parameters, trained_specs, unwrapped
+from accordion_bench.advising.step_times import (
+    Loss,
+    Passes,
+    StepTimes,
+    copied,
+    memory_told,
+    timed,
+    trained_module,
+    usual,
+)
+from accordion_bench.attaching.own_parameters import trained_specs, unwrapped
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.counted_work import CountedWork
 from accordion_bench.tensors.keyed_rng import kept_rng
@@ -39,7 +46,7 @@ COPIES = 5  # that are timed
 
 @dataclass(frozen=True)
 class Amount:
-    """What has been computed up to a moment.
+    """The work that is done up to a moment.
 
     Args:
         convolved: floating-point operations of convolutions.
@@ -52,7 +59,7 @@ class Amount:
     started: int
 
     def seconds(self, gpu: Gpu, precision: str | None, deterministic: bool = False) -> tuple[float, float]:
-        """(Of the products on a GPU, of the host that starts all operations)."""
+        """(Seconds of the products on a GPU, seconds of the host, which starts all operations)."""
         convolutions, products = gpu.rates(precision, deterministic)
         return self.convolved / convolutions + self.multiplied / products, operation_seconds() * self.started
 
@@ -76,7 +83,7 @@ class CountedStep:
     batch_size: int
 
     def lasting(self, seconds: float, update: float, device: str, on: str) -> StepTimes:
-        """The step where forward and backward pass take so long: gradients are ready as the products are computed.
+        """The step with a given time of forward and backward pass. Gradients are ready as the products are computed.
 
         Args:
             seconds: of forward and backward pass.
@@ -96,13 +103,12 @@ class CountedStep:
             update: seconds of the optimizer's step.
         """
         products, host = self.whole.seconds(gpu, precision, deterministic)
-        told = f"an {gpu.name} (estimated)"
         by_host = [one.started / self.whole.started for one in self.ready]
         shares = by_host if host > products else [self._share(one) for one in self.ready]
-        return self._times(shares, max(products, host), update, "cuda", told)
+        return self._times(shares, max(products, host), update, "cuda", gpu.in_words)
 
     def _share(self, amount: Amount) -> float:
-        """Of the products; of the operations where there is none."""
+        """Share of all products; of all operations where there are no products."""
         whole = self.whole.convolved + self.whole.multiplied
         return (amount.convolved + amount.multiplied) / whole if whole else amount.started / self.whole.started
 
@@ -183,25 +189,12 @@ def step_on(
 
 def _counted(model: nn.Module, batch: Any, loss: Loss) -> tuple[list[Amount], Amount]:
     """What is computed until each gradient is there, and in all."""
-    if not model.training:
-        model.train()
-    params = [param for _, param in trained_parameters(model)]
-    found: dict[int, Amount] = {}
-    with CountedWork() as work:
-
-        def now() -> Amount:
-            return Amount(work.convolved, work.multiplied, work.started)
-
+    with CountedWork() as work, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch tells of hooks of recurrent layers whose input needs no gradient
         for module in model.modules():
             if isinstance(module, nn.RNNBase):
                 work.count_as_one(module)
-        for i, param in enumerate(params):
-            param.register_post_accumulate_grad_hook(lambda _, i=i: found.update({i: now()}))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch tells of hooks of recurrent layers whose input needs no gradient
-            scalar_loss(loss, model, batch).backward()
-        whole = now()
-    return [found.get(i, whole) for i in range(len(params))], whole
+        return Passes(model, batch, loss, lambda: Amount(work.convolved, work.multiplied, work.started)).take()
 
 
 def _without_data(model: nn.Module) -> nn.Module:
@@ -214,7 +207,7 @@ def _without_data(model: nn.Module) -> nn.Module:
 
 
 def _computed(model: nn.Module, batch: Any, loss: Loss) -> tuple[list[Amount], Amount]:
-    """As `_counted`, with numbers; recurrent layers hide their products in kernels of their own."""
+    """As `_counted`, on real numbers. Recurrent layers are decomposed, since their kernels hide their products."""
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with decomposed() if recurrent else contextlib.nullcontext():
         return _counted(model, batch, loss)
@@ -261,18 +254,14 @@ def costs_on(
 
 def times_as_long(gpu: Gpu, tensors: Sequence[Tensor]) -> float:
     """How many times as long as here a copy of these tensors takes on a GPU: below 1 where that is faster."""
-    copied = [torch.empty_like(tensor) for tensor in tensors]
-    wait = torch.cuda.synchronize if tensors[0].is_cuda else lambda: None
-    taken = []
-    for _ in range(1 + COPIES):
-        wait()
-        began = time.perf_counter()
-        for ours, theirs in zip(copied, tensors, strict=True):
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+
+    def copy_all() -> None:
+        for ours, theirs in zip(copies, tensors, strict=True):
             ours.copy_(theirs)
-        wait()
-        taken.append(time.perf_counter() - began)
+
     there = COPIED * sum(tensor.numel() for tensor in tensors) / gpu.copies
-    return there / statistics.median(taken[1:])
+    return there / usual(timed(copy_all, tensors[0].device, 1 + COPIES))
 
 
 def _timed(

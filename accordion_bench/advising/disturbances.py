@@ -15,9 +15,9 @@ Source: Thakur et al. 2005; Rényi 1953 (the largest of A exponential delays).
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,7 @@ class Outage(NamedTuple):
 
 @dataclass(frozen=True)
 class Disturbances:
-    """What a simulated run has to bear; by default only that measured steps differ.
+    """Disturbances of a simulated run; by default measured steps differ, and nothing else.
 
     Args:
         spread: standard deviation of the logarithm of a worker's steps, which are log-normal about their median; where
@@ -110,7 +110,7 @@ class Disturbances:
             raise ValueRefused("outages_per_hour", rule, self.outages_per_hour, float(f"{most / 10:.1g}"))
 
     def _named(self) -> dict[str, Iterable[int]]:
-        """Workers by the option that names them."""
+        """Worker numbers by the option that names them."""
         return {
             "slow": self.slow,
             "slow_links": self.slow_links,
@@ -122,12 +122,12 @@ Array = NDArray[np.float64]  # a number for each worker, unless something else i
 
 
 def generator(*parts: object) -> np.random.Generator:
-    """NumPy's, for one key: what it draws does not hang on what others have drawn."""
+    """A generator of NumPy for one key; its draws are independent of all others."""
     return np.random.default_rng(keyed_rng.key(*parts))
 
 
 class RandomSteps:
-    """How many times as long as the median step each worker's takes.
+    """Draws how many times as long as the median step the step of each worker takes.
 
     Args:
         times: the measured steps, whose median stands for 1.
@@ -152,7 +152,7 @@ class RandomSteps:
             self.slow[worker] = factor
 
     def factors(self, step: int) -> Array:
-        """Of one step."""
+        """Factors of one step, one for each worker."""
         if self.spread == 0:
             return self.slow
         draws = generator(self.seed, "step", step)
@@ -163,6 +163,7 @@ class RandomSteps:
 
 
 Workers = NDArray[np.bool_]  # whether each takes part
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]  # workers, and whom each of them meets
 
 
 class UnsteadyLinks:
@@ -190,24 +191,55 @@ class UnsteadyLinks:
         self._outages: list[Outage] = []  # seen so far, without those that are over
 
     def _machine(self, worker: int) -> slice:
-        """All workers behind the same link."""
+        """The workers that share the link of this one."""
         per_machine = self.network.workers_per_machine
         first = worker // per_machine * per_machine
         return slice(first, first + per_machine)
 
     def collectives(self, stage: Stage, begin: float, who: Workers) -> float:
-        """When those of a bucket, which begin at one moment, are over for all who take part."""
+        """When the collectives of a bucket, begun at one moment, are over for all workers that take part."""
         rate = self.bandwidth[who]
         carried = self.network.carried(stage, len(rate))
         tokens = np.minimum(self.network.burst, self._tokens[who] + (begin - self._idle_since[who]) * rate / 8)
         slowest = int(np.argmax(np.maximum(0.0, carried - tokens) / rate))
         network = self.network.at(float(rate[slowest]))
         network.jitter = self._jitter(stage, len(rate))
-        self._outages = [outage for outage in self._outages if outage.at + outage.seconds > begin]
-        end = self._with_outages(begin, network.of_bucket(stage, len(rate), float(tokens[slowest])), who)
+        seconds = network.of_bucket(stage, len(rate), float(tokens[slowest]))
+        self._forget(begin)
+        (end,) = self._with_outages(np.array([begin]), np.array([seconds]), lambda machine: who[machine].any())
         self._tokens[who] = np.maximum(0.0, tokens - carried)
         self._idle_since[who] = end
+        return float(end)
+
+    def meetings(self, stage: Stage, begin: Array, pairs: Pairs, earliest: float) -> Array:
+        """When a bucket is exchanged by pairs, each of which begins at a moment of its own.
+
+        Args:
+            stage: the bucket.
+            begin: of each.
+            pairs: who meets whom.
+            earliest: no collective begins before that any more.
+        """
+        one, other = pairs
+        rate, workers = np.minimum(self.bandwidth[one], self.bandwidth[other]), len(self.bandwidth)
+        tokens = np.minimum(self.network.burst, self._tokens[one] + (begin - self._idle_since[one]) * rate / 8)
+        alike, which = np.unique(np.stack([rate, tokens]), axis=1, return_inverse=True)
+        steady = self.network.at(self.network.bandwidth)
+        steady.jitter = 0.0
+        taken = [steady.at(float(bits)).of_bucket(stage, workers, float(own)) for bits, own in alike.T]
+        self._forget(earliest)
+        end = self._with_outages(
+            begin,
+            np.asarray(taken)[which.ravel()] + self._late(stage, 2, len(one)),
+            lambda machine: _in(machine, pairs),
+        )
+        self._tokens[one] = np.maximum(0.0, tokens - self.network.carried(stage, workers))
+        self._idle_since[one] = end
         return end
+
+    def _forget(self, before: float) -> None:
+        """Drop outages that are over by a moment."""
+        self._outages = [outage for outage in self._outages if outage.at + outage.seconds > before]
 
     def reachable(self, at: Array) -> Array:
         """The first moments from `at` on at which each worker's link is up."""
@@ -226,28 +258,38 @@ class UnsteadyLinks:
         The largest of A exponential delays of mean j is a sum of independent exponential numbers of means j, j/2, ...,
         j/A, so that R rounds are late by a sum of A gamma-distributed numbers of shape R.
         """
+        (late,) = self._late(stage, workers, 1)
+        counted = min(workers, 2) if set(stage.kinds or ()) == {PAIRS} else workers  # by `Network.seconds`
+        return float(late) / (stage.rounds * harmonic(counted)) if late else 0.0
+
+    def _late(self, stage: Stage, workers: int, times: int) -> Array:
+        """Random delays of all rounds of a bucket, for so many buckets among so many workers each."""
         self._made += 1
         if not self.network.jitter or not stage.rounds:
-            return 0.0
+            return np.zeros(times)
         means = self.network.jitter / np.arange(1, workers + 1)
-        late = float(generator(self.seed, "delays", self._made).gamma(stage.rounds, means).sum())
-        counted = min(workers, 2) if set(stage.kinds or ()) == {PAIRS} else workers  # by `Network.seconds`
-        return late / (stage.rounds * harmonic(counted))
+        draws: Array = generator(self.seed, "delays", self._made).gamma(stage.rounds, means, (times, workers))
+        return draws.sum(axis=1)
 
-    def _with_outages(self, begin: float, seconds: float, who: Workers) -> float:
-        """When something is over that takes so many seconds in which the links of all who take part are up."""
-        now, left = begin, seconds
+    def _with_outages(self, begin: Array, seconds: Array, touches: Callable[[slice], Any]) -> Array:
+        """When exchanges end that need so many seconds with all their links up.
+
+        Args:
+            begin, seconds: of each.
+            touches: whether workers of a machine take part, for all of them or for each.
+        """
+        now, left = begin.copy(), seconds.copy()
         for outage in self._in_order():
-            if outage.at >= now + left:
+            if (outage.at >= now + left).all():
                 break
             end = outage.at + outage.seconds
-            if end > now and who[self._machine(outage.worker)].any():
-                left -= max(0.0, outage.at - now)
-                now = end
+            hit = (outage.at < now + left) & (end > now) & touches(self._machine(outage.worker))
+            left = np.where(hit, left - np.maximum(0.0, outage.at - now), left)
+            now = np.where(hit, end, now)
         return now + left
 
     def _in_order(self) -> Iterator[Outage]:
-        """Outages as they begin, drawn as far as is asked for."""
+        """Outages in the order in which they begin, drawn when they are asked for."""
         for number in itertools.count():
             if number == len(self._outages):
                 following = next(self._coming, None)
@@ -261,8 +303,14 @@ def _at(outage: Outage) -> float:
     return outage.at
 
 
+def _in(machine: slice, pairs: Pairs) -> Workers:
+    """Which pairs have a worker in a machine."""
+    inside = [(machine.start <= workers) & (workers < machine.stop) for workers in pairs]
+    return inside[0] | inside[1]
+
+
 def _random(disturbances: Disturbances, machines: int, per_machine: int, seed: int) -> Iterator[Outage]:
-    """Outages at random times, without end: Poisson processes of all links are one."""
+    """Endless outages at random times: the Poisson processes of all links, merged into one."""
     if not disturbances.outages_per_hour:
         return
     draws, at = generator(seed, "outages"), 0.0

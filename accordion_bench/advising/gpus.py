@@ -41,7 +41,7 @@ class Gpu:
     source: str
 
     def rates(self, precision: str | None, deterministic: bool = False) -> tuple[float, float]:
-        """(Of convolutions, of other products), operations/s; torch uses TF32 for convolutions alone.
+        """(Rate of convolutions, of other products), operations/s; torch uses TF32 for convolutions alone.
 
         Args:
             precision: of the forward pass; null = float32.
@@ -50,6 +50,11 @@ class Gpu:
         if precision in HALF:
             return self.half, self.half
         return (self.float32 if deterministic else self.tf32), self.float32
+
+    @property
+    def in_words(self) -> str:
+        """In a sentence: `an NVIDIA H100 (estimated)`."""
+        return f"an {self.name} (estimated)"
 
     @property
     def copies(self) -> float:
@@ -74,7 +79,7 @@ class CodecTime(NamedTuple):
 
 
 def named(key: str) -> Gpu:
-    """The GPU that is typed so.
+    """The GPU with this key.
 
     Raises:
         ValueRefused: none is.
@@ -88,13 +93,13 @@ def measured_gpu() -> Gpu:
 
 
 def operation_seconds() -> float:
-    """What the host needs to start one operation."""
+    """Seconds that the host needs to start one operation."""
     return float(_table()["operation"])
 
 
 @functools.cache
 def gpus() -> dict[str, Gpu]:
-    """All of the table, by what one types."""
+    """All GPUs of the table, by key."""
     table = _table()
 
     def gpu(key: str, said: Mapping[str, Any]) -> Gpu:
@@ -107,7 +112,7 @@ def gpus() -> dict[str, Gpu]:
 
 @functools.cache
 def codec_times() -> dict[str, CodecTime]:
-    """Of each compressor that was timed, by the name of its YAML file."""
+    """Codec times of each compressor that was timed, by the name of its YAML file."""
     return {
         name: CodecTime(1e-6 * once, 1e-6 * tensor, 1e-12 * million)
         for name, (once, tensor, million) in _table()["codecs"]["microseconds"].items()
@@ -188,7 +193,7 @@ def split(words: Sequence[str]) -> tuple[AskedDevice, list[str]]:
 
 
 def _number(text: str) -> float | str:
-    """What was typed as a number; the text where it is none, for `asked_device` to refuse."""
+    """The typed number; the text itself if it is not a number, which `asked_device` then refuses."""
     try:
         return float(text)
     except ValueError:
@@ -196,5 +201,5 @@ def _number(text: str) -> float | str:
 
 
 def codecs_told() -> str:
-    """The GPUs that are meant where none is named."""
+    """The GPUs that are meant if none is named."""
     return f"GPUs with codecs as on an {measured_gpu().name}"

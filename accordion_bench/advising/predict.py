@@ -5,18 +5,18 @@ step time below which compressing starts to pay.
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from accordion_bench.advising.cluster import Cluster
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.comm.clock import Stage
 from accordion_bench.comm.samples import Series
 from accordion_bench.network.collective_costs import PAIRS, wire_and_rounds
-from accordion_bench.network.link_model import Network, largest_of, step_ends
+from accordion_bench.network.link_model import largest_of, step_ends
 
 FP32, BF16 = ("compressor=none",), ("compressor=bf16",)  # overrides of the baselines, with which others are compared
 GAIN = 0.02  # a smaller one counts as none
@@ -74,7 +74,7 @@ class BucketCost:
         return Stage(ready, self.encode, self.decode[0] + self.decode[1] * workers, wire, rounds, kinds)
 
     def scaled(self, factor: float) -> "BucketCost":
-        """The same with a codec that takes so many times as long."""
+        """The same bucket with a codec that takes so many times as long."""
         return replace(self, encode=factor * self.encode, decode=(factor * self.decode[0], factor * self.decode[1]))
 
 
@@ -95,6 +95,8 @@ class MethodCost:
             index; () = all of them at once.
         delay: of a local method with `overlaps`, steps that an exchange travels beside; None = until the next one.
         every_local_step: of a local method that exchanges after every step, so that no period is looked for.
+        waits: workers wait for each other; else each goes at its own pace, and what it sends to one other worker at a
+            time travels beside its next step.
         quorum: of a local method whose exchanges can go on without late workers.
         repetitions: seconds of codec of each measured exchange in all, for intervals.
         crowded_from: workers from which on messages of all of them would be longer than an all-reduce, so that most of
@@ -113,6 +115,7 @@ class MethodCost:
     parts: tuple[tuple[int, ...], ...] = ()
     delay: int | None = None
     every_local_step: bool = False
+    waits: bool = True
     quorum: bool = False
     repetitions: tuple[float, ...] = ()
     crowded_from: float = math.inf
@@ -127,6 +130,10 @@ class MethodCost:
     def in_pairs(self) -> bool:
         """Whether two workers wait for each other, and for no third."""
         return all(set(bucket.messages) == {PAIRS} for bucket in self.buckets)
+
+    def together(self, workers: int) -> int:
+        """How many workers begin an exchange when the last of them is ready."""
+        return (min(workers, 2) if self.in_pairs else workers) if self.waits else 1
 
     def among(self, workers: int) -> tuple[BucketCost, ...]:
         """The buckets of a run of so many workers."""
@@ -159,7 +166,7 @@ class MethodCost:
         return (self.between if self.delay is None else self.delay) if self.overlaps else 0.0
 
     def scaled(self, factor: float) -> "MethodCost":
-        """The same with codecs that take so many times as long."""
+        """The same method with codecs that take so many times as long."""
         buckets, crowded = (tuple(one.scaled(factor) for one in few) for few in (self.buckets, self.crowded))
         return replace(self, buckets=buckets, crowded=crowded, extra=factor * self.extra)
 
@@ -170,49 +177,6 @@ class MethodCost:
     def wire(self, workers: int) -> float:
         """Bytes that one worker's link sends in an exchange."""
         return sum(bucket.stage(0.0, workers).wire for bucket in self.among(workers))
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Where a step runs.
-
-    Args:
-        network: its links.
-        workers: A.
-        cores: for each worker, which computing, codecs and gloo share; infinity = nothing is shared.
-    """
-
-    network: Network
-    workers: int
-    cores: float = math.inf
-
-    @property
-    def slowdown(self) -> float:
-        """How many times as long computing takes where workers share a core; 1 = each has one."""
-        return max(1.0, 1.0 / self.cores)
-
-    def at(self, bandwidth: float) -> "Cluster":
-        """With other links between machines."""
-        return replace(self, network=self.network.at(bandwidth))
-
-
-def cluster_like_here(network: Network, workers: int, device: str, threads: int) -> Cluster:
-    """Machines with as many cores as this one, which their workers share.
-
-    The threads that compute count as one. On a GPU codecs take their time from computing, because kernels of the
-    backward pass fill it; communication takes nothing.
-
-    Args:
-        network: its links, with the workers of a machine.
-        workers: A.
-        device: on which steps compute.
-        threads: that computed when a step was timed.
-    """
-    if device != "cpu":
-        return Cluster(network.without_cpu(), workers, 1.0)
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    each = min(network.workers_per_machine, workers) * threads
-    return Cluster(network, workers, here / each)
 
 
 class Step(NamedTuple):
@@ -236,9 +200,10 @@ def step(times: StepTimes, cost: MethodCost, cluster: Cluster) -> Step:
 
     `end` is that of the last bucket (docs/network.md). Buckets begin when the last worker has them ready, e_A standard
     deviations of a step later than the mean one; after H local steps, sqrt(H) times as late. Where a period has several
-    exchanges, of some tensors each, they are added, and H is the steps from one to the next. Of
-    workers that meet in pairs, the later one of two counts. A burst comes back only while the link is idle, so that no
-    step is shorter than what the link alone takes for its bytes without one.
+    exchanges, of some tensors each, they are added, and H is the steps from one to the next. Of workers that meet in
+    pairs, the later one of two counts; one that waits for no other exchanges beside each of its steps. A burst comes
+    back only while the link is idle, so that no step is shorter than what the link alone takes for its bytes without
+    one.
 
     Args:
         times: of one worker alone.
@@ -246,7 +211,7 @@ def step(times: StepTimes, cost: MethodCost, cluster: Cluster) -> Step:
         cluster: where it runs.
     """
     slowdown = cluster.slowdown
-    late = Series(times.steps).deviation() * largest_of(min(cluster.workers, 2) if cost.in_pairs else cluster.workers)
+    late = Series(times.steps).deviation() * largest_of(cost.together(cluster.workers))
     if cost.local:
         late *= math.sqrt(cost.between)
         buckets = cost.stages([late] * len(times.specs), cluster.workers)

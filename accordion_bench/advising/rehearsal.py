@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from accordion_bench.advising.step_times import waiting_for
 from accordion_bench.attaching.own_parameters import OwnParameters
 from accordion_bench.attaching.users_optimizer import UsersOptimizer
 from accordion_bench.comm.clock import ExchangeKind, ExchangePart, Stage
@@ -54,7 +55,7 @@ class OneOfMany(Comm):
         super().__init__(1, workers, 0, device)
 
     def _run(self, run: Callable[[], object]) -> None:
-        """There is no other process: what arrives is written by the caller."""
+        """There is no other process: the caller writes what arrives."""
 
     def _arrives(self, write: Callable[[], object]) -> None:
         """A collective, for the clock."""
@@ -173,6 +174,7 @@ class Rehearsed(NamedTuple):
     partial: whether an exchange of a round is one of some tensors.
     overlaps: whether buckets leave during the backward pass in a run of one worker per process.
     every_local_step: whether an exchange follows every local step.
+    waits: whether workers wait for each other; else this one has met another in each step, and no others have met.
     moved_momentum: whether the compressor has taken a part of the optimizer's step.
     """
 
@@ -190,6 +192,7 @@ class Rehearsed(NamedTuple):
     partial: bool
     overlaps: bool
     every_local_step: bool
+    waits: bool
     moved_momentum: bool
 
 
@@ -197,11 +200,11 @@ class RehearsedStep(CommunicatingStep):
     """A step whose policies collect what they want to know, and decide nothing: their decisions are a run's."""
 
     def decide(self, completed: CompletedExchange) -> None:
-        """Nothing."""
+        """Decide nothing."""
 
 
 class Rehearsal:
-    """One worker's steps on gradients that are there; nothing is computed but what follows them.
+    """Steps of one worker on given gradients: everything of a step but its forward and backward pass.
 
     Args:
         chosen: the methods, as options.
@@ -237,14 +240,15 @@ class Rehearsal:
         params = [(spec.name, nn.Parameter(torch.zeros(spec.shape, device=device))) for spec in specs]
         self.axis = OwnParameters(params, self.comm, {spec.name for spec in specs if spec.table})
         self.optimizer = optimizer_of(optimizer_node(chosen.optimizer, methods.wrapped.compressor), self.axis.params)
-        self.wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        self.wait = waiting_for(device)
         self.moved_momentum = dict(chosen.optimizer) != optimizer_node(chosen.optimizer, methods.wrapped.compressor)
         plan = methods.plan_for(self.axis.specs)
         self.position = Position(plan, RATE, lambda _: 1.0, 2 * PAST, lambda _: 1, PAST, methods.wrapped.start_step)
         self.beside = beside
         options = ExchangeOptions(clips=beside.clips_own)
         late = not options.after_backward(methods.wrapped, processes=2)
-        self.overlaps, self.info = methods.sync.late if methods.sync.local else late, self.position.info(RATE)
+        self.overlaps = methods.sync.late if methods.sync.local else late or not methods.sync.waits
+        self.info = self.position.info(RATE)
         if beside.clip_at == "after":
             refuse_clipping_after(methods.sync, methods.wrapped.compressor)
         batches = BatchFacts(torch.zeros((), dtype=torch.float64), lambda: 1)
@@ -267,14 +271,15 @@ class Rehearsal:
 
     @property
     def exchange(self) -> Exchange:
-        """That of all workers."""
+        """The exchange of all workers."""
         return self.sync.exchange
 
     def step(self, gradients: Sequence[Tensor]) -> None:
-        """One step with these gradients [...], one per tensor."""
+        """Take one step with these gradients [...], one per tensor."""
         for param, gradient in zip(self.axis.params, gradients, strict=True):
             param.grad = gradient.clone(memory_format=torch.contiguous_format)
         self.axis.collect()
+        self.sync.comes(self.comm.first_worker)
         self.wait()
         look = self._look()
         self.clock.start()
@@ -294,7 +299,7 @@ class Rehearsal:
         self.steps.append(StepTaken(*taken, self._exchanged(), look))
 
     def _look(self) -> float:
-        """Seconds of the look at all gradients that a CPU takes before it sends; a device takes none by itself."""
+        """Seconds of the check for non-finite gradients, which a CPU makes before it sends; 0 on a GPU."""
         if self.exchange.finite.late:
             return 0.0
         began = self.clock.mark()
@@ -313,7 +318,7 @@ class Rehearsal:
         return tuple(tuple(itertools.islice(numbers, len(part.members))) for part in self.sync.parts)
 
     def found(self) -> Rehearsed:
-        """What the steps so far have found."""
+        """The result of the steps so far."""
         exchange = self.exchange
         return Rehearsed(
             workers=self.comm.workers,
@@ -330,6 +335,7 @@ class Rehearsal:
             partial=self.sync.partial,
             overlaps=self.overlaps,
             every_local_step=self.sync.every_local_step,
+            waits=self.sync.waits,
             moved_momentum=self.moved_momentum,
         )
 
@@ -365,7 +371,7 @@ class Rehearsal:
 
 
 def refuse_other_steps(sync: Sync, name: str) -> None:
-    """Refuse schemes of whose steps one says nothing of the others.
+    """Refuse schemes whose steps are not all alike.
 
     Raises:
         ConfigError: there are synchronous steps first, or groups with periods of their own.

@@ -19,26 +19,35 @@ because one must know the last consensus. Whoever has not finished its H steps b
 next exchange after it has. Every worker takes all steps of the run, and at the end all wait for all.
 
 An exchange that overlaps with local steps begins with the next H, and is waited for at their end, or after its delay.
+
+Workers that wait for no one (AD-PSGD) have steps of their own: beside each travels what its worker sends to a drawn
+other one, at the rate of the slower of both links, and the run is over when as many steps were taken as with others,
+whoever has taken them.
 """
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accordion_bench.advising.advice import Interval
-from accordion_bench.advising.disturbances import Array, Disturbances, RandomSteps, UnsteadyLinks, Workers
+from accordion_bench.advising.disturbances import Array, Disturbances, RandomSteps, UnsteadyLinks, Workers, generator
 from accordion_bench.advising.predict import MethodCost
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.comm.clock import Stage
-from accordion_bench.network.link_model import Network, fair_rates
+from accordion_bench.network.link_model import LEAST, Network, fair_rates
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 
+KEPT = 64  # steps whose drawn times are kept, for workers that are behind others
+
 
 class WorkerThreads:
-    """Of one step; methods take the exchanging threads on in time, while the others compute.
+    """The two threads of each worker in one step. Methods move the exchanging threads; the others compute meanwhile.
 
     Args:
         begin: of each worker's step.
@@ -56,24 +65,25 @@ class WorkerThreads:
         self.backward_over = np.where(backward > 0, math.inf, begin)
 
     def wait_for(self, left: Array | float) -> None:
-        """Idle until no more than so many seconds of computing are left."""
+        """Wait until at most so many seconds of computing are left."""
         rate = min(1.0, self.cores)
         self._pass(np.maximum(0.0, self.left - left) / rate, rate)
 
     def wait_until(self, then: float) -> None:
-        """Idle until a moment."""
+        """Wait until a moment."""
         self._pass(np.maximum(0.0, then - self.now), min(1.0, self.cores))
 
-    def work(self, seconds: Array | float, demand: float = 1.0) -> None:
-        """Do something that takes so many seconds alone, with so many cores."""
-        computing, exchanging = fair_rates(1.0, demand, self.cores)
-        _, alone = fair_rates(0.0, demand, self.cores)
+    def work(self, seconds: Array | float, demand: Array | float = 1.0) -> None:
+        """Work that takes so many seconds if alone, on so many cores."""
+        rates: Callable[..., Any] = fair_rates if np.ndim(demand) == 0 else np.vectorize(fair_rates)
+        computing, exchanging = rates(1.0, demand, self.cores)
+        _, alone = rates(0.0, demand, self.cores)
         together = np.minimum(seconds / exchanging, self.left / computing)
         self._pass(together, computing)
         self.now = self.now + np.maximum(0.0, seconds - exchanging * together) / alone
 
-    def _pass(self, lasts: Array, rate: float) -> None:
-        """Time passes in which the others compute, at a rate of 1 if they are alone."""
+    def _pass(self, lasts: Array, rate: Array | float) -> None:
+        """Time passes, while the computing threads go on at a rate of 1 if they are alone."""
         needed = self.left / rate
         ends = (needed <= lasts) & (self.left > 0)
         self.backward_over = np.where(ends, self.now + needed, self.backward_over)
@@ -83,11 +93,11 @@ class WorkerThreads:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What has become of a run.
+    """The result of a simulated run.
 
     Args:
         seconds: of each step, until the last of those who took part had ended it; of a local method the mean over the
-            period that it is in.
+            period that it is in; of workers that wait for no one, until each has taken another one on average.
         exposed: seconds of all steps in which even the last worker waited: for communication and codec.
         waited: of each worker, seconds in which it waited for workers that were later.
         exchanges: how many there were.
@@ -113,12 +123,12 @@ class Simulated:
 
     @property
     def exposed_share(self) -> float:
-        """Of the run's time."""
+        """Exposed seconds as a share of the run's time."""
         return self.exposed / self.wall
 
     @property
     def waiting_share(self) -> float:
-        """Of the time of all workers, what they have waited for later ones."""
+        """Share of their time that workers have waited for later ones."""
         return float(self.waited.mean()) / self.wall
 
 
@@ -143,11 +153,11 @@ class SimulatedRun:
     grace: float = 0.0
     cores: float = math.inf
 
-    def check(self, cost: MethodCost) -> None:
+    def check(self, cost: MethodCost | None = None) -> None:
         """Refuse what cannot be.
 
         Args:
-            cost: of the method.
+            cost: of the method; None = one that may have a quorum.
 
         Raises:
             ValueRefused: for the first value.
@@ -156,22 +166,21 @@ class SimulatedRun:
         checks.integer("steps", self.steps, at_least=1, instead=200)
         checks.integer("seed", self.seed, at_least=0)
         if self.quorum is not None:
-            checks.integer("quorum", self.quorum, at_least=1, at_most=self.workers, instead=self.workers)
-            if not cost.quorum:
-                raise ValueRefused(
-                    "quorum", f"{{null}} with {cost.name}, of which no worker may be late", self.quorum, None
-                )
+            checks.integer("sync.quorum", self.quorum, at_least=1, at_most=self.workers, instead=self.workers)
+            if cost is not None and not cost.quorum:
+                rule = f"{{null}} with {cost.name}, of which no worker may be late"
+                raise ValueRefused("sync.quorum", rule, self.quorum, None)
         if not self.cores > 0:
             raise ValueRefused("cores", "above 0", self.cores, 1.0)
-        checks.number("grace", self.grace, at_least=0, instead=0.0)
+        checks.number("sync.grace", self.grace, at_least=0, instead=0.5)
         if self.grace and self.quorum is None:
-            raise ValueRefused("grace", "0 without a quorum, where all are waited for", self.grace, 0.0)
+            raise ValueRefused("sync.grace", "0 without a quorum, where all are waited for", self.grace, 0)
 
 
 def simulate(
     times: StepTimes, cost: MethodCost, network: Network, disturbances: Disturbances, run: SimulatedRun
 ) -> Simulated:
-    """Train in thought; equal arguments give equal results.
+    """Simulate a run; equal arguments give equal results.
 
     Args:
         times: what a step computes, alone.
@@ -187,6 +196,8 @@ def simulate(
     disturbances.check(run.workers, network.workers_per_machine)
     pace = RandomSteps(times, disturbances, run.workers, run.seed)
     links = UnsteadyLinks(network, disturbances, run.workers, run.seed)
+    if not cost.waits:
+        return _at_own_pace(times, cost, pace, links, run)
     if not cost.local:
         return _every_step(times, cost, pace, links, run)
     if cost.beside:
@@ -276,13 +287,44 @@ def _beside_local_steps(
     return Simulated(taken, exposed, waited, len(rounds), np.zeros(workers, dtype=np.int64))
 
 
+def _at_own_pace(
+    times: StepTimes, cost: MethodCost, pace: RandomSteps, links: UnsteadyLinks, run: SimulatedRun
+) -> Simulated:
+    workers, network = pace.workers, links.network
+    stages = cost.stages([0.0] * len(times.ready), workers)
+    now, taken, over = np.zeros(workers), np.zeros(workers, dtype=np.int64), math.inf
+    ends, idle = [np.zeros(0)], [np.zeros(0)]  # of every step that a worker has taken
+    work_of = functools.lru_cache(KEPT)(lambda number: _work(range(number, number + 1), times, cost, pace))
+    while (who := np.flatnonzero(now < over)).size:
+        draws = generator(run.seed, "partners", len(ends)).integers(1, workers, len(who))
+        pairs = who, (who + draws) % workers
+        work = np.array([work_of(number)[worker] for number, worker in zip(taken[who], who, strict=True)])
+        threads = WorkerThreads(now[who], work, run.cores)
+        for stage in stages:
+            threads.work(pace.slow[who] * stage.encode)
+            seconds = links.meetings(stage, threads.now, pairs, float(now.min())) - threads.now
+            threads.work(seconds, np.minimum(1.0, network.processor_seconds(stage) / np.maximum(seconds, LEAST)))
+            threads.work(pace.slow[who] * stage.decode)
+        threads.wait_for(0.0)
+        now[who] = threads.now
+        taken[who] += 1
+        ends.append(threads.now)
+        idle.append(threads.now - threads.backward_over)
+        if taken.sum() >= workers * run.steps:
+            over = float(np.partition(np.concatenate(ends), workers * run.steps - 1)[workers * run.steps - 1])
+    in_order = np.argsort(np.concatenate(ends), kind="stable")[: workers * run.steps]
+    exposed = float(np.concatenate(idle)[in_order].sum()) / workers
+    seconds = np.diff(np.concatenate(ends)[in_order][workers - 1 :: workers], prepend=0.0)
+    return Simulated(seconds, exposed, np.zeros(workers), run.steps, np.zeros(workers, dtype=np.int64))
+
+
 def _periods(steps: int, period: int) -> list[range]:
     """The steps of a run between its exchanges; the last period may be shorter."""
     return [range(first, min(first + period, steps)) for first in range(0, steps, period)]
 
 
 def _work(period: range, times: StepTimes, cost: MethodCost, pace: RandomSteps) -> Array:
-    """Seconds that each worker computes in some local steps, alone."""
+    """Seconds that each worker computes in some local steps, if its cores are not shared."""
     found = np.zeros(pace.workers)
     for step in period:
         factors = pace.factors(step)
@@ -291,7 +333,7 @@ def _work(period: range, times: StepTimes, cost: MethodCost, pace: RandomSteps) 
 
 
 def _by_step(ends: list[float], periods: list[range]) -> Array:
-    """Seconds of each step, means over its period."""
+    """Seconds of each step: means over its period."""
     lengths = [len(period) for period in periods]
     return np.repeat(np.diff(ends) / lengths, lengths)
 
@@ -299,7 +341,7 @@ def _by_step(ends: list[float], periods: list[range]) -> Array:
 def _exchange(
     stage: Stage, threads: WorkerThreads, slow: Array, links: UnsteadyLinks, who: Workers, start: float = 0.0
 ) -> None:
-    """Of one bucket that is ready.
+    """Exchange one bucket that is ready.
 
     Args:
         stage: the bucket.

@@ -2,12 +2,13 @@
 
 import contextlib
 import copy
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.keyed_rng import kept_rng
 
+T = TypeVar("T")
+Mark = TypeVar("Mark")
 FEWEST = 10  # steps from which something may be predicted without a warning
 WIDEST = 0.3  # relative spread, likewise
 INSTEAD = "record one with comm.timeline() of ab.attach"
@@ -57,12 +60,12 @@ class StepTimes:
 
     @property
     def place(self) -> str:
-        """On which device the step computes, as one says it: `THIS CPU`, `an NVIDIA H100 (estimated)`."""
+        """The device of the step, in words: `THIS CPU`, `an NVIDIA H100 (estimated)`."""
         return self.on or ("a CPU" if self.device == "cpu" else "a GPU")
 
     @property
     def estimated(self) -> bool:
-        """Whether the step is not timed."""
+        """Whether the step is estimated, not timed."""
         return not self.source
 
     @property
@@ -76,12 +79,12 @@ class StepTimes:
         return relative_spread(self.steps)
 
     def scaled(self, factor: float) -> "StepTimes":
-        """The same on a device that takes so many times as long."""
+        """The same step on a device that takes so many times as long."""
         longer = tuple(factor * seconds for seconds in self.ready)
         return replace(self, ready=longer, backward_end=factor * self.backward_end, update=factor * self.update)
 
     def doubts(self) -> list[str]:
-        """Why a prediction from these times may be wrong, one sentence each."""
+        """Reasons why a prediction from these times may be wrong, a sentence each."""
         found: list[str] = []
         if self.estimated:
             return found
@@ -234,18 +237,47 @@ def trained_module(model: nn.Module) -> nn.Module:
 
 
 def this_device(device: torch.device) -> str:
-    """The device at hand, as one says it: loud where it is a CPU, which few clusters train on."""
+    """The device at hand, in words. A CPU is in capitals, because few clusters train on CPUs."""
     return "THIS CPU" if device.type == "cpu" else f"this {torch.cuda.get_device_name(device)}"
+
+
+class Passes(Generic[Mark]):
+    """Forward and backward passes of a model, which is in training mode from here on; gradients are the caller's.
+
+    Args:
+        model: to train.
+        batch: the same in every step.
+        loss: of model and batch.
+        mark: gives what is noted at a moment: the time, or what has been computed up to it.
+    """
+
+    def __init__(self, model: nn.Module, batch: Any, loss: Loss, mark: Callable[[], Mark]) -> None:
+        self.model, self.batch, self.loss, self.mark = model, batch, loss, mark
+        if not model.training:
+            model.train()
+        self.params = [param for _, param in trained_parameters(model)]
+        self._marks: dict[int, Mark] = {}
+        for i, param in enumerate(self.params):
+            param.register_post_accumulate_grad_hook(lambda _, i=i: self._marks.update({i: mark()}))
+
+    def take(self) -> tuple[list[Mark], Mark]:
+        """(When each gradient was there, when all of it was over); one that the loss does not reach waits for that.
+
+        Raises:
+            ConfigError: the loss cannot be computed, or is no scalar.
+        """
+        self._marks.clear()
+        scalar_loss(self.loss, self.model, self.batch).backward()
+        over = self.mark()
+        return [self._marks.get(i, over) for i in range(len(self.params))], over
 
 
 class Trial:
     """Steps of a model of its own, and what they have taken.
 
     Args:
-        model: to train.
-        batch: the same in every step.
-        loss: of model and batch.
-        make: the optimizer.
+        model, batch, loss: as for `Passes`.
+        make: the optimizer; None = SGD with momentum.
 
     Attributes:
         ready: of each parameter, seconds from the start of each step until its gradient was there; of one that the loss
@@ -255,22 +287,15 @@ class Trial:
     """
 
     def __init__(self, model: nn.Module, batch: Any, loss: Loss, make: MakeOptimizer | None) -> None:
-        self.model, self.batch, self.loss = model, batch, loss
-        if not model.training:
-            model.train()
-        self.params = [param for _, param in trained_parameters(model)]
-        device = self.params[0].device
-        self.optimizer = (make or usual_optimizer)(self.params)
-        self.clock = Clock(device)
-        self.wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        self.marks: dict[int, Any] = {}
-        for i, param in enumerate(self.params):
-            param.register_post_accumulate_grad_hook(lambda _, i=i: self.marks.update({i: self.clock.mark()}))
+        device = next(model.parameters()).device
+        self.clock, self.wait = Clock(device), waiting_for(device)
+        self.passes = Passes(model, batch, loss, self.clock.mark)
+        self.optimizer = (make or usual_optimizer)(self.passes.params)
         self.forget()
 
     def forget(self) -> None:
-        """What follows counts, what was before does not."""
-        self.ready: list[list[float]] = [[] for _ in self.params]
+        """Forget all steps so far."""
+        self.ready: list[list[float]] = [[] for _ in self.passes.params]
         self.backward_ends: list[float] = []
         self.updates: list[float] = []
         self.totals: list[float] = []
@@ -281,20 +306,52 @@ class Trial:
         Raises:
             ConfigError: the loss cannot be computed, or is no scalar.
         """
-        for param in self.params:
+        for param in self.passes.params:
             param.grad = None
-        self.marks.clear()
         began = self.clock.mark()
-        scalar_loss(self.loss, self.model, self.batch).backward()
-        end = self.clock.mark()
+        marks, end = self.passes.take()
         self.optimizer.step()
         over = self.clock.mark()
         self.wait()
-        for i, taken in enumerate(self.ready):
-            taken.append(self.clock.between(began, self.marks.get(i, end)))
+        for taken, mark in zip(self.ready, marks, strict=True):
+            taken.append(self.clock.between(began, mark))
         self.backward_ends.append(self.clock.between(began, end))
         self.updates.append(self.clock.between(end, over))
         self.totals.append(self.clock.between(began, over))
+
+
+def waiting_for(device: torch.device) -> Callable[[], None]:
+    """A function that waits until all work of a device is done."""
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+
+def timed(run: Callable[[], object], device: torch.device, times: int, enough: float = math.inf) -> list[float]:
+    """Seconds of each of some calls, one at least; the first ones allocate and load kernels.
+
+    Args:
+        run: is called.
+        device: on which it computes.
+        times: calls, at most.
+        enough: seconds after which no further call is begun.
+    """
+    wait, taken, began = waiting_for(device), list[float](), time.perf_counter()
+    while not taken or (len(taken) < times and time.perf_counter() - began < enough):
+        wait()
+        start = time.perf_counter()
+        run()
+        wait()
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+def counted(values: Sequence[T]) -> Sequence[T]:
+    """All values but the first; the first if there is no other."""
+    return values[1:] or values
+
+
+def usual(values: Sequence[float]) -> float:
+    """The median of all values but the first."""
+    return float(statistics.median(counted(values)))
 
 
 def scalar_loss(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
@@ -322,14 +379,14 @@ def scalar_loss(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
 
 
 def _why(error: Exception) -> str:
-    """What an error says first; one for want of memory is raised again, for `memory_told`."""
+    """The first line of an error; an error for lack of memory is raised again, for `memory_told`."""
     if lacks_memory(error):
         raise error
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def usual_optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """SGD with momentum, as in most runs; the learning rate decides no time, and a tiny one keeps numbers finite."""
+    """SGD with momentum, as in most runs. The tiny learning rate changes no time and keeps numbers finite."""
     made: torch.optim.Optimizer = fused(without_dynamo(torch.optim.SGD), params[0].device)(
         params, lr=1e-6, momentum=0.9, weight_decay=1e-4
     )
@@ -355,7 +412,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def memory_told(batch_size: int) -> Iterator[None]:
-    """Around what may need more memory than there is: one sentence that says what to type.
+    """A context in which a lack of memory is refused in one sentence.
 
     Args:
         batch_size: samples of a step; 0 = not known.
@@ -378,6 +435,6 @@ def memory_told(batch_size: int) -> Iterator[None]:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an allocation has failed; torch's allocator on a CPU says so in words alone."""
+    """Whether an allocation has failed; on a CPU, torch says so in the message alone."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)

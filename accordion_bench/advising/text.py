@@ -39,7 +39,7 @@ class AdviceColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class Unit:
-    """In what a table writes seconds: `s` or `ms`."""
+    """The unit in which a table writes seconds: `s` or `ms`."""
 
     name: str
     factor: float
@@ -53,7 +53,7 @@ class Unit:
 
 
 def text(advice: Advice, columns: Sequence[AdviceColumn] | None = None, width: int = WIDTH) -> str:
-    """Everything, the answer first.
+    """The advice as text, the answer first.
 
     Args:
         advice: with its verdict.
@@ -70,7 +70,7 @@ def text(advice: Advice, columns: Sequence[AdviceColumn] | None = None, width: i
 
 
 def short_text(advice: Advice, width: int) -> str:
-    """Everything with a table of few columns, for a terminal; of those that do not fit, the last ones are left out.
+    """The advice as text with few columns, for a terminal. The last columns are left out where they do not fit.
 
     Args:
         advice: with its verdict.
@@ -89,7 +89,7 @@ def table(advice: Advice, columns: Sequence[AdviceColumn]) -> str:
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of cells, the heading first; the first and the last column begin on the left, numbers end on the right."""
+    """Lines of cells, the heading first. The first and last column are aligned left, all others right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
@@ -101,7 +101,7 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def unit_of(advice: Advice) -> Unit:
-    """Seconds where a step of computing alone takes one."""
+    """Seconds if a step computes for at least one, else milliseconds."""
     return Unit("s", 1.0) if advice.compute.value >= 1 else Unit("ms", 1e3)
 
 
@@ -125,7 +125,7 @@ def columns_of(advice: Advice) -> list[AdviceColumn]:
 
 
 def few_columns(advice: Advice) -> list[AdviceColumn]:
-    """Six of them, those that can be missed best last: accuracies are told where some are known."""
+    """Six columns, the least important ones last; with accuracies if some are known."""
     unit = unit_of(advice)
     local = any(row.local for row in advice.rows)
     known = any(row.accuracy for row in advice.rows)
@@ -141,7 +141,7 @@ def few_columns(advice: Advice) -> list[AdviceColumn]:
 
 
 def _intervals(advice: Advice) -> str:
-    """Of what was timed again and again; how far an estimate may be off is not known."""
+    """Words about intervals, which only repeated measurements have."""
     return ", with its 95 % interval" if any(row.step.low != row.step.high for row in advice.rows) else ""
 
 
@@ -172,7 +172,7 @@ def _period(row: AdviceRow) -> str:
 
 
 def notes(advice: Advice, columns: Sequence[AdviceColumn]) -> list[str]:
-    """What was timed, what the columns are, who was left out, and why all of it may be wrong."""
+    """What was timed, what the columns mean, which methods are left out, and why the advice may be wrong."""
     unit = unit_of(advice)
     link = ", ".join(f"{key} {_option(key, value)}" for key, value in advice.network.items() if value is not None)
     machines = (
@@ -226,7 +226,7 @@ def _option(key: str, value: object) -> str:
 
 
 def _wrapped(line: str, width: int) -> str:
-    """Commands stay on one line, so that they can be copied."""
+    """A wrapped line; commands stay on one line, so that they can be copied."""
     return line if line.startswith("  ") else "\n".join(textwrap.wrap(line, width, break_on_hyphens=False))
 
 
@@ -275,7 +275,7 @@ def as_csv(advice: Advice) -> str:
 
 
 def as_json(advice: Advice, timed_with: Mapping[str, Any]) -> str:
-    """Everything; its rows are those of the CSV."""
+    """The advice as JSON; its rows are those of the CSV."""
     told = {"format": FORMAT, **asdict(advice), "workers": advice.workers}
     told |= {
         "compute": advice.compute._asdict(),

@@ -17,7 +17,7 @@ NAMED = 3  # methods that are alike, before the others are counted
 
 
 class Stretch(NamedTuple):
-    """A part of an axis in which no method is faster than one of them.
+    """A part of an axis in which one method is as good as the fastest.
 
     method: the winner; dense where dense is as good as the fastest.
     alike: all that are as good as the fastest in the whole of the stretch, the winner first.
@@ -31,7 +31,7 @@ class Stretch(NamedTuple):
 
 
 def as_good(rows: Sequence[AdviceRow]) -> list[AdviceRow]:
-    """The fastest, and those that noise does not tell from it, or that are less than 2 % slower; by step time."""
+    """The fastest method and those within noise of it, or less than 2 % slower; sorted by step time."""
     ordered = by_step(rows)
     good = _good({row.method: row.step.value for row in ordered}, ordered)
     return [row for row in ordered if row.method in good]
@@ -89,12 +89,12 @@ def _good(steps: Mapping[str, float], rows: Sequence[AdviceRow]) -> list[str]:
 
 
 def _reach(good: Sequence[Sequence[str]], first: int, name: str) -> int:
-    """The first place at which a method is as good as the fastest no longer."""
+    """The first place at which a method is no longer as good as the fastest."""
     return next((i for i in range(first, len(good)) if name not in good[i]), len(good))
 
 
 def _edge(regions: Regions, places: Sequence[int], i: int) -> float:
-    """Where a stretch begins that begins at the i-th place: of bandwidths half way, in the logarithm."""
+    """Where the stretch of the i-th place begins; of bandwidths the geometric mean of both places."""
     if i == len(places):
         return regions.at[places[-1]]
     if i == 0 or regions.axis == "workers":
@@ -177,7 +177,7 @@ def _pays(advice: Advice) -> list[str]:
 
 
 def _elsewhere(advice: Advice, best: Sequence[AdviceRow], found: Sequence[Stretch]) -> list[str]:
-    """Who wins at other bandwidths, where the headline does not say so."""
+    """The fastest methods at other bandwidths, as far as the headline does not name them."""
     here = advice.by_bandwidth.here
     if any(row.method in BASELINES for row in best):
         compressed = [s for s in found if s.method not in BASELINES]
@@ -211,7 +211,7 @@ def _by_workers(advice: Advice, rows: Sequence[AdviceRow]) -> list[str]:
 
 
 def _local(advice: Advice, best: Sequence[AdviceRow]) -> list[str]:
-    """Local methods change the algorithm most, so that they are named apart."""
+    """The sentence about local methods, which are named apart because they change the algorithm most."""
     local = [row for row in advice.rows if row.local]
     if not local:
         return []

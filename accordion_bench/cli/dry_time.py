@@ -1,23 +1,18 @@
 """The times that a dry run tells, of this machine or of a device that is not here; and when dense gradients hide."""
 
-import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
 
 from accordion_bench.advising.codec_times import random_gradients, usual_update
-from accordion_bench.advising.counted_step import counted_step, step_on, times_as_long
+from accordion_bench.advising.counted_step import step_on, times_as_long
 from accordion_bench.advising.gpus import AskedDevice
-from accordion_bench.advising.step_times import this_device
-from accordion_bench.cli.example import Example
-from accordion_bench.config.components import Components, build_optimizer
-from accordion_bench.forward.task import task_of
+from accordion_bench.advising.step_times import this_device, timed, usual
+from accordion_bench.cli.example import Subject, batch_of
+from accordion_bench.config.components import Components
 from accordion_bench.network.link_model import Network
 from accordion_bench.network.links import link_name
-from accordion_bench.optimizers.inner import parameter_kinds
 from accordion_bench.options.instantiate import build
 from accordion_bench.options.units import duration
 from accordion_bench.processes.placement import Placement
@@ -52,23 +47,14 @@ def network_of(config: RunConfig) -> Network:
 def seconds_of_a_step(training: TrainingStep, trials: int = TRIALS) -> float:
     """The median of a few steps after a first one: of all workers, one after another."""
     training.begin_epoch()
-    took: list[float] = []
-    began = time.perf_counter()
-    while len(took) <= trials and training.position.step_in_epoch < training.position.steps_per_epoch:
-        start = time.perf_counter()
-        training.take()
-        if training.device.type == "cuda":
-            torch.cuda.synchronize()
-        took.append(time.perf_counter() - start)
-        if time.perf_counter() - began > ENOUGH:
-            break
-    return statistics.median(took[1:] or took)
+    left = training.position.steps_per_epoch - training.position.step_in_epoch
+    return usual(timed(training.take, training.device, min(1 + trials, left), ENOUGH))
 
 
 def first_line(config: RunConfig, where: Placement, asked: AskedDevice) -> str:
     """For which device times are told."""
     if asked.gpu is not None:
-        on = f"an {asked.gpu.name} (estimated)"
+        on = asked.gpu.in_words
     elif asked.compute is not None:
         kind = "CPU" if config.device == "cpu" else "GPU"
         on = f"a {kind} whose forward and backward pass take {duration(asked.compute)}"
@@ -128,27 +114,15 @@ def _step_elsewhere(
     config: RunConfig, training: TrainingStep, parts: Components, asked: AskedDevice
 ) -> tuple[float, str]:
     """(Seconds of one worker's step on the device that is asked for, the device in words)."""
-    together = config.micro_batch_size or config.largest_batch
-    batch = next(Example(parts.dataset, torch.device("cpu")).train_batches(0, [torch.arange(together)]))
-
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return task_of(parts.dataset, batch[0].device).loss(model, *batch, 0, 0)
-
-    def optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        kinds = parameter_kinds(training.axis.model)
-        return build_optimizer(config.optimizer, parts.wrapped.compressor, params, kinds)
-
-    counted = counted_step(training.axis.model, batch, loss, together)
-    gradients = random_gradients(counted.specs, torch.device("cpu"))
-    update = usual_update(optimizer, gradients) * times_as_long(asked.codecs_of, gradients)
-    times = step_on(asked, counted, update, config.precision, config.deterministic, _kind(config))
+    together, cpu = config.micro_batch_size or config.largest_batch, torch.device("cpu")
+    subject = Subject(config, training.axis.model, batch_of(parts.dataset, cpu, together), parts.dataset)
+    counted = subject.counted()
+    gradients = random_gradients(counted.specs, cpu)
+    update = usual_update(subject.optimizer, gradients) * times_as_long(asked.codecs_of, gradients)
+    kind = "cpu" if config.device == "cpu" else "cuda"
+    times = step_on(asked, counted, update, config.precision, config.deterministic, kind)
     passes = 1 if asked.compute is not None else -(-config.largest_batch // together)
     return passes * times.backward_end + update, times.place
-
-
-def _kind(config: RunConfig) -> str:
-    """On what a step time is that is told."""
-    return "cpu" if config.device == "cpu" else "cuda"
 
 
 def _ring(network: Network, nbytes: float, workers: int) -> float:

@@ -1,12 +1,30 @@
-"""Random data of the right shapes, in the place of a data set that need not be there."""
+"""Random data of the right shapes, in the place of a data set that need not be there; and a model with such a batch."""
 
+import functools
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from accordion_bench.advising.counted_step import CountedStep, counted_step
+from accordion_bench.compressors.assemble import wrapped_compressor
+from accordion_bench.config.components import build_model, build_optimizer
 from accordion_bench.datasets.base import Batches, Dataset
+from accordion_bench.forward.execution import autocast
+from accordion_bench.forward.task import task_of
+from accordion_bench.forward.trial import flops_per_kernel
+from accordion_bench.optimizers.inner import parameter_kinds
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.instantiate import Config, build, target
+from accordion_bench.options.presets import named
+from accordion_bench.processes import threads
+from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.keyed_rng import key, seeded
+
+# of a model that does not say its own
+USUAL_DATA = {"images": "cifar10", "text": "wikitext2", "tokens": "wikitext2_bytes"}
 
 
 class Example:
@@ -25,7 +43,7 @@ class Example:
         self.generator = keyed_rng.generator(0, "dry run")
 
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
-        """As many samples as each index tensor has."""
+        """Batches with as many samples as each index tensor has."""
         for indices in batches:
             example = self.dataset.example(len(indices))
             assert example is not None
@@ -35,3 +53,95 @@ class Example:
             else:
                 x.random_(self.classes, generator=self.generator)
             yield x.to(self.device), y.random_(self.classes, generator=self.generator).to(self.device)
+
+
+def batch_of(dataset: Dataset, device: torch.device, samples: int) -> tuple[Tensor, Tensor]:
+    """One batch of so many samples: inputs and targets."""
+    return next(iter(Example(dataset, device).train_batches(0, [torch.arange(samples)])))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with a batch of random data, whose step can be timed or counted.
+
+    Args:
+        config: that they are made of.
+        model: with random weights, on its device.
+        batch: inputs and targets.
+        dataset: that the batch looks like.
+        threads: to compute with.
+    """
+
+    config: RunConfig
+    model: nn.Module
+    batch: tuple[Tensor, Tensor]
+    dataset: Dataset
+    threads: int = 1
+
+    @property
+    def name(self) -> str:
+        """`resnet18 on cifar10, batch 32`."""
+        composed = self.config.to_dict()
+        return f"{named(composed, 'model')} on {named(composed, 'dataset')}, batch {len(self.batch[0])}"
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Forward pass and loss, in the configuration's precision."""
+        with autocast(self.config.precision, batch[0].device):
+            return self._loss(model, batch)
+
+    def _loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return task_of(self.dataset, batch[0].device).loss(model, *batch, 0, 0)
+
+    def counted(self, computed: bool = False) -> CountedStep:
+        """A step, counted; what is computed is the same in every precision. See `counted_step`."""
+        return counted_step(self.model, self.batch, self._loss, len(self.batch[0]), self.name, computed)
+
+    def optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of the configuration, as a run has it."""
+        compressor = wrapped_compressor(self.config.compressor, self.config.optimizer).compressor
+        return build_optimizer(self.config.optimizer, compressor, params, parameter_kinds(self.model))
+
+
+def usual_data(node: Config) -> str:
+    """The data set that a model is usually trained on: what its class says, or what its task usually has."""
+    cls = target(node, "model")
+    return getattr(cls, "usual_data", USUAL_DATA[getattr(cls, "task", "images")])
+
+
+def subject_of(config: RunConfig, workers_each: int) -> Subject:
+    """Build the model of a configuration, and a batch.
+
+    Args:
+        config: of a run.
+        workers_each: that share a machine like this one.
+
+    Raises:
+        ConfigError: model and data set do not fit, or the device is not there.
+    """
+    dataset: Dataset = build(config.dataset, "dataset")
+    if dataset.example(1) is None:
+        name = config.chosen("dataset")
+        raise ConfigError(f"dataset must be one with an example, got {name}; type dataset=cifar10, or write {name}'s")
+    device = device_of(config)
+    with seeded(key(config.seed, "model")):
+        model = build_model(config.model, dataset, config.chosen("model"), config.chosen("dataset"))
+    chosen = 1
+    if device.type == "cpu":
+        flops = functools.partial(flops_per_kernel, model, dataset, config.largest_batch)
+        chosen = threads.choose_threads(config.threads, workers_each, flops)
+    model = model.to(device)
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Subject(config, model, batch_of(dataset, device, config.largest_batch), dataset, chosen)
+
+
+def device_of(config: RunConfig) -> torch.device:
+    """Where the step is timed.
+
+    Raises:
+        ValueRefused: there is no such device.
+    """
+    there = torch.cuda.is_available()
+    if config.device == "cuda" and not there:
+        raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", "cuda", "auto")
+    return torch.device("cuda" if there and config.device != "cpu" else "cpu")

@@ -70,6 +70,7 @@ class ADPSGD(DrawnTimes):
     description = replace(Sync.description, display_names={"adpsgd": "AD-PSGD"})
     without_averages = "whose workers meet in pairs and never have one mean of all"
     gradient_exchange = False
+    waits = False
     weighs = False
     rule: str = field(init=False, default="k_async")
     budget: float | None = field(init=False, default=None)
@@ -135,14 +136,22 @@ class ADPSGD(DrawnTimes):
             if busy & {worker, partner}:
                 break
             busy |= {worker, partner}
-            self.arrived.append(worker)
-            self.meetings.pairs += [(worker, partner)] if partner != worker else []
-            self.staleness += self.used - self.read_at[worker]
-            self.used += 1
-            self.read_at[worker] = self.used
-            self.now = self.ready[worker]
-            self.ready[worker] += self.drawn(worker)
+            self._meet(worker, partner)
         return []
+
+    def comes(self, worker: int) -> None:
+        self.arrived, self.meetings.pairs = [], []
+        self._meet(worker, self._partner(worker))
+
+    def _meet(self, worker: int, partner: int) -> None:
+        """The gradient of a worker is there."""
+        self.arrived.append(worker)
+        self.meetings.pairs += [(worker, partner)] if partner != worker else []
+        self.staleness += self.used - self.read_at[worker]
+        self.used += 1
+        self.read_at[worker] = self.used
+        self.now = self.ready[worker]
+        self.ready[worker] += self.drawn(worker)
 
     def _partner(self, worker: int) -> int:
         """Whom a worker meets now; every other one is equally likely, and a lone worker meets itself."""

@@ -124,6 +124,7 @@ class Sync(Component, Stateful):
         late: what it exchanges travels while the workers go on, and is used when it has arrived.
         grows: its period grows by itself, as its options say.
         every_local_step: what it exchanges follows every local step, so that no period is to be found for it.
+        waits: workers wait for each other; else each goes at its own pace, and meets one other at a time.
         without_averages: why it never averages differences of all parameters over all workers, which a compressor or a
             policy would work on, and ends in an average of everything: `which ...`; "" = it does.
         shares: options that are a share of the coordinates, and how reports write them behind the scheme.
@@ -150,6 +151,7 @@ class Sync(Component, Stateful):
     late: bool = False
     grows: bool = False
     every_local_step: bool = False
+    waits: bool = True
     without_averages: str = ""
     weighs: bool = True
     gradient_exchange: bool = True
@@ -255,6 +257,9 @@ class Sync(Component, Stateful):
             batches: samples that the workers have.
         """
         return []
+
+    def comes(self, worker: int) -> None:
+        """Where no worker waits for another: this one, and no other, takes part in the coming step."""
 
     @property
     def cuts(self) -> bool:

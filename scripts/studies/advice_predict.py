@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from accordion_bench.advising.advice import DrawnMeasurements, interval
-from accordion_bench.advising.predict import Cluster, MethodCost, step
+from accordion_bench.advising.cluster import Cluster
+from accordion_bench.advising.predict import MethodCost, step
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.netlab import options
 from accordion_bench.network.link_model import Network

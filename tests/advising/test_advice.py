@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from accordion_bench.advising.advice import advise
-from accordion_bench.advising.predict import Cluster, break_even, shortest_period, step
+from accordion_bench.advising.cluster import Cluster
+from accordion_bench.advising.predict import break_even, shortest_period, step
 from accordion_bench.advising.text import text
 from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError

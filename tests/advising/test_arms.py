@@ -17,10 +17,7 @@ def test_every_compressor_and_every_local_scheme_is_there():
     compressors = {typed.removeprefix("compressor=") for arm in ARMS for typed in arm.overrides[:1]}
     assert set(yaml_files("compressor")) <= compressors
     schemes = {arm.chosen.sync_name for arm in ARMS}
-    assert schemes == set(yaml_files("sync")) - {
-        "drawn_times",
-        "adpsgd",
-    }  # synchronous steps, of which all gradients are sent
+    assert schemes == set(yaml_files("sync")) - {"drawn_times"}  # synchronous steps, of which all gradients are sent
     assert [arm.overrides for arm in ARMS[:2]] == [("compressor=none",), ("compressor=bf16",)]
     assert all(arm.chosen.compressor_name == "none" for arm in ARMS if arm.chosen.sync_name != "every_step")
 

@@ -70,6 +70,7 @@ def test_seconds_are_there_and_none_is_negative(arm):
         assert all(min(sent.payload(2), sent.fixed) > -1e-6 and sent.times >= 1 for sent in bucket.messages.values())
     assert cost.repetitions and min(cost.repetitions) > 0 and math.isfinite(cost.extra)
     assert cost.local == (arm.chosen.sync_name != "every_step")
+    assert cost.waits == (arm.chosen.sync_name != "adpsgd")
     assert cost.quorum == (arm.chosen.sync_name in {"local_sgd", "slowmo", "diloco"})
     gathers = any(kind.startswith("all_gather") for bucket in cost.buckets for kind in bucket.messages)
     assert gathers or not any(bucket.decode[1] for bucket in cost.buckets)
@@ -174,6 +175,18 @@ def test_sparse_averages_and_pairs(workers):
     assert noloco.payload(workers) == noloco.wire(workers) == 4 * numel
     assert sum(stage.rounds for stage in noloco.stages([0.0] * len(SPECS), workers)) == 1
     assert noloco.state == 12 * numel  # z, momentum, and the start
+
+
+@pytest.mark.parametrize("workers", [2, 16, 1000])
+def test_workers_that_wait_for_no_one(workers):
+    """A step of one of them has two meetings, one of its own and one of another; the ledger counts the same."""
+    numel = sum(spec.numel for spec in SPECS)
+    found = measured_method(arm_of(sync="adpsgd"), SPECS, budget=0.0)
+    assert (found.local, found.every_local_step, found.overlaps, found.in_pairs) == (True, True, True, True)
+    assert not found.waits and found.together(workers) == 1 and found.beside == 1
+    assert found.payload(workers) == pytest.approx(2 * 4 * numel) == found.wire(workers)
+    assert sum(stage.rounds for stage in found.stages([0.0] * len(SPECS), workers)) == pytest.approx(2)
+    assert found.state == 4 * numel  # x_w beside what it computes with
 
 
 def test_methods_in_turn_and_what_is_left_out():

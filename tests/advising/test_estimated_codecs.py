@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from accordion_bench.advising import basis
+from accordion_bench.advising import api
+from accordion_bench.advising.api import TimedMethods
 from accordion_bench.advising.arms import arm_of
-from accordion_bench.advising.basis import TimedMethods
 from accordion_bench.advising.codec_times import measured_method
 from accordion_bench.advising.counted_step import FEEDBACK, costs_on, counted_step, times_as_long
 from accordion_bench.advising.gpus import asked_device, codec_times, named
@@ -73,7 +73,7 @@ def methods(names=("none", "bf16", "qsgd")) -> TimedMethods:
 )
 def test_a_basis_of_a_gpu(asked, place):
     counted = counted_step(net(), batch(), loss)
-    found = basis.asked_for(asked_device(**asked), counted, methods(), None)
+    found = api.asked_for(asked_device(**asked), counted, methods(), None)
     assert found.times.place.startswith(place) and found.times.device == "cuda" and found.on_gpus is None
     assert [cost.name for cost in found.costs] == [ARMS[name].name for name in ("none", "bf16", "qsgd")]
     assert any("codecs are estimated" in doubt for doubt in found.doubts) and len(found.doubts) == 2
@@ -81,6 +81,6 @@ def test_a_basis_of_a_gpu(asked, place):
 
 def test_a_step_time_of_devices_that_are_at_hand_has_their_codecs():
     counted = counted_step(net(), batch(), loss)
-    found = basis.asked_for(asked_device(compute_ms=3), counted, methods(), at_hand=True)
+    found = api.asked_for(asked_device(compute_ms=3), counted, methods(), at_hand=True)
     assert (found.times.place, found.times.device) == ("a CPU with compute_ms=3", "cpu")
     assert not any("codecs are estimated" in doubt for doubt in found.doubts) and len(found.costs[2].repetitions) > 0

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from accordion_bench.advising.advice import advise
-from accordion_bench.advising.predict import Cluster, lasting, pays_below, step
+from accordion_bench.advising.cluster import Cluster
+from accordion_bench.advising.predict import lasting, pays_below, step
 from accordion_bench.advising.verdict import verdict
 from accordion_bench.network.link_model import Network
 from tests.advising.made_up_costs import ALL, BF16, FP32, LOCAL, SMALL, times

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from accordion_bench.advising.cluster import Cluster
 from accordion_bench.advising.disturbances import Disturbances, Outage, RandomSteps, UnsteadyLinks
-from accordion_bench.advising.predict import BucketCost, Cluster, Messages, MethodCost, step
+from accordion_bench.advising.predict import BucketCost, Messages, MethodCost, step
 from accordion_bench.advising.simulation import Simulated, SimulatedRun, simulate
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.comm.clock import Stage
@@ -40,6 +41,8 @@ LOCAL = MethodCost("local", (), BUCKETS, overlaps=False, local=True, period=4, q
 BESIDE = replace(LOCAL, name="beside", overlaps=True, quorum=False)
 LINK = Network(1e8, 1e-4)
 SAME = Disturbances(spread=0.0)
+MEETING = BucketCost((0, 1, 2), 0.001, (0.002, 0.0), {PAIRS: Messages(2 * 4 * 150_000, 0, 2)})
+AT_OWN_PACE = replace(BESIDE, name="meets", buckets=(MEETING,), period=1, every_local_step=True, waits=False)
 SMALL = MethodCost(
     "small", (), (BucketCost((0, 1, 2), 0.0, (0.0, 0.0), {"all_reduce": Messages(4, 0, 1)}),), overlaps=False
 )
@@ -155,6 +158,74 @@ def test_a_machines_link_is_that_of_all_its_workers():
     )
     lost = Disturbances(spread=0.0, outages=[Outage(5, 0.1, 1e6)])
     assert run(LOCAL, network, 8, lost, quorum=4).left_out.tolist() == [0] * 4 + [3] * 4
+
+
+# ---- workers that wait for no one
+
+FREE = replace(AT_OWN_PACE, buckets=(replace(MEETING, encode=0.0, decode=(0.0, 0.0)),))
+ENDLESS = Network(1e18, 0.0)
+
+
+def test_without_stragglers_and_links_all_steps_are_those_of_dense():
+    dense = MethodCost("dense", (), (BucketCost((0, 1, 2), 0.0, (0.0, 0.0), {"all_reduce": Messages(6e5, 0, 1)}),))
+    for workers in (2, 5, 64):
+        own, theirs = (run(cost, ENDLESS, workers) for cost in (FREE, dense))
+        assert own.seconds == pytest.approx(theirs.seconds, rel=1e-9)
+        assert own.seconds == pytest.approx(TIMES.compute, rel=1e-9)
+        assert own.exposed == pytest.approx(0.0, abs=1e-9) and not own.waited.any() and own.exchanges == 12
+
+
+@pytest.mark.parametrize("cores", [0.5, 1.3, math.inf])
+@pytest.mark.parametrize("network", [*CLUSTERS[:3], LINK, Network(1e6, 1e-4)])
+def test_undisturbed_workers_at_their_own_pace_are_those_of_the_formula(network, cores):
+    """Whether what is sent hides behind the next step, or not; no worker is later than another one."""
+    cost = replace(AT_OWN_PACE, extra=0.001)
+    expected = step(replace(TIMES, steps=()), cost, Cluster(network, 8, cores))
+    found = run(cost, network, 8, cores=cores)
+    assert found.seconds == pytest.approx(expected.seconds, rel=1e-9)
+    noisy, waiting = (step(TIMES, one, Cluster(network, 8, cores)) for one in (cost, replace(cost, waits=True)))
+    assert noisy.seconds == pytest.approx(expected.seconds, rel=1e-12)
+    assert noisy.seconds <= waiting.seconds * (1 + 1e-12)
+
+
+def test_all_others_keep_their_rate_beside_a_slow_worker():
+    """A - 1 workers take a step each while the slow one takes a part of one."""
+    steps, slow = 400, Disturbances(spread=0.0, slow={1: 5.0})
+    found = run(FREE, ENDLESS, 4, slow, steps)
+    assert found.wall == pytest.approx(steps * 4 / (3 + 1 / 5) * TIMES.compute, abs=TIMES.compute)
+    assert run(EVERY, ENDLESS, 4, slow, steps).wall > 4.9 * steps * TIMES.compute
+    halted = run(FREE, ENDLESS, 4, Disturbances(spread=0.0, slow={1: 1e9}), steps)
+    assert halted.wall == pytest.approx(steps * 4 / 3 * TIMES.compute, abs=TIMES.compute)
+
+
+def test_random_steps_of_workers_at_their_own_pace_take_their_mean():
+    """And those of all who wait for each other the mean of the largest."""
+    noisy = Disturbances(spread=0.3)
+    found = run(FREE, ENDLESS, 16, noisy, 400)
+    assert found.wall == pytest.approx(400 * TIMES.compute * math.exp(0.3**2 / 2), rel=0.01)
+    assert found.wall < 0.7 * run(EVERY, ENDLESS, 16, noisy, 400).wall
+    again = run(FREE, ENDLESS, 16, noisy, 400)
+    assert (found.seconds == again.seconds).all()
+
+
+def test_a_slow_link_slows_who_meets_its_worker():
+    """With 8 workers each other one meets it in a seventh of its steps."""
+    slow = Disturbances(spread=0.0, slow_links={2: 1e7})
+    steady, found, all_slow = (
+        run(AT_OWN_PACE, LINK, 8, SAME, 200),
+        run(AT_OWN_PACE, LINK, 8, slow, 200),
+        run(AT_OWN_PACE, Network(1e7, 1e-4), 8, SAME, 200),
+    )
+    longer = all_slow.wall - steady.wall
+    assert 0.1 * longer < found.wall - steady.wall < 0.3 * longer
+
+
+def test_meetings_wait_for_links_that_are_lost():
+    lost = Disturbances(spread=0.0, outages=[Outage(1, 1.0, 50.0)])
+    two = run(AT_OWN_PACE, LINK, 2, lost, 40)
+    assert two.wall == pytest.approx(run(AT_OWN_PACE, LINK, 2, SAME, 40).wall + 50.0, abs=2 * TIMES.compute)
+    late = Disturbances(spread=0.0, outages=[Outage(1, 1e6, 50.0)])
+    assert run(AT_OWN_PACE, LINK, 2, late, 40).wall == run(AT_OWN_PACE, LINK, 2, SAME, 40).wall
 
 
 # ---- steps that differ
@@ -375,17 +446,20 @@ REFUSED = [
     ({"workers": 1}, "workers must be an integer of at least 2, got 1; type workers=2"),
     ({"steps": 0}, "steps must be an integer of at least 1, got 0; type steps=200"),
     ({"seed": -1}, "seed must be an integer of at least 0, got -1; type seed=0"),
-    ({"quorum": 5, "cost": LOCAL}, "quorum must be an integer of at most 4, got 5; type quorum=4"),
-    ({"quorum": 0, "cost": LOCAL}, "quorum must be an integer of at least 1, got 0; type quorum=4"),
-    ({"quorum": 0.75, "cost": LOCAL}, "quorum must be an integer of at least 1, got 0.75; type quorum=4"),
-    ({"quorum": 3}, "quorum must be null with every step, of which no worker may be late, got 3; type quorum=null"),
-    ({"quorum": 3, "cost": BESIDE}, "quorum must be null with beside, of which no worker may be late, got 3"),
+    ({"quorum": 5, "cost": LOCAL}, "sync.quorum must be an integer of at most 4, got 5; type sync.quorum=4"),
+    ({"quorum": 0, "cost": LOCAL}, "sync.quorum must be an integer of at least 1, got 0; type sync.quorum=4"),
+    ({"quorum": 0.75, "cost": LOCAL}, "sync.quorum must be an integer of at least 1, got 0.75; type sync.quorum=4"),
+    (
+        {"quorum": 3},
+        "sync.quorum must be null with every step, of which no worker may be late, got 3; type sync.quorum=null",
+    ),
+    ({"quorum": 3, "cost": BESIDE}, "sync.quorum must be null with beside, of which no worker may be late, got 3"),
     (
         {"grace": 2.0, "cost": LOCAL},
-        "grace must be 0 without a quorum, where all are waited for, got 2.0; type grace",
+        "sync.grace must be 0 without a quorum, where all are waited for, got 2.0; type sync.grace",
     ),
     ({"cores": 0.0}, "cores must be above 0, got 0.0; type cores=1.0"),
-    ({"grace": -1.0, "cost": LOCAL}, "grace must be a number at least 0, got -1.0; type grace=0.0"),
+    ({"grace": -1.0, "cost": LOCAL}, "sync.grace must be a number at least 0, got -1.0; type sync.grace=0.5"),
     ({"disturbances": {"slow": {4: 2.0}}}, "slow must be about workers from 0 to 3, got 4; type slow=3"),
     ({"disturbances": {"slow_links": {-1: 2e7}}}, "slow_links must be about workers from 0 to 3, got -1"),
     ({"disturbances": {"outages": [Outage(9, 1.0, 1.0)]}}, "outages must be about workers from 0 to 3, got 9"),

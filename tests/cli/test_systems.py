@@ -16,7 +16,7 @@ from accordion_bench.runs import environment
 LINUX = {"sched_getaffinity", "sched_setaffinity", "prctl", "setns", "unshare", "eventfd", "memfd_create"}
 ASKS = {
     "processes/threads.py": "hasattr",
-    "advising/predict.py": "hasattr",
+    "advising/cluster.py": "hasattr",
     "report/parallel.py": 'sys.platform == "linux"',
     "report/render/draw.py": 'sys.platform == "linux"',
     "netlab/hosts.py": 'platform.system() != "Linux"',

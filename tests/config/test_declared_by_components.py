@@ -213,7 +213,8 @@ ALLOWED = {
     **dict.fromkeys(["codecs/coding.py", "codecs/reference.py"], "int8 is a format of numbers, too"),
     **dict.fromkeys(["__main__.py", "cli/demo.py", "cli/help.py"], "the command `demo`, which shows Accordion"),
     "network/link_model.py": "hierarchical collectives are a kind of their own",
-    "advise/asked.py": "the data of a model whose user names none; and `advised` is a word",
+    "cli/example.py": "the data of a model whose user names none",
+    "cli/advice_command.py": "`advised` is a word",
     "models/torchvision.py": "the same: networks of torchvision are made for it",
 }
 

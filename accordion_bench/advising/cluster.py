@@ -1,16 +1,21 @@
-"""The reader's cluster: workers, machines and links, as they are typed or as a probe has found them."""
+"""The reader's cluster: workers, machines, cores and links, as they are typed or as a probe has found them."""
 
+import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from accordion_bench.network.link_model import Network
 from accordion_bench.network.links import MeasuredLink, costs_between, network_options, read_measured_link
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
+from accordion_bench.options.conf_dir import read_options, yaml_files
+from accordion_bench.options.instantiate import build
 from accordion_bench.options.override import taken
-from accordion_bench.options.units import rate
+from accordion_bench.options.units import rate, without_units
 
 OWN = ("workers", "machines", "workers_per_machine")
 SLOWEST = 1e5  # bit/s: a smaller bare number has lost its unit
@@ -87,7 +92,7 @@ def _integer(key: str, value: str, at_least: int) -> int:
 
 
 def link_of(path: Path | None, overrides: Sequence[str]) -> MeasuredLink | None:
-    """What a probe has written.
+    """Read a link that was probed.
 
     Args:
         path: of its file; None = no probe.
@@ -141,3 +146,68 @@ def with_algorithm(network: Mapping[str, Any], typed: Sequence[str], backend: st
         return dict(network)
     several = (network.get("workers_per_machine") or 1) > 1
     return {**network, "algorithm": "cheapest" if backend == "nccl" or several else "ring"}
+
+
+def link_named(
+    network: str | Mapping[str, Any] | Network, workers_per_machine: int, inside: str | None
+) -> tuple[Network, dict[str, Any]]:
+    """The links, and their options for the record.
+
+    Raises:
+        ConfigError: there is no such link.
+    """
+    if isinstance(network, Network):
+        told = {key: getattr(network, key) for key in ("bandwidth", "latency", "workers_per_machine")}
+        return network, told
+    files = yaml_files("network")
+    if isinstance(network, str):
+        chosen, own = checks.choice("network", network, [name for name in files if name != "custom"]), {}
+    else:
+        chosen, own = "custom", dict(network)
+    machine = {"workers_per_machine": workers_per_machine, "inside": inside}
+    options = without_units({**read_options(files[chosen]), **machine, **own})
+    link: Network = build(options, "network")
+    return link, {key: value for key, value in options.items() if key != "_target_"}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where a step runs.
+
+    Args:
+        network: its links.
+        workers: A.
+        cores: for each worker, which computing, codecs and gloo share; infinity = nothing is shared.
+    """
+
+    network: Network
+    workers: int
+    cores: float = math.inf
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long computing takes where workers share a core; 1 = each has one."""
+        return max(1.0, 1.0 / self.cores)
+
+    def at(self, bandwidth: float) -> "Cluster":
+        """The same cluster with another bandwidth between machines."""
+        return replace(self, network=self.network.at(bandwidth))
+
+
+def cluster_like_here(network: Network, workers: int, device: str, threads: int) -> Cluster:
+    """Machines with as many cores as this one, which their workers share.
+
+    The threads that compute count as one. On a GPU codecs take their time from computing, because kernels of the
+    backward pass fill it; communication takes nothing.
+
+    Args:
+        network: its links, with the workers of a machine.
+        workers: A.
+        device: on which steps compute.
+        threads: that computed when a step was timed.
+    """
+    if device != "cpu":
+        return Cluster(network.without_cpu(), workers, 1.0)
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    each = min(network.workers_per_machine, workers) * threads
+    return Cluster(network, workers, here / each)

@@ -1,4 +1,4 @@
-"""--simulate: what late workers and lost links would do to the methods that the advice names first."""
+"""--simulate: the fastest methods of the advice under late workers and lost links."""
 
 import math
 import re
@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from accordion_bench.advising.advice import Advice, AdviceRow
+from accordion_bench.advising.cluster import Cluster
 from accordion_bench.advising.disturbances import Disturbances, Outage
-from accordion_bench.advising.predict import Cluster, MethodCost
+from accordion_bench.advising.predict import MethodCost
 from accordion_bench.advising.simulation import Simulated, SimulatedRun, simulate
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.advising.text import aligned, unit_of
 from accordion_bench.advising.verdict import SPOKEN
-from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.units import rate
 
@@ -71,11 +71,7 @@ class Wanted:
             ValueRefused: for the first word.
         """
         self.disturbances.check(workers, per_machine)
-        checks.number("sync.grace", self.grace, at_least=0, instead=0.5)
-        if self.quorum is not None:
-            checks.integer("sync.quorum", self.quorum, at_least=1, at_most=workers, instead=workers)
-        elif self.grace:
-            raise ValueRefused("sync.grace", "0 without a quorum, where all are waited for", self.grace, 0)
+        self._run_of(workers).check()
 
     def run(self, times: StepTimes, costs: Sequence[MethodCost], cluster: Cluster, advice: Advice) -> list["Late"]:
         """Simulate the baselines and the fastest methods of the advice."""
@@ -85,9 +81,12 @@ class Wanted:
             for row in _named_first(advice)
         ]
 
+    def _run_of(self, workers: int, cores: float = math.inf) -> SimulatedRun:
+        return SimulatedRun(workers, self.steps, self.seed, self.quorum, self.grace, cores)
+
     def _simulated(self, times: StepTimes, cost: MethodCost, cluster: Cluster) -> Simulated:
-        quorum, grace = (self.quorum, self.grace) if cost.quorum else (None, 0.0)
-        run = SimulatedRun(cluster.workers, self.steps, self.seed, quorum, grace, cluster.cores)
+        run = self._run_of(cluster.workers, cluster.cores)
+        run = run if cost.quorum else replace(run, quorum=None, grace=0.0)
         return simulate(times, cost, cluster.network, self.disturbances, run)
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from accordion_bench.advise.asked import composed, subject_of
+from accordion_bench.cli.advice_command import composed
+from accordion_bench.cli.example import subject_of
 from accordion_bench.options.checks import ConfigError
 
 
@@ -22,7 +23,7 @@ def test_nothing_is_assumed_where_data_is_typed_or_no_model(typed):
 
 @pytest.mark.parametrize("typed", [["model=resnet8", "batch_size=3"], ["model=lstm_small", "dataset=synthetic_text"]])
 def test_a_batch_that_the_model_takes_without_reading_data(typed):
-    found = subject_of(*composed([*typed, "device=cpu", "paths.data=/nowhere"]), workers_each=1)
+    found = subject_of(composed([*typed, "device=cpu", "paths.data=/nowhere"])[0], workers_each=1)
     loss = found.loss(found.model, found.batch)
     loss.backward()
     assert loss.isfinite() and len(found.batch[0]) == found.config.batch_size
@@ -30,7 +31,7 @@ def test_a_batch_that_the_model_takes_without_reading_data(typed):
 
 
 def test_an_optimizer_is_told_what_its_parameters_are():
-    found = subject_of(*composed(["model=resnet8", "dataset=digits", "optimizer=muon", "device=cpu"]), workers_each=1)
+    found = subject_of(composed(["model=resnet8", "dataset=digits", "optimizer=muon", "device=cpu"])[0], workers_each=1)
     optimizer = found.optimizer(list(found.model.parameters()))
     assert [(group["kind"], len(group["params"])) for group in optimizer.param_groups] == [
         ("matrix", 7), ("vector", 15), ("table", 1),
@@ -40,7 +41,7 @@ def test_an_optimizer_is_told_what_its_parameters_are():
 def test_the_loss_is_computed_in_the_configuration_s_precision():
     typed = ["model=resnet8", "dataset=digits", "batch_size=2"]
     exact, rounded = (
-        subject_of(*composed([*typed, f"precision={name}"]), workers_each=1) for name in ("float32", "bfloat16")
+        subject_of(composed([*typed, f"precision={name}"])[0], workers_each=1) for name in ("float32", "bfloat16")
     )
     losses = [found.loss(found.model, exact.batch).item() for found in (exact, rounded)]
     assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.05)
@@ -62,5 +63,5 @@ def test_the_loss_is_computed_in_the_configuration_s_precision():
 )
 def test_refusals_are_one_sentence(typed, sentence):
     with pytest.raises(ConfigError) as refused:
-        subject_of(*composed(typed), workers_each=1)
+        subject_of(composed(typed)[0], workers_each=1)
     assert str(refused.value).startswith(sentence) and "\n" not in str(refused.value)

@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import replace
 
-from accordion_bench.advise.command import command, with_accuracies
+from accordion_bench.cli.advice_command import command, with_accuracies
 from accordion_bench.report.compare.verdicts import known_accuracies
 from tests.advising import made_up
 from tests.kit import composed

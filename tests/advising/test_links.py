@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from accordion_bench.advise import cluster
+from accordion_bench.advising import cluster
 from accordion_bench.config.compose import compose
 from accordion_bench.network.link_model import Network
 from accordion_bench.network.links import LinkCost, MeasuredLink, network_options, write_measured_link

@@ -2,7 +2,7 @@
 
 import pytest
 
-from accordion_bench.advise.cluster import Machines, split
+from accordion_bench.advising.cluster import Machines, split
 from accordion_bench.options.checks import ConfigError
 
 

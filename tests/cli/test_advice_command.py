@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import subprocess
 import sys
 
@@ -10,13 +11,16 @@ import torch
 from torch import nn
 
 import accordion_bench as ab
-from accordion_bench.advise import arguments
-from accordion_bench.advise.__main__ import main
-from accordion_bench.advise.asked import asked_of, composed, subject_of
+from accordion_bench.advise.__main__ import main, read
 from accordion_bench.advising.arms import chosen_arms
 from accordion_bench.attaching.own_parameters import trained_parameters
 from accordion_bench.attaching.timeline import FORMAT
+from accordion_bench.cli.advice_command import asked_of, with_accuracies
+from accordion_bench.cli.advice_command import composed as configuration
+from accordion_bench.cli.example import subject_of
 from accordion_bench.options.checks import ConfigError
+from tests.advising import made_up
+from tests.kit import composed
 from tests.report.test_report import run_folder
 
 TINY = ["model=resnet8", "dataset=digits", "batch_size=4", "device=cpu", "seconds=1"]
@@ -86,6 +90,7 @@ def test_machines_of_several_workers(tmp_path, capsys):
         (["workers=4", "--simulate", "slow=1"], "slow must be WORKER:VALUE, got 1; type slow=3:2.0"),
         (["workers=4", "--simulate", "sync.quorum=5"], "sync.quorum must be an integer of at most 4, got 5"),
         (["workers=4", "--simulate", "sync.quorum=0.75"], "sync.quorum must be a whole number, got 0.75; type"),
+        (["workers=4", "--simulate", "steps=0"], "steps must be an integer of at least 1, got 0; type steps=200"),
         (["workers=4", "--simulate", "seed=inf"], "seed must be a whole number, got inf; type seed=1"),
         (["workers=4", "--simulate", "sync.grace=1"], "sync.grace must be 0 without a quorum, where all"),
         (["workers=4", "sync=diloco"], "sync must be left out, got sync=diloco"),
@@ -282,7 +287,7 @@ def test_all_methods(tmp_path, capsys):
 
 def timeline(path):
     """What `comm.timeline()` would have written of a loop with the bench's resnet8."""
-    found = subject_of(*composed(["model=resnet8", "dataset=digits", "device=cpu"]), workers_each=1)
+    found = subject_of(configuration(["model=resnet8", "dataset=digits", "device=cpu"])[0], workers_each=1)
     named = trained_parameters(found.model)
     tensors = [
         {"name": name, "shape": list(param.shape), "ready_seconds": 0.01 + 0.001 * i}
@@ -302,7 +307,7 @@ def timeline(path):
 def test_a_timeline_that_names_no_device_is_of_the_one_that_is_asked_for(asked, where, at_hand, tmp_path):
     path = timeline(tmp_path / "timeline.json")
     path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "device"}))
-    found = asked_of(arguments.read(["--timeline", str(path), "workers=4", *asked, "--out", str(tmp_path / "out")]))
+    found = asked_of(read(["--timeline", str(path), "workers=4", *asked, "--out", str(tmp_path / "out")]))
     assert (found.where, found.at_hand) == (where, at_hand)
 
 
@@ -330,3 +335,43 @@ def test_a_timeline_of_another_model_is_refused(tmp_path, capsys):
     assert main([*words, "--out", str(tmp_path / "out")]) == 2
     assert "timeline must be a file that comm.timeline() has written" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "out").exists()
+
+
+# ---- what was typed
+
+
+def test_overrides_stand_anywhere(tmp_path):
+    folder = tmp_path / "a=b"
+    folder.mkdir()
+    words = ["model=lstm", "--methods", "none", "powersgd", "workers=4", "--runs", str(folder), "network=1gbit"]
+    words += ["--simulate", "slow=3:2.0", "sync.quorum=3", "seed=1", "batch_size=8", "--out", "x", "precision=bfloat16"]
+    args = read(words)
+    assert (
+        args.methods == ["none", "powersgd"]
+        and args.runs == [str(folder)]
+        and args.simulate == ["slow=3:2.0", "sync.quorum=3", "seed=1"]
+    )
+    assert sorted(args.overrides) == sorted(
+        ["model=lstm", "workers=4", "network=1gbit", "batch_size=8", "precision=bfloat16"]
+    )
+
+
+def test_without_options_there_are_none():
+    args = read(["workers=4"])
+    assert (args.methods, args.runs, args.simulate, args.out, args.probe) == ([], [], [], None, False)
+
+
+def trained(tmp_path, words: str) -> list[str]:
+    return asked_of(read([*words.split(), "device=cpu", "--methods", "none", "--out", str(tmp_path / "out")])).trained
+
+
+def test_the_command_trains_what_was_typed(tmp_path):
+    """But on whatever machine it runs; where nobody has typed a data set, on the one that was assumed."""
+    own = "model=gpt_nano dataset=pydocs_bytes optimizer=adamw optimizer.betas=[0.9,0.95] precision=bfloat16"
+    own += " schedule=warmup_cosine dataset.context=128"
+    found = trained(tmp_path, f"{own} network=10gbit network.latency=1e-3 threads=1 workers=4")
+    assert found == [*own.split(), "workers=4"]
+    assert trained(tmp_path, "model=resnet8 workers=2") == ["model=resnet8", "dataset=cifar10", "workers=2"]
+    command = with_accuracies(made_up.advice(), {}, found).row("PowerSGD rank 4").command
+    cfg = composed.cfg(*shlex.split(command)[3:])
+    assert cfg["optimizer"]["betas"] == [0.9, 0.95] and cfg["precision"] == "bfloat16"

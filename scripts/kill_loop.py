@@ -23,6 +23,7 @@ from typing import Any
 
 ENDS = (signal.SIGKILL, signal.SIGSTOP)
 SCHEMES = {
+    "every_step": ["sync=every_step", "compressor=topk", "compressor.density=0.1"],
     "local_sgd": ["sync=local_sgd", "sync.period=8"],
     "slowmo": ["sync=slowmo", "sync.period=8"],
     "diloco": ["sync=diloco", "sync.period=8"],

@@ -45,6 +45,7 @@ def attach(
     name: str | None = None,
     process_group: dist.ProcessGroup | None = None,
     timeout: float = 600.0,
+    store: dist.Store | None = None,
     **options: Any,
 ) -> Attached:
     """Exchange the gradients of a training loop by a compressor, adapted by policies. All processes call it.
@@ -54,6 +55,8 @@ def attach(
     parameter that the loss does not reach counts as having a zero gradient. A plain module starts with rank 0's
     parameters and buffers. Where something else than the attached optimizer changes the parameters, so that workers
     would train alone, a ConfigError says so.
+
+    With `elastic=True` workers may be lost and others may enter, see docs/attach.md.
 
     Args:
         model: DistributedDataParallel, a plain module, or one of FSDP2, whose replicas exchange the gradients of their
@@ -78,7 +81,8 @@ def attach(
         process_group: whose processes take part; None = all, or those of DistributedDataParallel. Of an FSDP2 model
             those that hold the same shards, mesh["replicate"].get_group().
         timeout: seconds after which a worker that does not answer counts as lost.
-        options: of the compressor, such as rank=2.
+        store: where workers meet that come and go (`elastic=True`); it outlives them. None = that of the launcher.
+        options: of the compressor, such as rank=2; `elastic` and `min_workers`.
 
     Raises:
         ConfigError: what was passed breaks a rule, does not fit together, or differs between processes.
@@ -98,7 +102,7 @@ def attach(
         sync="every_step",
         exempt=exempt, epochs=epochs, steps_per_epoch=steps_per_epoch, schedule=schedule, warmup_epochs=warmup_epochs,
         seed=seed, batch_size=batch_size, overlap=overlap, bucket_cap_mb=bucket_cap_mb, network=network, name=name,
-        process_group=process_group, timeout=timeout, store=None, options=options, known=arguments_of(attach),
+        process_group=process_group, timeout=timeout, store=store, options=options, known=arguments_of(attach),
         clip_norm=clip_norm, clip_at=clip_at, scaler=scaler,
     )  # fmt: skip
     return connected(passed)
@@ -138,10 +142,9 @@ def local(
     Args:
         model: a plain module, or one of FSDP2; not DistributedDataParallel, which exchanges in every step.
         sync: name of a YAML file in conf/sync, or {name: {option: value}}.
-        store: where workers meet that come and go (`elastic=True`); it outlives them. None = that of the launcher.
         options: of the scheme or of the compressor, whichever has them, such as period=30.
         optimizer, compressor, adaptive, exempt, epochs, steps_per_epoch, schedule, warmup_epochs, seed, batch_size,
-        overlap, bucket_cap_mb, network, name, process_group, timeout: see `attach`.
+        overlap, bucket_cap_mb, network, name, process_group, timeout, store: see `attach`.
 
     Raises:
         ConfigError: as `attach`.

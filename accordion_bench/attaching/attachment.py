@@ -339,13 +339,12 @@ class Attachment:
     def _all_have_stepped(self) -> None:
         with self._told():
             self.step.after_update(self._lr)
-            self.step.taken()
-            if not self.axis.replicas and is_due(self.position.step):
+            if not self.axis.replicas and is_due(self.step.steps):
                 self.clock.lap("update")
-                self._told_of_rounding |= refuse_drift(
-                    self.comm, self.axis.shared, self.position.step, not self._told_of_rounding
-                )
+                arguments = self.comm, self.axis.shared, self.step.steps, not self._told_of_rounding
+                self._told_of_rounding |= self.comm.membership.together(lambda: refuse_drift(*arguments))
                 self.clock.lap("policy")
+            self.step.taken()  # others may enter, for whom the next step is the first
         self.watch.note()
         self.step.over(self.setting.batch_size)
         self._forget()

@@ -1,7 +1,6 @@
 """The door of a run whose workers come and go: where they meet, and what one that enters gets from the others."""
 
 import datetime
-import functools
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -9,20 +8,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.attaching.agreement import flat, lost_worker_told
 from accordion_bench.attaching.attached import Attached
 from accordion_bench.attaching.checked_arguments import Checked
+from accordion_bench.attaching.own_parameters import is_fsdp, unwrapped
 from accordion_bench.attaching.passed import PassedArguments
 from accordion_bench.attaching.state import put_shared, shared_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.elastic import ElasticMembership
 from accordion_bench.comm.generations import Terms
 from accordion_bench.comm.replicas import is_dense
-from accordion_bench.comm.sealed_store import SealedStore, shared_secret
+from accordion_bench.comm.sealed_store import SealedStore, shared_secret, whole_number
 from accordion_bench.loop.entering import Hooks, SharedState
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
+from accordion_bench.tensors.real_view import as_real
 
 log = logging.getLogger("accordion_bench")
 
@@ -36,21 +39,20 @@ class Door:
         timeout: seconds for which they wait for each other.
 
     Attributes:
-        expected: workers that begin together.
+        expected: workers that begin together, as the first one that has come says.
     """
 
     def __init__(self, store: dist.Store, least: int, timeout: float) -> None:
-        self.expected = max(int(os.environ.get("WORLD_SIZE", "1")), least)
+        begin = max(int(os.environ.get("WORLD_SIZE", "1")), least)
         self.least, self.timeout = least, timeout
-        self.store = SealedStore(store, self.expected, shared_secret())
+        self.store = SealedStore(store, begin, shared_secret())
+        self.expected = self.store.under("members").first("expected", str(begin), whole_number)
 
     def comm(self, found: Checked) -> Comm:
         """What connects this worker with the others once it has entered."""
         device = found.named[0][1].device
         if device.type != "cpu":
             raise ConfigError(f"elastic must be False where the model is not on the CPU, got it on {device}")
-        if found.wrapper is not None or isinstance(found.setting.batch_size, list):
-            raise ConfigError("model must be a plain module where workers come and go, got a wrapped one")
         comm = Comm(1, self.expected)
         comm.timeout = self.timeout
         rank = int(os.environ.get("RANK", "0"))
@@ -62,7 +64,7 @@ class Door:
         """Wait until the others let this worker in."""
         membership = attached.comm.membership
         assert isinstance(membership, ElasticMembership)
-        with lost_worker_told("ab.local", self.timeout):
+        with lost_worker_told("ab.local" if attached.sync.local else "ab.attach", self.timeout):
             membership.enter(shared_state(attached))
         attached.watch.note()
 
@@ -77,9 +79,28 @@ def shared_state(attached: Attached) -> SharedState:
             told = attached.position.step, attached.comm.workers, len(lost)
             log.warning("step %d: %d workers go on, %d are lost", *told)
 
-    buffers = {name: [buffer] for name, buffer in attached.model.named_buffers() if is_dense(buffer)}
-    state = functools.partial(shared_of, attached), functools.partial(put_shared, attached)
-    return SharedState(attached.step, buffers, Hooks(*state, lambda: attached.deal, changed))
+    def state() -> dict[str, Any]:
+        optimizers = [] if attached.axis.replicas else [own.state_dict() for own in attached.inner.all]
+        held = {name: value.clone() for name, value in _alike(attached).items()}
+        return {**shared_of(attached), "optimizers": optimizers, "held": held}
+
+    @torch.no_grad()
+    def put(state: dict[str, Any]) -> None:
+        put_shared(attached, state)
+        for optimizer, own in zip(attached.inner.all, state["optimizers"], strict=False):
+            optimizer.load_state_dict(own)
+        for name, value in _alike(attached).items():
+            value.copy_(state["held"][name])
+
+    return SharedState(attached.step, Hooks(state, put, lambda: attached.deal, changed))
+
+
+def _alike(attached: Attached) -> dict[str, torch.Tensor]:
+    """Buffers and parameters that all workers have in common, by name, but for the anchors of local methods."""
+    model = attached.model
+    own = {id(param) for param in attached.axis.params} if attached.axis.replicas else set()
+    named = [*model.named_buffers(), *model.named_parameters()]
+    return {name: as_real(x.detach()) for name, x in named if is_dense(x) and id(x) not in own}
 
 
 def door_of(passed: PassedArguments) -> Door | None:
@@ -93,10 +114,16 @@ def door_of(passed: PassedArguments) -> Door | None:
         if passed.store is not None:
             raise ConfigError("store must be None where all workers stay to the end, got one; pass elastic=True")
         return None
+    outer = unwrapped(passed.model)
+    if isinstance(outer, DistributedDataParallel) or (isinstance(outer, nn.Module) and is_fsdp(outer)):
+        got = "DistributedDataParallel" if isinstance(outer, DistributedDataParallel) else "one of FSDP2"
+        raise ConfigError(f"model must be a plain module where workers come and go, got {got}; pass elastic=False")
+    if passed.scaler is not None:
+        raise ConfigError("scaler must be None where workers come and go, got a GradScaler; train in bfloat16")
     if dist.is_available() and dist.is_initialized():
         raise ConfigError(
             "torch.distributed must have no process group where workers come and go, got one; leave out "
-            "init_process_group: ab.local makes one of the workers that are there"
+            "init_process_group: one is made of the workers that are there"
         )
     least = checks.integer("min_workers", options.get("min_workers") or 1, at_least=1, instead=2)
     checks.number("timeout", passed.timeout, above=0, instead=600.0)

@@ -9,6 +9,7 @@ what it returns, and for the state that it changes.
 import queue
 import threading
 from collections.abc import Callable, Iterable
+from concurrent import futures
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -90,7 +91,9 @@ class Transport:
         return self._failure is not None
 
     def begin_anew(self) -> None:
-        """The processes are others now: what has failed among those before is over."""
+        """The processes are others now: what has failed among those before is over, to its last piece."""
+        if self._last is not None:
+            futures.wait([self._last])
         self._failure = self._last = None
 
     def close(self, seconds: float = 0.0) -> bool:

@@ -107,6 +107,11 @@ def _refuse_elastic(config: RunConfig, where: Placement) -> None:
             {"comm": "gloo", "device": "cpu"},
             {"sync.elastic": False},
         )
+    if config.comm.engine == "ddp":
+        raise ValueRefused("comm.engine", "own where workers may come and go (sync.elastic)", "ddp", "own")
+    if config.precision == "float16":
+        rule = "float32 or bfloat16 where workers may come and go (sync.elastic), because workers skip a step together"
+        raise ValueRefused("precision", rule, "float16", "bfloat16")
     if config.bn == "recompute":
         raise ValueRefused("bn", "pooled where workers may come and go (sync.elastic)", config.bn, "pooled")
 

@@ -60,6 +60,7 @@ CHECKS: list[Check] = [
     purity.check_inputs,
     purity.check_global_rng,
     purity.check_probe,
+    purity.check_put_back,
     purity.check_order,
     purity.check_neighbours,
     purity.check_same_key,

@@ -90,6 +90,21 @@ def check_probe(make: Maker, level: float | None = None) -> str:
     return f"error up to {max(probe.error):.3g}"
 
 
+def check_put_back(make: Maker, level: float | None = None) -> str:
+    """An exchange that is put back is as if it had not been: where a worker is lost in it, the others repeat it."""
+    setup, twin = Setup(make(), level), Setup(make(), level)
+    for step in range(3):
+        before, put_back = setup.snapshot(), setup.exchange.keep()
+        setup(gradients(step=step + 3), step)
+        put_back()
+        differs = same_state(setup.snapshot(), before)
+        demand(differs is None, f"what has been put back in step {step} differs in {differs}")
+        pairs = zip(SPECS, setup(gradients(step=step), step), twin(gradients(step=step), step), strict=True)
+        for spec, a, b in pairs:
+            demand(same_bits(a, b), f"the repeated exchange of step {step} gives another update of {spec.name}")
+    return "repeated to the bit"
+
+
 def check_order(make: Maker, level: float | None = None) -> str:
     """Nothing depends on the order of the tensors."""
     order = [5, 3, 7, 6, 0, 4, 2, 1]

@@ -155,10 +155,14 @@ class ExchangeRunner:
         for exchange in exchanges:
             if not exchange.waited_in_backward:
                 clock.waits(exchange.kind)
-        if self.overlap.armed:
-            updates = [self.overlap.join()]
-        else:
-            updates = [self._exchanged(exchange, x_W, info) for exchange, x_W in zip(exchanges, xs_W, strict=True)]
+
+        def exchanged() -> list[list[Tensor]]:
+            if self.overlap.armed:
+                return [self.overlap.join()]
+            return [self.exchanged(exchange, x_W, info) for exchange, x_W in zip(exchanges, xs_W, strict=True)]
+
+        # where workers come and go there are no groups
+        updates = self.comm.membership.repeated(lambda: exchanged, exchanged, exchanges[0].keep)()
         if exchanges[0].comm is not self.comm:
             self.comm.ledger.absorb([exchange.comm.ledger for exchange in exchanges])
         clock.lap("exposed")
@@ -166,7 +170,7 @@ class ExchangeRunner:
         clock.lap("policy")
         return CompletedExchange(exchanges[0], list(xs_W[0]), updates)
 
-    def _exchanged(self, exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
+    def exchanged(self, exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
         """The updates of an exchange, which may be captured where what is not finite is looked for afterwards."""
         if self.do is eagerly or not exchange.replays or exchange.comm is not self.comm:
             return exchange(xs_W, info)

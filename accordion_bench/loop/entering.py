@@ -1,11 +1,8 @@
 """What a worker that enters a run gets from the others, and what changes where workers come and go."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from accordion_bench.comm.dealing import Deal
 from accordion_bench.loop.step import CommunicatingStep
@@ -18,7 +15,7 @@ class Hooks:
     """What only the loop knows.
 
     Args:
-        state: gives what all workers have in common.
+        state: gives what all workers have in common, and buffers of the model.
         put: goes on from what another one's `state` gave.
         deal: of samples; None = the loop has its own.
         changed: called after the workers have changed, with the ranks of those that were lost, and how many processes
@@ -34,16 +31,16 @@ class Hooks:
 class SharedState:
     """The state that all workers share: the `Owner` of an elastic membership.
 
-    A worker that enters goes on from the last consensus, with no residual and a new inner optimizer.
+    A worker that enters goes on from what all have in common, with no residual; where workers take local steps that is
+    the last consensus, and its inner optimizer is new.
 
     Args:
         step: whose scheme and replicas they are.
-        buffers: of the model, those of each local worker by name.
         hooks: of the loop.
     """
 
-    def __init__(self, step: CommunicatingStep, buffers: Mapping[str, Sequence[Tensor]], hooks: Hooks) -> None:
-        self.step, self.buffers, self.hooks = step, buffers, hooks
+    def __init__(self, step: CommunicatingStep, hooks: Hooks) -> None:
+        self.step, self.hooks = step, hooks
 
     def resized(self, lost: Sequence[int], before: int) -> None:
         """See `Owner`."""
@@ -58,14 +55,10 @@ class SharedState:
 
     def shared_state(self) -> State:
         """See `Owner`."""
-        return {"shared": self.hooks.state(), "buffers": {name: own[0].clone() for name, own in self.buffers.items()}}
+        return self.hooks.state()
 
-    @torch.no_grad()
     def take_over(self, state: State) -> None:
         """See `Owner`."""
         axis = self.step.axis
-        self.hooks.put(state["shared"])
-        axis.restart(axis.shared, range(axis.comm.local_workers))
-        for name, own in self.buffers.items():
-            for buffer in own:
-                buffer.copy_(state["buffers"][name])
+        self.hooks.put(state)
+        axis.restart(axis.shared, range(len(axis.replicas)))

@@ -11,7 +11,14 @@ from accordion_bench.compressors.assemble import (
     wrapped_compressor,
 )
 from accordion_bench.exchange.partition import levelled, sent_specs
-from accordion_bench.methods.compatibility import Chosen, codebooks_of, ladder_of, refuse_pairs, refuse_scope
+from accordion_bench.methods.compatibility import (
+    Chosen,
+    codebooks_of,
+    ladder_of,
+    refuse_of_all_workers,
+    refuse_pairs,
+    refuse_scope,
+)
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import Ladder, Plan, RunFacts, TensorSpec
@@ -83,6 +90,8 @@ def build_methods(chosen: Chosen, run: RunFacts, workers_per_process: int) -> Me
         return sync.messages() or pseudo_gradient_compressor(chosen.compressor, name)
 
     wrapped = (wrapped if sync.gradient_exchange else differences()).fitted_to(run)
+    if sync.elastic:
+        refuse_of_all_workers(wrapped, name)
     policies = in_order(policies)
     sync.refuse_driven({policy.drives: name for name, policy in policies.items()}, run)
     sync.check(run, workers_per_process)

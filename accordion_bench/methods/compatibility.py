@@ -6,7 +6,6 @@ Each refusal is one sentence that says why, and what would work.
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -120,9 +119,7 @@ def refuse_pairs(chosen: Chosen, compressor: Compressor, policies: dict[str, Pol
     if sync.local and not own_messages:
         differences = pseudo_gradient_compressor(chosen.compressor, name)
         if sync.quorum is not None:
-            among_some(differences, name, "leaves late workers out", {"sync.quorum": None})
-        if sync.elastic:
-            among_some(differences, name, "lets workers come and go", {"sync.elastic": False})
+            among_some(differences, name)
         if sync.gradient_exchange and compressor.traits.optimizer.owns:
             instead = {"sync.phase1": "model"} if "phase1" in chosen.sync else {"sync.switch_step": 0}
             raise ConfigError(
@@ -143,28 +140,46 @@ def refuse_clipping_after(sync: Sync, compressor: Compressor) -> None:
         raise ValueRefused("clip_at", f"before where {what}, because the update is no gradient", "after", "before")
 
 
-def among_some(wrapped: Wrapped, name: str, does: str, instead: Mapping[str, Any]) -> None:
-    """Where not all workers take part in every averaging, messages must not depend on who does.
+def among_some(wrapped: Wrapped, name: str) -> None:
+    """Where late workers are left out, messages must not depend on who takes part in an averaging.
 
     Args:
         wrapped: the compressor.
         name: its.
-        does: what an option of the scheme does.
-        instead: that option, and a value with which it does not.
     """
     why = ""
     if wrapped.collective == "two_way":
         why = "whose messages all workers share out among themselves"
     elif not wrapped.compressor.traits.fixed_size:
         why = "the size of whose messages all workers must know"
-    elif wrapped.compressor.traits.reduces == "estimate" and "sync.elastic" in instead:
-        why = "whose estimate is the mean of what all workers keep"
     if why:
         raise ConfigError(
-            f"compressor must send messages of a fixed size to all where {next(iter(instead))} {does}, got {name}, "
-            f"{why}",
+            f"compressor must send messages of a fixed size to all where sync.quorum leaves late workers out, got "
+            f"{name}, {why}",
             {"compressor": "topk"},
+            {"sync.quorum": None},
+        )
+
+
+def refuse_of_all_workers(wrapped: Wrapped, name: str) -> None:
+    """Where workers come and go, no state may hang on who all of them are.
+
+    Args:
+        wrapped: the compressor.
+        name: its.
+    """
+    why: str = ""
+    instead: Config = {"compressor": "topk"}
+    if wrapped.collective == "two_way":
+        why = "whose owners keep what others have sent"
+    elif wrapped.compressor.traits.reduces == "estimate":
+        why, instead = "whose estimate is the mean of what all workers keep", {"compressor.error_feedback": True}
+    if why:
+        raise ConfigError(
+            f"compressor must keep nothing that hangs on who all workers are where sync.elastic lets them come and go, "
+            f"got {name}, {why}",
             instead,
+            {"sync.elastic": False},
         )
 
 

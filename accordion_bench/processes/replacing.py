@@ -19,6 +19,8 @@ from accordion_bench.processes.watchdog import DIED, Failure
 
 LOOK = 0.2  # seconds between two looks at the processes
 AFTER = 10.0  # seconds that others may take to end after the first one has come to the end
+SHORT = 10.0  # seconds for which a process is a member at least, or it has not worked
+MOST = 5  # lost processes in a row that have not worked, after which no other one is started
 
 
 @dataclass
@@ -29,14 +31,15 @@ class _Child:
     process: Any
     end: connection.Connection
     told: list[Failure] = field(default_factory=list)
-    was_member: bool = False
+    entered: float | None = None  # when it became a member
 
 
 class Replaced:
     """Starts one process per rank, and another one for each that is lost; hosts the store in which they meet.
 
-    Who dies without a word, is left behind by the others, or is asked to end alone is replaced. Where one fails with an
-    error of its own, or too few are left, all end.
+    Who dies without a word, is left behind by the others, or is asked to end alone is replaced, unless `MOST` in a row
+    have died before they have worked, as where memory is short. Where one fails with an error of its own, or too few
+    are left, all end.
 
     Args:
         task: what each runs; gets its own place, and the watch over the run.
@@ -58,7 +61,7 @@ class Replaced:
         self.register = Register(store, Terms(where.processes, 1, timeout, {}))
         self.children: list[_Child] = []
         self.processes: list[Any] = []  # that signals are forwarded to
-        self.generation = 0
+        self.generation = self.in_a_row = 0
         self.members: set[int] = set()
 
     def run(self) -> Ended:
@@ -79,6 +82,7 @@ class Replaced:
         process = start(target=child, args=arguments, name=f"worker {number}", daemon=True)
         process.start()
         send.close()
+        self.started = number + 1
         self.children.append(_Child(number, process, receive))
         self.processes.append(process)
 
@@ -86,7 +90,6 @@ class Replaced:
         """Until all have ended; an error that is the run's own ends them."""
         failures: list[Failure] = []
         until = float("inf")
-        number = self.where.processes
         while self.children:
             time.sleep(LOOK)
             self._kill_left_behind()
@@ -102,16 +105,28 @@ class Replaced:
                     until = min(until, time.monotonic() + (60.0 if received else 2.0))
                 elif one.process.exitcode == 0:
                     until = min(until, time.monotonic() + AFTER)
-                elif until == float("inf") and not received:
-                    sentence = f"worker {one.number} is lost ({_why(one)}); another one is started"
-                    print(f"warning: {sentence}", file=sys.stderr, flush=True)
-                    with handling(signal.SIG_IGN, ANSWERED_LATER):
-                        self._start(number)
-                    number += 1
+                elif until == float("inf") and not received and not self.register.over:
+                    self._replace(one)
+                    if not self.children:
+                        text = f"all workers are lost, the last one ({_why(one)}) like those before it"
+                        died = {"rank": one.number, "kind": DIED, "message": text, "traceback": text}
+                        failures.append(died | {"time": time.monotonic(), "second_hand": False})
             if time.monotonic() > until:
                 for process in self.processes:
                     process.kill()
         return failures
+
+    def _replace(self, one: _Child) -> None:
+        """Start another one for one that is lost, unless so many before it have not worked either."""
+        worked = one.entered is not None and time.monotonic() > one.entered + SHORT
+        self.in_a_row = 0 if worked else self.in_a_row + 1
+        then = "another one is started"
+        if self.in_a_row >= MOST:
+            then = f"no other one is started after {MOST} in a row that were lost before they worked for {SHORT:g} s"
+        print(f"warning: worker {one.number} is lost ({_why(one)}); {then}", file=sys.stderr, flush=True)
+        if self.in_a_row < MOST:
+            with handling(signal.SIG_IGN, ANSWERED_LATER):
+                self._start(self.started)
 
     def _hear(self, one: _Child) -> None:
         while not one.end.closed and one.end.poll():
@@ -126,9 +141,10 @@ class Replaced:
             self.generation += 1
             self.members = {int(member[:6], 16) for member in found.ids}
         for one in self.children:
-            if one.was_member and one.number not in self.members:
+            if one.number in self.members:
+                one.entered = one.entered or time.monotonic()
+            elif one.entered is not None:
                 one.process.kill()
-            one.was_member = one.was_member or one.number in self.members
 
 
 def _why(one: _Child) -> str:

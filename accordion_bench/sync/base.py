@@ -14,12 +14,13 @@ from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 from accordion_bench.optimizers.inner import Optimizers
-from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.component import Component
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.component import Component, Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, RunFacts, TensorSpec
 from accordion_bench.position import Position, Rate
 
+LEFT = "workers that must be left then; null = 1"  # what min_workers is
 PER_WORKER = "_W"  # ends the names of tensors with a row per worker, in the state of an exchange
 
 
@@ -116,6 +117,11 @@ def _restored(value: Any, saved: Any) -> bool:
     return True
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    if options.get("min_workers") is not None and not options.get("elastic"):
+        yield "min_workers", "sync.elastic is not true"
+
+
 class Sync(Component, Stateful):
     """Exchanges what it must before and after each step of the optimizer.
 
@@ -145,7 +151,7 @@ class Sync(Component, Stateful):
         min_workers: that must be left then.
     """
 
-    description = replace(Component.description, shares={})
+    description = replace(Component.description, shares={}, idle=_idle)
 
     local: bool = False
     late: bool = False
@@ -164,7 +170,7 @@ class Sync(Component, Stateful):
     final: bool = False
     partial: bool = False
     split: Sequence[Sequence[int]] | None = None
-    elastic: bool = False
+    elastic: bool | None = False
     min_workers: int | None = None
 
     def check(self, run: RunFacts, workers_per_process: int) -> None:
@@ -177,6 +183,9 @@ class Sync(Component, Stateful):
         Raises:
             ConfigError: with what to type instead.
         """
+        if self.elastic and (self.min_workers or 1) > run.workers:
+            rule = f"at most {run.workers}, the number of workers"
+            raise ValueRefused("sync.min_workers", rule, self.min_workers, run.workers)
 
     def messages(self) -> Wrapped | None:
         """What its workers send, where it does not leave that to `compressor`; made anew by each call."""
@@ -196,6 +205,9 @@ class Sync(Component, Stateful):
         Raises:
             ValueRefused: with what goes together.
         """
+        for name in drivers.values() if self.elastic else ():
+            rule = f"{{false}} with adaptive={name}, because policies look at exchanges of all workers"
+            raise ValueRefused("sync.elastic", rule, True, False)
 
     def refuse_tensors(self, specs: Sequence[TensorSpec]) -> None:
         """Refuse options that do not fit the trained tensors.
@@ -327,7 +339,7 @@ class Sync(Component, Stateful):
 
     def columns(self) -> dict[str, Any]:
         """What it says in metrics rows, beside bytes and times."""
-        return {}
+        return self.comm.membership.columns()
 
     def own(self, row: int) -> dict[str, Any]:
         """The tensors that belong to one local worker, in nested dictionaries by name; they are restored in place."""

@@ -13,7 +13,7 @@ What is dropped has weight 0 in the mean, see `Comm.weigh`.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -69,6 +69,8 @@ class DrawnTimes(EveryStep):
         Sync.description, display_names={"drawn_times": "drawn times"}, idle=_idle, label_suffix=_label_suffix
     )
 
+    elastic: bool | None = field(init=False, default=None)
+    min_workers: int | None = field(init=False, default=None)
     without_averages = "which averages the gradients of some workers, as they come"
     keeps: ClassVar[tuple[str, ...]] = ("now", "ready", "draws", "read_at", "used", "staleness")
     rule: str = option(

@@ -1,5 +1,6 @@
 """Synchronous SGD: every step exchanges gradients."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,13 +8,22 @@ from torch import Tensor
 
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
-from accordion_bench.options.option import Choice
+from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.position import Rate
-from accordion_bench.sync.base import Placed, Sync, SyncContext
+from accordion_bench.sync.base import LEFT, Placed, Sync, SyncContext
 from accordion_bench.tensors.clip import clip_factor
 from accordion_bench.tensors.real_view import as_real
 
 
+def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+    yield from Sync.description.idle(cls, options, context)
+    if options.get("elastic"):
+        yield "comm.overlap", "sync.elastic lets gradients leave after the backward pass"
+
+
+@with_options
 class EveryStep(Sync):
     """x <- optimizer(x, exchange(g_1 .. g_A)), one parameter copy per process.
 
@@ -22,9 +32,23 @@ class EveryStep(Sync):
     A compressor that owns the momentum takes the step itself, of all tensors or of some (`takes_step`); the optimizer
     is then left with a zero gradient of these, from which it still decays the weights (with its momentum, unless
     `weight_decay_mode` says otherwise).
+
+    Where workers come and go, a step whose exchange some worker has not come through is repeated by those who are left,
+    from the residuals before it; parameters and optimizer have not changed then. Residuals of a lost worker are lost.
     """
 
+    elastic: bool | None = option(
+        "true = workers may be lost, and others may enter after a step; needs comm=gloo", default=None
+    )
+    min_workers: int | None = option(LEFT, default=None, at_least=1, instead=2)
+
     chosen_as = {"every_step": Choice("synchronous data-parallel training")}
+
+    description = replace(Sync.description, idle=_idle)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.weighs = self.weighs and not self.elastic
 
     def begin(self, context: SyncContext) -> None:
         super().begin(context)
@@ -45,6 +69,9 @@ class EveryStep(Sync):
 
     def exchanges(self) -> list[Placed]:
         return [Placed("gradient", self.exchange, range(self.exchange.comm.local_workers))]
+
+    def resized(self) -> None:
+        self.exchange.resized()
 
     def before_step(self, lr: Rate) -> CompletedExchange | None:
         axis, traits, decay = self.axis, self.exchange.compressor.traits, self.context.weight_decay

@@ -15,6 +15,7 @@ from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, options_of, with_options
 from accordion_bench.plan import RunFacts
+from accordion_bench.sync.base import LEFT
 from accordion_bench.sync.outer import BUFFERS, OUTER, HeavyBall, OuterSGD
 from accordion_bench.sync.round import Round, When
 from accordion_bench.sync.who import Nobody, Pairs, checked_groups
@@ -41,7 +42,6 @@ SPARTA = "share of the parameters averaged after every local step, too; 0.005 is
 LATE = ("quorum", "grace", "lateness")
 ELASTIC = ("elastic", "min_workers")
 COME_AND_GO = "workers may be lost, and others may enter after a round; needs comm=gloo"
-LEFT = "workers that must be left then; null = 1"
 NESTEROV: Mapping[str, tuple[Any, str]] = {"optimizer.nesterov": (True, "as in the paper")}
 
 

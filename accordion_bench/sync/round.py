@@ -88,8 +88,6 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
         yield "phase1", "sync.switch_step is 0"
     if context.workers == 1:
         yield "sparta", "a lone worker has nobody to average with"
-    if options.get("min_workers") is not None and not options.get("elastic"):
-        yield "min_workers", "sync.elastic is false"
 
 
 def _smoke_options(options: Config, knob: str) -> Config:
@@ -172,6 +170,7 @@ class Round(Sync):
     # ---- before the run
 
     def check(self, run: RunFacts, workers_per_process: int) -> None:
+        super().check(run, workers_per_process)
         if self.switch_step is None and run.first_drop() is None:
             rule = "a number of steps where the learning rate never drops at once, to 0.7 or less"
             raise ValueRefused("sync.switch_step", rule, None, run.steps // 2)
@@ -182,13 +181,10 @@ class Round(Sync):
             refuse_groups(self.groups, run, workers_per_process)
         self.waiting.refuse_in_run(run.workers, workers_per_process)
         if self.elastic:
-            self._refuse_in_elastic_run(run)
+            self._refuse_in_elastic_run()
 
-    def _refuse_in_elastic_run(self, run: RunFacts) -> None:
+    def _refuse_in_elastic_run(self) -> None:
         """Refuse what needs all workers of the beginning."""
-        if self.min_workers is not None and self.min_workers > run.workers:
-            rule = f"at most {run.workers}, the number of workers"
-            raise ValueRefused("sync.min_workers", rule, self.min_workers, run.workers)
         for key, good in (("switch_step", 0), ("buffers", "keep"), ("sparta", None), ("quorum", None)):
             value = getattr(self, key)
             if value in (good, None) or (key == "buffers" and value == "reset"):
@@ -209,10 +205,8 @@ class Round(Sync):
             raise ValueRefused("sync.fragments", rule, self.fragments, max(fitting, default=1))
 
     def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
+        super().refuse_driven(drivers, run)
         for what, name in drivers.items():
-            if self.elastic:
-                rule = f"{{false}} with adaptive={name}, because policies look at exchanges of all workers"
-                raise ValueRefused("sync.elastic", rule, True, False)
             if what and self.quorum is not None:
                 rule = f"{{null}} where adaptive={name} drives the {what}, because policies look at exchanges of all"
                 raise ValueRefused("sync.quorum", rule, self.quorum, None)
@@ -460,7 +454,7 @@ class Round(Sync):
 
     def columns(self) -> dict[str, Any]:
         own = {} if self.attendance is None else self.attendance.columns()
-        return own | self.comm.membership.columns()
+        return own | super().columns()
 
     # ---- checkpoints
 

@@ -4,6 +4,7 @@ Layers are found by the names of the parameters, which say how a model is built:
 the layer `blocks.3`, `stages.0.1.conv1.weight` in `stages.0.1`, `rnn.weight_hh_l1` in the second layer of `rnn`.
 """
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -230,23 +231,21 @@ class InFlight(Stateful):
             moved: of each group, [rows, ...], in the storage of gradients.
             late: it may travel beside the next step.
         """
-        done: list[CompletedExchange] = []
-        membership = self.runner.comm.membership
-
-        def run() -> list[Tensor]:
-            done[:] = [self.runner.run(exchanges, moved)]
-            return [x for updates in done[0].updates for x in updates]
-
-        def keep() -> Callable[[], None]:
-            return _kept(exchanges, moved)
-
         if late and self.runner.may_launch:
+            exchange, own_W, info = exchanges[0], moved[0], self.runner.position.info()
             if self.runner.comm.local_workers > 1:  # the next step needs the storage
-                moved = [[x_W.clone() for x_W in moved[0]]]
-            self.landing = membership.repeated(lambda: self.runner.launch(exchanges[0], moved[0]), run, keep)
+                own_W = [x_W.clone() for x_W in own_W]
+
+            def again() -> list[Tensor]:
+                self.clock.waits(exchange.kind)
+                return self.runner.exchanged(exchange, own_W, info)
+
+            begin = functools.partial(self.runner.launch, exchange, own_W)
+            self.landing = self.runner.comm.membership.repeated(begin, again, exchange.keep)
             return None
-        self.updates = membership.repeated(lambda: run, run, keep)()
-        return done[0]
+        completed = self.runner.run(exchanges, moved)
+        self.updates = [x for updates in completed.updates for x in updates]
+        return completed
 
     def land(self) -> None:
         """Wait for what has been launched."""
@@ -268,17 +267,3 @@ class InFlight(Stateful):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.updates = [value.to(self.runner.comm.device, copy=True) for value in state["updates"]]
-
-
-def _kept(exchanges: Sequence[Exchange], moved: Sequence[list[Tensor]]) -> Callable[[], None]:
-    """Keep what exchanges read and change; returns what puts it back."""
-    states = [exchange.keep() for exchange in exchanges]
-    before = [[x_W.clone() for x_W in moved_W] for moved_W in moved]
-
-    def put_back() -> None:
-        for state in states:
-            state()
-        for moved_W, before_W in zip(moved, before, strict=True):
-            torch._foreach_copy_(moved_W, before_W)
-
-    return put_back

@@ -328,16 +328,18 @@ class Trainer:
         """What workers that enter get from the others, and what becomes of it when the workers change."""
 
         def state() -> dict[str, Any]:
-            return checkpoint.merged(owner.state_dict() for owner in self.owners.of_all)
+            buffers = {name: x_W[0].clone() for name, x_W in self.axis.buffers_W.items()}
+            return checkpoint.merged([*(owner.state_dict() for owner in self.owners.of_all), {"buffers": buffers}])
 
         def put(state: dict[str, Any]) -> None:
             for owner in self.owners.of_all:
                 owner.load_state_dict(state)
+            for name, x_W in self.axis.buffers_W.items():
+                x_W.copy_(state["buffers"][name])
 
-        buffers = {name: list(x_W) for name, x_W in self.axis.buffers_W.items()}
         hooks = Hooks(state, put, lambda: self.sampler.deal, self._workers_changed)
         self._led = self.comm.leader
-        return SharedState(self.step.communicating, buffers, hooks)
+        return SharedState(self.step.communicating, hooks)
 
     def _workers_changed(self, lost: Sequence[int], before: int) -> None:
         """Samples are dealt anew; the first process tells and writes, whichever that is now."""
@@ -386,7 +388,7 @@ class Trainer:
         counts = of_workers(state["ledger"], before, comm.workers)
         for owner in self.owners.of_all:
             owner.load_state_dict(renamed(state, before, comm.workers) | {"ledger": counts})
-        self.axis.restart(self.axis.shared, range(comm.local_workers))
+        self.axis.restart(self.axis.shared, range(len(self.axis.replicas)))
         deal.change(comm.workers, range(before), position.step)
         steps = math.ceil(math.ceil(deal.size / before) / deal.batch)  # of an epoch with as many workers
         position.step_in_epoch = position.step_in_epoch * position.steps_per_epoch // steps

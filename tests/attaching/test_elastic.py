@@ -112,13 +112,18 @@ def test_workers_enter_after_two_rounds_and_again(tmp_path: Path) -> None:
 
 
 def test_who_cannot_go_on_is_told(tmp_path: Path) -> None:
-    """Another option, too few that are left, a run that is over: one sentence each."""
+    """Another option or model, too few that are left, a run that is over: one sentence each."""
     with Run(tmp_path, 30, period=PERIOD, pace=0.05, timeout=2.0) as run:
         run.start(0, first=2)
         run.start(1, first=2, end=(25, "killed"))
         run.start(5, period=4)
+        run.start(6, inputs=4)
         assert run.told(5)["error"] == (
             "LostWorker: ab.local: sync.period must be 2 as in the run that goes on, got 4; start it alike"
+        )
+        assert run.told(6)["error"] == (
+            "LostWorker: ab.local: parameters.layers.0.weight must be [2, 3] torch.float32 as in the run that goes on, "
+            "got [2, 4] torch.float32; start it alike"
         )
         assert run.told(0)["error"] == (
             "LostWorker: step 25: at least min_workers must be left, got 1 process of 2; go on from a checkpoint, or "

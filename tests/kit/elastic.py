@@ -1,4 +1,4 @@
-"""Workers that come and go, each in a process: their gradients are constant, so that every average is known."""
+"""Workers that come and go, each in a process: their gradients are constant, so that what comes of them is known."""
 
 import contextlib
 import datetime
@@ -17,23 +17,31 @@ from torch import nn
 
 import accordion_bench as ab
 from accordion_bench.comm import generations
+from accordion_bench.exchange.exchange import Exchange
 from tests.kit.processes import forked
 
 LR = 0.5
 ENDS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+AMID = "amid "  # before an end: within an exchange, when its first bucket has come
 
 
 class Constant(nn.Module):
-    """Two tensors in two layers whose gradients are what the worker is called: its number plus one."""
+    """Two tensors in two layers whose gradients are what the worker is called, its number plus one, times 1, 2, ..."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: int = 3) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(3, 2, bias=False), nn.Linear(2, 1, bias=False)])
+        self.layers = nn.ModuleList([nn.Linear(inputs, 2, bias=False), nn.Linear(2, 1, bias=False)])
         for layer in self.layers:
             nn.init.zeros_(layer.weight)
 
     def forward(self, name: int) -> torch.Tensor:
-        return sum((layer.weight.sum() for layer in self.layers), torch.zeros(())) * (name + 1)
+        sums = ((layer.weight * slopes(layer.weight)).sum() for layer in self.layers)
+        return sum(sums, torch.zeros(())) * (name + 1)
+
+
+def slopes(x: torch.Tensor) -> torch.Tensor:
+    """1, 2, ... in its shape."""
+    return torch.arange(1.0, 1 + x.numel()).view(x.shape)
 
 
 class Run:
@@ -42,7 +50,7 @@ class Run:
     Args:
         folder: what they say at their ends stands there.
         steps: of the run.
-        options: of `ab.local`.
+        options: of `ab.local`; with sync=every_step of `ab.attach`.
     """
 
     def __init__(self, folder: Path, steps: int, **options: Any) -> None:
@@ -66,7 +74,7 @@ class Run:
             for name in names:
                 told = self.folder / f"{name}.json", self.steps, end, {**self.options, **other}
                 process = multiprocessing.get_context("spawn").Process(
-                    target=_work, args=(self.store.port, name, *told)
+                    target=work, args=(("127.0.0.1", self.store.port), name, *told)
                 )
                 process.start()
                 self.processes[name] = process
@@ -113,16 +121,21 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _work(port: int, name: int, file: Path, steps: int, end: tuple[int, str], options: dict[str, Any]) -> None:
+def work(
+    place: tuple[str, int], name: int, file: Path, steps: int, end: tuple[int, str], options: dict[str, Any]
+) -> None:
     """One worker, to its end; it says in a file what it has become, step by step."""
-    generations.BEAT, generations.SILENCE = 0.1, 0.6
+    generations.BEAT, generations.SILENCE = 0.1, 1.5
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, None, False, datetime.timedelta(seconds=60), wait_for_workers=False)
-    model, sync = Constant(), options.pop("sync", "local_sgd")
-    pace = options.pop("pace", 0.0)
-    own: dict[str, Any] = {"values": {}, "members": {}, "samples": {}, "took": {}}
+    store = dist.TCPStore(*place, None, False, datetime.timedelta(seconds=60), wait_for_workers=False)
+    model, sync = Constant(options.pop("inputs", 3)), options.pop("sync", "local_sgd")
+    pace, optimizer = options.pop("pace", 0.0), torch.optim.SGD(model.parameters(), LR, options.pop("momentum", 0.0))
+    own: dict[str, Any] = {"values": {}, "members": {}, "samples": {}, "took": {}, "whole": {}}
     try:
-        local = ab.local(model, torch.optim.SGD(model.parameters(), LR), sync, store=store, batch_size=2, **options)
+        if sync == "every_step":
+            local = ab.attach(model, optimizer, store=store, batch_size=2, **options)
+        else:
+            local = ab.local(model, optimizer, sync, store=store, batch_size=2, **options)
         own["entered"] = local.position.step
         while local.position.step < steps:
             step = local.position.step
@@ -130,11 +143,12 @@ def _work(port: int, name: int, file: Path, steps: int, end: tuple[int, str], op
             time.sleep(pace)
             model(name).backward()
             if step == end[0]:
-                os.kill(os.getpid(), ENDS[end[1]])
+                _end(end[1])
             began = time.monotonic()
             local.optimizer.step()
             own["took"][step] = time.monotonic() - began
             local.optimizer.zero_grad()
+            own["whole"][step] = [layer.weight.tolist() for layer in model.layers]
             own["values"][step] = [float(layer.weight.detach()[0, 0]) for layer in model.layers]
             own["members"][step] = local.comm.workers
         local.finish()
@@ -142,3 +156,19 @@ def _work(port: int, name: int, file: Path, steps: int, end: tuple[int, str], op
     except Exception as error:
         own["error"] = f"{type(error).__name__}: {error}"
     file.write_text(json.dumps(own, default=str))
+
+
+def _end(how: str) -> None:
+    """End this process, now or when the first bucket of the next exchange has come."""
+    number = ENDS[how.removeprefix(AMID)]
+    if not how.startswith(AMID):
+        os.kill(os.getpid(), number)
+    send, sent = Exchange.send, []
+
+    def ending(self: Exchange, *arguments: Any) -> Any:
+        if sent:
+            os.kill(os.getpid(), number)
+        sent.append(self)
+        return send(self, *arguments)
+
+    Exchange.send = ending  # type: ignore[method-assign]

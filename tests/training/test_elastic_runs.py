@@ -29,7 +29,12 @@ def counted(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "scheme", [("sync=diloco", "sync.period=4"), ("sync=streaming_diloco", "sync.period=4", "sync.delay=1")]
+    "scheme",
+    [
+        ("sync=diloco", "sync.period=4"),
+        ("sync=streaming_diloco", "sync.period=4", "sync.delay=1"),
+        ("sync=every_step", "compressor=topk", "compressor.error_feedback=true"),
+    ],
 )
 def test_without_a_loss_it_is_the_run_as_it_was(tmp_path: Path, scheme: tuple[str, ...]) -> None:
     """Losses and bytes are equal to the bit, epoch by epoch."""
@@ -39,13 +44,17 @@ def test_without_a_loss_it_is_the_run_as_it_was(tmp_path: Path, scheme: tuple[st
     assert {(row["members"], row["joined"], row["lost"]) for row in elastic} == {(4, 0, 0)}
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(
+    ("rank", "scheme"),
+    [(0, "sync=diloco"), (2, "sync=diloco"), pytest.param(2, "sync=every_step", marks=pytest.mark.slow)],
+)
 def test_a_killed_worker_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, rank: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, rank: int, scheme: str
 ) -> None:
     """The run ends with all its epochs, whoever was the first process; each epoch has a row."""
     monkeypatch.setenv("TINY_TROUBLE", f"kill:{rank}:8")
-    rows, summary = run(tmp_path, "sync=diloco", "sync.period=3", "epochs=8", *ELASTIC)
+    period = ["sync.period=3"] if scheme == "sync=diloco" else []
+    rows, summary = run(tmp_path, scheme, *period, "epochs=8", *ELASTIC)
     assert [row["epoch"] for row in rows] == list(range(8))
     assert rows[-1]["lost"] >= 1 and rows[-1]["members"] >= 3
     assert summary["steps"] == 8 * tiny.STEPS

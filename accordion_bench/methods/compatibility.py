@@ -114,8 +114,9 @@ def refuse_pairs(chosen: Chosen, compressor: Compressor, policies: dict[str, Pol
             f"compressor must be none with sync={chosen.sync_name}, {leaves_nothing}, got {name}",
             {"compressor": "none"},
         )
-    if sync.local and compressor.traits.optimizer.looks_ahead:
-        raise ValueRefused("compressor.look_ahead", "false where workers take local steps", True, False)
+    if (sync.local or sync.elastic) and compressor.traits.optimizer.looks_ahead:
+        where = "workers take local steps" if sync.local else "sync.elastic lets workers come and go"
+        raise ValueRefused("compressor.look_ahead", f"{{false}} where {where}", True, False)
     if sync.local and not own_messages:
         differences = pseudo_gradient_compressor(chosen.compressor, name)
         if sync.quorum is not None:

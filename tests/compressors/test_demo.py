@@ -456,7 +456,11 @@ def test_placements_of_workers_that_look_ahead(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["sync=local_sgd"], "compressor.look_ahead must be false"),
+        (["sync=local_sgd"], "compressor.look_ahead must be false where workers take local steps, got true"),
+        (
+            ["sync.elastic=true", "sync.min_workers=2", "comm=gloo", "comm.processes=2", "workers=2"],
+            "compressor.look_ahead must be false where sync.elastic lets workers come and go, got true",
+        ),
         (["comm=gloo", "comm.processes=2", "workers=2", "comm.engine=ddp"], "compressor must be none, fp16, bf16 or"),
         (["compressor.look_ahead=2"], "compressor.look_ahead must be true or false, got 2"),
     ],

@@ -44,7 +44,7 @@ def _run_folder(word: str) -> Path:
     Raises:
         ConfigError: it is none, or holds several.
     """
-    from accordion_bench.report.read.find import find_runs
+    from accordion_bench.report.read.load import find_runs
 
     found = find_runs(word)
     if found == [Path(word)]:

@@ -7,6 +7,7 @@ ab.report.figure("results/runs", "comparison")  # as matplotlib draws it
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
@@ -23,6 +24,29 @@ if TYPE_CHECKING:
 __all__ = ["compare", "figure", "load_metrics", "load_runs", "read_runs"]
 
 Runs = Union["Run", str, Path, Iterable[Union["Run", str, Path]]]
+
+FORMATS = ("md", "csv", "latex", "html")
+FIGURES = ("png", "pdf", "svg")
+BANDWIDTHS = (1e8, 1e9, 1e10)  # bit/s
+PAPERS = {"one-column": 3.3, "two-column": 7.0}  # width of a figure in inches
+
+
+@dataclass(frozen=True)
+class Print:
+    """How figures are written.
+
+    Args:
+        paper: one of PAPERS: a figure is as wide as one column, or as both.
+        formats: some of FIGURES. A PNG is always there: page and README show it.
+        bandwidths: bit/s of the links in the figure of modelled time.
+    """
+
+    paper: str = "two-column"
+    formats: tuple[str, ...] = ("png",)
+    bandwidths: tuple[float, ...] = BANDWIDTHS
+
+
+AS_PNG = Print()
 
 
 def compare(runs: Runs) -> "pd.DataFrame":
@@ -63,7 +87,7 @@ def figure(runs: Runs, kind: str = "comparison", setting: str | None = None) -> 
         >>> drawn = ab.report.figure(runs, "comparison")
         >>> drawn.savefig("comparison.png")
     """
-    from accordion_bench.report.render import BANDWIDTHS, figures
+    from accordion_bench.report.render import figures
     from accordion_bench.report.render.figures.sheet import styled
 
     checks.choice("kind", kind, figures.NAMES)
@@ -77,7 +101,7 @@ def figure(runs: Runs, kind: str = "comparison", setting: str | None = None) -> 
             if setting is None and len(found) > 1:
                 raise checks.ValueRefused("setting", f"one of the {len(found)} of compare()", None, next(iter(found)))
             name = next(iter(found)) if setting is None else checks.choice("setting", setting, list(found))
-            drawn = figures.rooms(found[name], BANDWIDTHS)[kind]()
+            drawn = figures.KINDS[kind].draw(found[name], BANDWIDTHS)
     if drawn is None:
         raise checks.ValueRefused("kind", "a figure for which these runs have the numbers", kind, "comparison")
     return drawn

@@ -12,7 +12,7 @@ from accordion_bench import output
 from accordion_bench.options import checks, units
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.options.explain import explain
-from accordion_bench.report.render import FIGURES, FORMATS, PAPERS, Print
+from accordion_bench.report import FIGURES, FORMATS, PAPERS, Print
 from accordion_bench.runs.untrusted import printable
 
 OF_FILES, OF_SERVE = ("out", "formats", "bandwidths", "figures", "pdf", "paper"), "port"  # options that say how
@@ -24,36 +24,36 @@ def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
-        return _report(args, parser)
+        _report(args, parser)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
     except Exception as error:
-        sentence = explain(error)  # no memory, say
+        sentence = explain(error)
         if sentence is None:
             raise
         print(sentence, file=sys.stderr)
         return 2
+    return 0
 
 
-def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    if (idle := _idle(args, parser)) is not None:
-        print(idle, file=sys.stderr)
-        return 2
-    try:
-        if args.config_dir is not None:
-            add_conf_dir(args.config_dir)
-        formats = [checks.choice("--formats", name.strip(), FORMATS) for name in args.formats.split(",")]
-        bandwidths = tuple(_bandwidth(text) for text in args.bandwidths.split(","))
-        drawn = [checks.choice("--figures", name.strip(), FIGURES) for name in (args.figures or "png").split(",")]
-        drawn += ["pdf"] if args.pdf else []
-        printed = Print(checks.choice("--paper", args.paper, tuple(PAPERS)), tuple(drawn), bandwidths)
-    except checks.ConfigError as refused:
-        print(refused, file=sys.stderr)
-        return 2
+def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Serve, or write.
+
+    Raises:
+        ConfigError: something was typed that cannot be, holds no run, or cannot be written.
+    """
+    _refuse_idle(args, parser)
+    if args.config_dir is not None:
+        add_conf_dir(args.config_dir)
+    formats = [checks.choice("--formats", name.strip(), FORMATS) for name in args.formats.split(",")]
+    bandwidths = tuple(_bandwidth(text) for text in args.bandwidths.split(","))
+    drawn = [checks.choice("--figures", name.strip(), FIGURES) for name in (args.figures or "png").split(",")]
+    drawn += ["pdf"] if args.pdf else []
+    printed = Print(checks.choice("--paper", args.paper, tuple(PAPERS)), tuple(drawn), bandwidths)
     print(f"reading the runs in {printable(' '.join(args.runs))}", file=sys.stderr, flush=True)
     from accordion_bench.report.compare import show  # what follows takes seconds to import
-    from accordion_bench.report.read import find, load
+    from accordion_bench.report.read import load
     from accordion_bench.report.render import tables, write
 
     if args.config_dir is not None or args.trust:
@@ -61,32 +61,31 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.trust:
         load.trust_classes(args.runs)
     if args.serve:
-        return _served(args.runs, args.port)
-    folders = find.no_runs(args.runs)
+        from accordion_bench.report.serve import serve
+
+        return serve(args.runs, args.port)
+    folders = load.no_runs(args.runs)
     for said in show.first(write.skipped(folders)):
         print(f"warning: {said}", file=sys.stderr)
     runs = load.read_runs(args.runs)
     if not runs:
-        print(
-            "RUN must be a run folder, a file of metrics rows or a folder that contains some, "
-            f"got {printable(' '.join(args.runs))}; "
-            "type python -m accordion_bench.report results/runs/*",
-            file=sys.stderr,
+        raise checks.ConfigError(
+            "RUN must be a run folder, a file of metrics rows or a folder that contains some, got "
+            f"{printable(' '.join(args.runs))}; type python -m accordion_bench.report results/runs/*"
         )
-        return 2
-    if (nowhere := _not_writable(args.out)) is not None:
-        print(nowhere, file=sys.stderr)
-        return 2
     try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=args.out):
+            pass  # before anything takes long
         every = args.figures is not None or args.pdf or args.paper != Print().paper
         written = write.write(runs, args.out, folders, formats, printed, every)
     except OSError as error:
-        print(_not_written(args.out, error), file=sys.stderr)
-        return 2
+        where, why = printable(str(args.out), longest=4096), printable(error.strerror or str(error))
+        refused = f"--out must be a folder that can be written, got {where}: {why}; type --out=results/report"
+        raise checks.ConfigError(refused) from error
     on_terminal = sys.stdout.isatty()
     print(tables.brief(written.parts, written.absent, output.columns()) if on_terminal else written.text)
     print(written.where)
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -114,41 +113,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _served(runs: list[str], port: int) -> int:
-    from accordion_bench.report.serve import serve
-
-    try:
-        serve(runs, port)
-    except checks.ConfigError as refused:
-        print(refused, file=sys.stderr)
-        return 2
-    return 0
-
-
-def _idle(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str | None:
-    """The sentence for an option that would do nothing."""
+def _refuse_idle(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Refuse an option that would do nothing."""
     typed = [name for name in (*OF_FILES, OF_SERVE) if getattr(args, name) != parser.get_default(name)]
     if args.serve and (of_files := [name for name in typed if name != OF_SERVE]):
-        return f"--serve writes no files, got --{of_files[0]}; leave it out"
+        raise checks.ConfigError(f"--serve writes no files, got --{of_files[0]}; leave it out")
     if not args.serve and OF_SERVE in typed:
-        return f"--{OF_SERVE} must stand beside --serve, got it alone; type --serve --{OF_SERVE}={args.port}"
-    return None
-
-
-def _not_writable(out: Path) -> str | None:
-    """The sentence for a folder that cannot be made or written."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            return None
-    except OSError as error:
-        return _not_written(out, error)
-
-
-def _not_written(out: Path, error: OSError) -> str:
-    where = printable(str(out), longest=4096)
-    why = printable(error.strerror or str(error))
-    return f"--out must be a folder that can be written, got {where}: {why}; type --out=results/report"
+        alone = f"--{OF_SERVE} must stand beside --serve, got it alone"
+        raise checks.ConfigError(f"{alone}; type --serve --{OF_SERVE}={args.port}")
 
 
 def _bandwidth(text: str) -> float:

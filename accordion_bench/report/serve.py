@@ -1,4 +1,4 @@
-"""Runs that go on, and a page that follows them: python -m accordion_bench.report --serve RUNS.
+"""Unfinished runs, and a page that shows their progress: python -m accordion_bench.report --serve RUNS.
 
 Running runs are curves beside the others. The server is for this machine alone: it listens on 127.0.0.1, answers only
 who has asked for localhost, and knows two addresses, the page and its version. No path of a request is ever one of a
@@ -23,9 +23,8 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.parallel import each
-from accordion_bench.report.read.find import FILES, METRICS_FILE, find_runs, no_runs
-from accordion_bench.report.read.load import Run, read_run
-from accordion_bench.report.read.rows_file import summary_of
+from accordion_bench.report.read.load import FILES, METRICS_FILE, Run, find_runs, no_runs, read_run
+from accordion_bench.report.read.metrics_rows import summary_of
 from accordion_bench.report.read.schema import problem, problem_of_rows
 from accordion_bench.report.render.page import Section, page
 from accordion_bench.report.render.rebuilt import classes_apart
@@ -52,7 +51,7 @@ def is_running(run: Run) -> bool:
 
 
 def so_far(run: Run) -> Run:
-    """A running run as if its last row were its end; it keeps its problem where its rows are not understood."""
+    """A running run as if its last row were its end; unchanged where its rows cannot be understood."""
     if run.attached:
         summary = run.summary
         why = problem_of_rows(_ends_now(run, summary), summary, run.rows, run.path.name)
@@ -73,7 +72,7 @@ def how_far(run: Run) -> str:
 
 
 def arm_so_far(run: Run) -> Arm | None:
-    """A running run as an arm of its own, which says how far it is; None where its rows are not understood.
+    """A running run as an arm of its own, with its progress in the label; None where its rows cannot be understood.
 
     Args:
         run: for which `is_running`.
@@ -92,19 +91,19 @@ def beside(parts: Sequence[Sequence[Arm]], running: Sequence[Arm]) -> list[list[
         parts: the finished arms of each setting.
         running: one per run, see `arm_so_far`.
     """
-    doors = [_doors(arms[0]) for arms in parts]
+    settings = [_keys(arms[0]) for arms in parts]
     found: list[list[Arm]] = [[] for _ in parts]
     for arm in running:
-        home = next((i for i, door in enumerate(doors) if door & _doors(arm)), len(doors))
-        if home == len(doors):
-            doors.append(_doors(arm))
+        number = next((i for i, keys in enumerate(settings) if keys & _keys(arm)), len(settings))
+        if number == len(settings):
+            settings.append(_keys(arm))
             found.append([])
-        found[home].append(arm)
+        found[number].append(arm)
     return found
 
 
-def _doors(arm: Arm) -> set[tuple[str, ...]]:
-    """What leads into the setting of an arm."""
+def _keys(arm: Arm) -> set[tuple[str, ...]]:
+    """Those of its setting, see `grouping.setting_keys`."""
     return set(map(tuple, json.loads(arm.setting)))
 
 
@@ -116,7 +115,7 @@ def live_page(
     Args:
         ended: finished runs, and unfinished ones that go on no more.
         running: those that go on.
-        folders: names of those without a run, and why; see `find.no_runs`.
+        folders: names of those without a run, and why; see `load.no_runs`.
         follow: the script by which the page follows its runs.
     """
     ended, parts, repeats, _ = sound(ended, texts)
@@ -130,7 +129,7 @@ def live_page(
 
 
 HOST = "127.0.0.1"
-NAMES = (HOST, "localhost")  # that a browser may have asked for: another name that leads here is not ours
+NAMES = (HOST, "localhost")  # that a browser may ask for: other names that resolve to this address are refused
 LEAST = 2.0  # seconds between two questions of a page
 SHARE = 10  # of the time that a page takes to build, so many times pass until the next: runs need the machine
 WAIT = 10  # seconds, after which a connection that says nothing is closed
@@ -153,12 +152,12 @@ class Followed:
         self._alone = threading.Lock()
 
     def version(self) -> str:
-        """Other runs, or other things known of them, have another one."""
+        """A hash of the runs and of what is known of them."""
         with self._alone, classes_apart():
             return self._look()[0]
 
     def page(self) -> str:
-        """The page as of now."""
+        """The page of the current runs."""
         with self._alone, classes_apart():
             version, ended, running = self._look()
             if version != self._built:
@@ -184,7 +183,7 @@ class Followed:
 
 
 def stamp(path: Path) -> Stamp:
-    """When the files of a run were last written, and how long they are: with other contents, another one."""
+    """Times of modification and sizes of the files of a run, which change with their contents."""
 
     def of_file(file: Path) -> tuple[int, int] | None:
         try:
@@ -197,13 +196,13 @@ def stamp(path: Path) -> Stamp:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET of the page and of its version, and nothing else."""
+    """Serves the page and its version; all other requests are refused."""
 
     server: "Server"
     timeout = WAIT
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Send the page, its version, or a refusal."""
         answers = {"/": (self.server.followed.page, "html"), "/version": (self.server.followed.version, "plain")}
         if self.headers.get("Host", "").partition(":")[0].lower() not in NAMES:
             self._send(HTTPStatus.FORBIDDEN, f"The address must be http://localhost:{self.server.server_port}/.\n")
@@ -237,7 +236,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A request says nothing on the terminal."""
+        """Requests are not shown on the terminal."""
 
 
 class Server(ThreadingHTTPServer):
@@ -258,7 +257,7 @@ class Server(ThreadingHTTPServer):
         super().__init__((HOST, port), Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that has gone needs no answer."""
+        """Errors of closed connections are ignored."""
         error = sys.exception()
         if not isinstance(error, ConnectionError | TimeoutError):
             print(printable(f"a request failed: {type(error).__name__}: {error}", longest=500), file=sys.stderr)

@@ -26,7 +26,7 @@ from accordion_bench.config.compose import compose
 from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, write
-from accordion_bench.report.render.draw import draw
+from accordion_bench.report.render.figures import draw
 from accordion_bench.report.render.page import Section, page
 from accordion_bench.runs.environment import environment
 from accordion_bench.runs.folder import RunFolder

@@ -248,7 +248,7 @@ def by_arm(cells: Sequence[Cell]) -> list[Cell]:
 
 def state(run: Run | None) -> str:
     """Why a cell is in no table."""
-    return "not started" if run is None else write.unfinished([run])[0].partition("): ")[2]
+    return "not started" if run is None else write.unfinished(run).partition("): ")[2]
 
 
 def commands(cells: Sequence[Cell]) -> Iterator[str]:

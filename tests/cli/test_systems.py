@@ -18,7 +18,6 @@ ASKS = {
     "processes/threads.py": "hasattr",
     "advising/cluster.py": "hasattr",
     "report/parallel.py": 'sys.platform == "linux"',
-    "report/render/draw.py": 'sys.platform == "linux"',
     "netlab/hosts.py": 'platform.system() != "Linux"',
 }
 

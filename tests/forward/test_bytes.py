@@ -19,7 +19,7 @@ from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import read_runs
 from accordion_bench.report.render import captions
-from accordion_bench.report.render.figures.scales import metric_label
+from accordion_bench.report.render.figures.sheet import metric_label
 from accordion_bench.report.render.tables import cells
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint

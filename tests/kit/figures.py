@@ -12,11 +12,11 @@ import yaml
 from matplotlib.figure import Figure
 
 from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.report import BANDWIDTHS
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.read.load import Run
-from accordion_bench.report.render import BANDWIDTHS
-from accordion_bench.report.render.figures import rooms
+from accordion_bench.report.render.figures import KINDS
 
 LAYERS = [f"stages.0.{i}.conv.weight" for i in range(6)]
 
@@ -111,6 +111,7 @@ def arms_of(*runs):
     return group(runs)[0]
 
 
+@functools.cache
 def everything(metric="accuracy", **changes):
     """Ten arms with three seeds, whose runs allow every figure of one setting."""
     scale = {"accuracy": (0.9, 1), "perplexity": (100, -100)}[metric]
@@ -150,5 +151,5 @@ def figures_of(
     Args:
         only: their names; () = all.
     """
-    drawn = {name: draw() for name, draw in rooms(arms, bandwidths).items() if not only or name in only}
+    drawn = {name: kind.draw(arms, bandwidths) for name, kind in KINDS.items() if not only or name in only}
     return {name: figure for name, figure in drawn.items() if figure is not None}

@@ -19,7 +19,7 @@ from accordion_bench.report.compare.times import modelled_seconds
 from accordion_bench.report.read.load import read_run
 from accordion_bench.report.read.schema import problem
 from accordion_bench.report.render import captions
-from accordion_bench.report.render.figures import scales
+from accordion_bench.report.render.figures import sheet
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, tiny
@@ -279,7 +279,7 @@ def test_reports_put_a_run_on_another_link(tmp_path):
     """What they show for another bandwidth is what the run would have written with it."""
     wide = ["compressor=topk", "comm.bucket_cap_mb=0.0005", "network.jitter=1e-5", "network.burst=300"]
     (arm,) = group([read_run(run(tmp_path, *wide).path)])[0]
-    assert modelled_seconds(arm, [1e9])[0] == pytest.approx(scales.column(arm, "modelled_seconds"))
+    assert modelled_seconds(arm, [1e9])[0] == pytest.approx(sheet.column(arm, "modelled_seconds"))
     row, network = arm.runs[0].rows[-1], Network(2e6, 5e-5, jitter=1e-5, burst=300)
     exposed = network.exposed(exchanges_from(row["seconds_by_bucket"]), row["wire_bytes"], row["rounds"], 4)
     expected = row["modelled_seconds"] - row["modelled_exposed_seconds"] + exposed

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.paths import ROOT
 
-MODULES = ("figures", "page", "figures.speed_ups", "page.build")
+MODULES = ("figures", "page", "figures.speed_ups")
 NAMED = {"module://not_here.backend": None, "TkAgg": "TkAgg", "nonsense": None, "": None}
 # each case in a process of its own that has imported everything but matplotlib
 CODE = """

@@ -10,17 +10,16 @@ import pytest
 from accordion_bench.report.compare import columns
 from accordion_bench.report.compare.beside import (
     against_model,
-    clock_of,
+    beside_tables,
     on_the_link,
+    race,
     reached,
-    tables,
-    target_of,
     to_target,
 )
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read.load import Run, read_run
 from accordion_bench.report.render import captions, write
-from accordion_bench.report.render.page import build
+from accordion_bench.report.render.page import to_target as drawn_to_target
 from tests.kit.figures import figures_of
 from tests.report.test_figures import arms_of, run
 from tests.report.test_report import (
@@ -63,8 +62,8 @@ def test_the_table_says_how_many_reached_it_and_how_fast_next_to_dense():
 
 
 def test_time_is_modelled_where_workers_share_a_process():
-    assert clock_of(arms(shared=True)) == "modelled_seconds" and "modelled on" in to_target(arms(shared=True)).note
-    assert clock_of(arms()) == "seconds"
+    assert race(arms(shared=True)).column == "modelled_seconds" and "modelled on" in to_target(arms(shared=True)).note
+    assert race(arms()).column == "seconds"
 
 
 def behind(bandwidth, name, *runs):
@@ -118,14 +117,14 @@ def test_an_arm_whose_time_is_not_known_has_reached_it_all_the_same():
         one.rows[:] = [{**row, "modelled_seconds": None} for row in one.rows]
     found = arms_of(*runs)
     assert to_target(found).cells[2] == ["TopK 10 %", "2 of 2", "–", "–", "3 MB"]
-    assert [row["beside"] for row in build.to_target(found)["rows"]] == ["", "time not known"]
+    assert [row["beside"] for row in drawn_to_target(found)["rows"]] == ["", "time not known"]
     (axes,) = figures_of(found, only=FIGURE)["time_to_target"].axes
     assert [text.get_text() for text in axes.texts][1] == "time not known"
 
 
 def test_without_a_common_target_there_is_nothing_to_tell():
     mixed = arms_of(run(target=0.8), run("topk", target=0.7))
-    assert target_of(mixed) is None and to_target(mixed).heading == ""
+    assert race(mixed) is None and to_target(mixed).heading == ""
     assert figures_of(mixed, only=FIGURE) == figures_of(arms(target=1.5), only=FIGURE) == {}
 
 
@@ -133,7 +132,7 @@ def test_the_figure_has_a_row_for_each_arm_in_the_order_of_the_table_with_its_nu
     found = arms()
     (axes,) = figures_of(found, only=FIGURE)["time_to_target"].axes
     assert [label.get_text() for label in axes.get_yticklabels()] == [arm.label for arm in found]
-    seconds = [of.seconds for of in (reached(arm, target_of(found), clock_of(found)) for arm in found)]
+    seconds = [of.seconds for of in race(found).arms]
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([math.fsum(s) / len(s) for s in seconds if s])
     texts = [text.get_text() for text in axes.texts]
     assert len(texts) == 4 and [text for text in texts if text.endswith(" s")] == texts[:2]
@@ -148,7 +147,7 @@ def test_page_and_figure_say_when_it_was_looked_for(every, said):
     for arm in found:
         arm.config["target_every"] = every
     (note,) = figures_of(found, only=FIGURE)["time_to_target"].texts
-    assert said in build.to_target(found)["note"] and said in note.get_text().replace("\n", " ")
+    assert said in drawn_to_target(found)["note"] and said in note.get_text().replace("\n", " ")
     assert said in to_target(found).note
 
 
@@ -226,7 +225,7 @@ def test_they_stand_in_every_form_of_the_report(tmp_path, no_figures):  # noqa: 
     text = write.write([measured(**sent)], tmp_path).text
     for page in (text, (tmp_path / "report.html").read_text(), (tmp_path / "README.md").read_text()):
         assert "Modelled against measured" in page and "Bytes on the link" in page
-    assert tables(arms_beside(run())) == []
+    assert beside_tables(arms_beside(run())) == []
     assert "Bytes on the link" not in write.write([run()], tmp_path).text
 
 

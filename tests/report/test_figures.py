@@ -14,17 +14,24 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from accordion_bench.report import PAPERS, Print
 from accordion_bench.report.compare.grouping import settings
 from accordion_bench.report.compare.times import modelled_seconds
-from accordion_bench.report.render import PAPERS, Print, figures, looks
-from accordion_bench.report.render.draw import draw
-from accordion_bench.report.render.figures import curves, scales, sweeps
+from accordion_bench.report.render import figures, looks
+from accordion_bench.report.render.figures import curves, draw, sheet, sweeps
 from accordion_bench.report.render.figures.arm_rows import DDP, EXCHANGE, STEP, bars, breakdown, parts
-from accordion_bench.report.render.figures.gradients import critical_share, norms, norms_by_layer, told_apart
-from accordion_bench.report.render.figures.level_grids import level_maps, levels_by_epoch, side_by_side
+from accordion_bench.report.render.figures.layers import (
+    critical_share,
+    level_maps,
+    levels_by_epoch,
+    norms,
+    norms_by_layer,
+    side_by_side,
+    told_apart,
+)
 from accordion_bench.report.render.figures.sheet import styled
 from accordion_bench.report.render.figures.sweeps import by_method
-from accordion_bench.report.render.page.build import step_times
+from accordion_bench.report.render.page import step_times
 from tests.kit.figures import LAYERS, across, arms_of, everything, figures_of, run
 
 WORDS_AS_AXES = ("layer", "method", "method and bytes sent")  # axes whose numbers are names
@@ -62,8 +69,9 @@ def all_legends(figure):
 
 def test_every_figure_is_written_in_every_format(tmp_path, drawn, monkeypatch):
     assert set(drawn) == set(figures.NAMES)
-    made = {name: lambda name=name: drawn[name] if name in ("comparison", "norms") else None for name in drawn}
-    monkeypatch.setattr(figures, "rooms", lambda *_: made)
+    for name in figures.OF_A_SETTING:
+        made = drawn[name] if name in ("comparison", "norms") else None
+        monkeypatch.setitem(figures.KINDS, name, figures.FigureKind(lambda *_, made=made: made))
     every = Print(formats=("png", "pdf", "svg"))
     ((pngs, failed),) = draw([everything()], tmp_path, figures.OF_A_SETTING, every)
     assert failed == []
@@ -231,7 +239,7 @@ def test_nothing_of_perplexity_is_told_in_points(perplexing):
 
 def test_modelled_seconds():
     (arm,) = arms_of(run(cost=0.5))
-    column = scales.column(arm, "modelled_seconds")
+    column = sheet.column(arm, "modelled_seconds")
     assert modelled_seconds(arm, [1e9])[0] == pytest.approx(column)
     row = arm.runs[0].rows[2]
     expected = 0.6 + 8 * (row["wire_bytes"] + 30) / 1e8 + (row["rounds"] + 3) * 5e-5
@@ -241,8 +249,8 @@ def test_modelled_seconds():
 def test_columns_are_nan_where_rows_have_none():
     (arm,) = arms_of(run(seed=0), run(seed=1, epochs=6))
     arm.runs[0].rows.pop()
-    assert scales.column(arm, "seconds").shape == (2, 5)
-    assert np.isnan(scales.column(arm, "compression_error")).all()
+    assert sheet.column(arm, "seconds").shape == (2, 5)
+    assert np.isnan(sheet.column(arm, "compression_error")).all()
 
 
 def test_the_step_is_split_where_communication_was_measured():

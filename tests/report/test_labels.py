@@ -2,12 +2,12 @@
 
 import pytest
 
-from accordion_bench.report import load_runs
+from accordion_bench.report import BANDWIDTHS, load_runs
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import provenance
 from accordion_bench.report.compare.verdicts import known_accuracies
 from accordion_bench.report.read import load
-from accordion_bench.report.render import BANDWIDTHS, captions, figures, write
+from accordion_bench.report.render import captions, figures, write
 from accordion_bench.report.render.figures.sweeps import by_method
 from accordion_bench.report.render.looks import looks
 from tests.report.test_report import grouped, no_figures, run_folder  # noqa: F401
@@ -32,7 +32,7 @@ def test_the_label_is_drawn(tmp_path):
     run_folder(tmp_path, "none")
     run_folder(tmp_path, "topk", payload=100, label="ours")
     arms = grouped(tmp_path)
-    drawn = figures.rooms(arms, BANDWIDTHS)["accuracy_epoch"]()
+    drawn = figures.KINDS["accuracy_epoch"].draw(arms, BANDWIDTHS)
     texts = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
     assert any("ours" in text for text in texts) and not any("TopK" in text for text in texts)
 

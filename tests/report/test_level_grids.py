@@ -12,9 +12,9 @@ import pytest
 from accordion_bench.config.components import build_model
 from accordion_bench.options.instantiate import build
 from accordion_bench.report.render import rebuilt
-from accordion_bench.report.render.figures import level_grids
-from accordion_bench.report.render.figures.level_grids import DENSE, level_colours, level_grid, with_levels
-from accordion_bench.report.render.page.build import Section, levels, page
+from accordion_bench.report.render.figures import layers
+from accordion_bench.report.render.figures.layers import DENSE, level_colours, level_grid, with_levels
+from accordion_bench.report.render.page import Section, levels, page
 from tests.kit.figures import arms_of, run
 from tests.kit.helpers import yaml_node
 
@@ -67,7 +67,7 @@ def arms():
 
 
 def test_the_page_and_the_png_have_the_same_colours(arms):
-    figure = level_grids.level_maps(arms)
+    figure = layers.level_maps(arms)
     page_maps = levels(arms, most=100)
     assert len(page_maps) == len(with_levels(arms)) == 3
     for panel, drawn in enumerate(page_maps):
@@ -102,8 +102,8 @@ def test_a_level_has_one_colour_in_all_arms_of_a_setting(arms):
 
 
 def test_the_comparison_has_the_colours_of_the_level_maps(arms):
-    beside = colours_of_png(level_grids.side_by_side(arms), 1)
-    assert beside == colours_of_png(level_grids.level_maps(arms), 0)
+    beside = colours_of_png(layers.side_by_side(arms), 1)
+    assert beside == colours_of_png(layers.level_maps(arms), 0)
 
 
 def test_a_level_that_nobody_knows_is_white_in_both():
@@ -111,7 +111,7 @@ def test_a_level_that_nobody_knows_is_white_in_both():
     made.rows[2]["plan"]["levels"] = {}
     arms = arms_of(made)
     assert level_grid(arms[0], arms).places[0][2] is None
-    assert colours_of_png(level_grids.level_maps(arms), 0)[0][2] == "#ffffff"
+    assert colours_of_png(layers.level_maps(arms), 0)[0][2] == "#ffffff"
     assert "heatmap" in page([Section(arms, [])], [], {})
 
 

@@ -10,7 +10,7 @@ import pytest
 from accordion_bench.report import parallel as processes
 from accordion_bench.report.parallel import each
 from accordion_bench.report.read import load
-from accordion_bench.report.read.load import MetricsRows
+from accordion_bench.report.read.metrics_rows import MetricsRows
 from tests.report.test_report import accordion, run_folder
 
 STRANGE = [

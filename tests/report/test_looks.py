@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from accordion_bench.report.render import looks
 from accordion_bench.report.render.figures import curves
 from accordion_bench.report.render.figures.arm_rows import EXCHANGE, PARTS, STEP
-from accordion_bench.report.render.figures.level_grids import DARK, DENSE, LADDER, LIGHT
-from accordion_bench.report.render.looks import ArmLook, looks_of, wishes
+from accordion_bench.report.render.figures.layers import DARK, DENSE, LADDER, LIGHT
+from accordion_bench.report.render.looks import ArmLook, looks_of, preferences
 from tests.kit.figures import arms_of, everything, run
 
 NAMES = [f"method {i}" for i in range(40)]
@@ -43,19 +43,19 @@ def test_looks_do_not_depend_on_the_order():
     assert looks.looks(arms[::-1]) == looks.looks(arms)[::-1]
 
 
-def test_only_an_arm_of_the_same_first_wish_takes_an_arms_colour():
-    """Alone an arm has its first wish; beside others it keeps it, unless one before it has the same."""
+def test_only_an_arm_of_the_same_first_preference_takes_an_arms_colour():
+    """Alone an arm has its first preference; beside others it keeps it, unless one before it has the same."""
     for me in NAMES[12:24]:
         (alone,) = looks_of(named(me))
-        assert alone.colour == looks.COLOURS[wishes(me)[0]]
+        assert alone.colour == looks.COLOURS[preferences(me)[0]]
         for company in itertools.combinations(NAMES[:12], 3):
             beside = looks_of(named(me, *company))[0]
-            rivals = [name for name in company if wishes(name)[0] == wishes(me)[0] and name < me]
+            rivals = [name for name in company if preferences(name)[0] == preferences(me)[0] and name < me]
             assert (beside == alone) != bool(rivals)
 
 
-def test_wishes_are_spread_over_all_colours():
-    first = [wishes(f"method {i}")[0] for i in range(1000)]
+def test_preferences_are_spread_over_all_colours():
+    first = [preferences(f"method {i}")[0] for i in range(1000)]
     assert np.bincount(first, minlength=len(looks.COLOURS)).min() > 60
 
 

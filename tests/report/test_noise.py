@@ -9,10 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.intervals import beaten, front, half_width
-from accordion_bench.report.render.figures import scales
+from accordion_bench.report.render.figures import sheet
 from accordion_bench.report.render.figures.curves import tradeoff
-from accordion_bench.report.render.figures.scales import ends
-from accordion_bench.report.render.figures.sheet import styled
+from accordion_bench.report.render.figures.sheet import ends, styled
 from accordion_bench.report.render.looks import looks
 from accordion_bench.runs.metrics import METRICS
 from tests.kit.figures import arms_of, figures_of, run
@@ -155,7 +154,7 @@ def test_an_axis_of_perplexity_spans_a_share_of_the_best():
 def test_early_epochs_are_cut_off_only_where_intervals_separate_arms():
     first = 46
     apart, alike = three(0.95, 0.90), three(0.95, 0.949, spread=0.02)
-    assert scales.apart(apart) and not scales.apart(alike)
+    assert sheet.apart(apart) and not sheet.apart(alike)
     names = ["accuracy_epoch", "accuracy_bytes"]
     assert all(low > 60 for _, low, _ in metric_spans(drawn(apart, names)))
     assert all(low < first for _, low, _ in metric_spans(drawn(alike, names)))
@@ -171,7 +170,7 @@ def test_an_arm_far_behind_does_not_stretch_the_axes_and_stands_at_the_edge_with
     near = [of(name, end=end, seed=s) for name, end in zip(("none", "topk"), good, strict=True) for s in (0, 1)]
     far = [of("powersgd", end=bad, seed=s) for s in (0, 1)]
     with_bad = arms_of(*near, *far)
-    assert scales.end_limits(with_bad) == pytest.approx(scales.end_limits(arms_of(*near)))
+    assert sheet.end_limits(with_bad) == pytest.approx(sheet.end_limits(arms_of(*near)))
     for name, figure in drawn(with_bad, ["tradeoff", "forest", "accuracy_bytes"]).items():
         outside = gids(figure, "outside")
         numbers = [text.get_text() for axes in figure.axes for text in axes.texts]
@@ -190,7 +189,7 @@ def test_an_arm_far_behind_does_not_stretch_the_axes_and_stands_at_the_edge_with
 def test_an_interval_that_leaves_the_axes_is_cut_with_an_arrow(at, half, cut, across):
     axes = Figure().subplots()
     axes.set(xlim=(0, 10), ylim=(0, 10))
-    scales.interval_bar(axes, (at, 3) if across else (3, at), half, "red", across=across)
+    sheet.interval_bar(axes, (at, 3) if across else (3, at), half, "red", across=across)
     along = [list(line.get_xdata() if across else line.get_ydata()) for line in axes.lines]
     if cut is None:
         assert along == []

@@ -16,8 +16,8 @@ from accordion_bench.network.link_model import Network
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, looks, page, write
-from accordion_bench.report.render.page import build
-from accordion_bench.report.render.page.build import STOPS, curves, swatch
+from accordion_bench.report.render import page as page_module
+from accordion_bench.report.render.page import STOPS, curves, swatch
 from tests.report.test_figures import everything, run
 from tests.report.test_report import accordion, no_figures, run_folder  # noqa: F401
 
@@ -207,8 +207,8 @@ def test_a_page_of_nothing(tmp_path, no_figures):  # noqa: F811
 
 def test_thinning_keeps_both_ends():
     for count in (1, 2, 299, 300, 301, 5000):
-        kept = build.thinned(count, build.POINTS)
-        assert kept[0] == 0 and kept[-1] == count - 1 and len(kept) == min(count, build.POINTS)
+        kept = page_module.thinned(count, page_module.POINTS)
+        assert kept[0] == 0 and kept[-1] == count - 1 and len(kept) == min(count, page_module.POINTS)
         assert kept == sorted(set(kept))
 
 
@@ -284,10 +284,10 @@ def test_no_label_leaves_its_place():
 def test_what_cannot_be_drawn_is_told_and_ends_nothing(monkeypatch):
     """One figure of a stranger's runs, or all of them."""
     for broken in ("levels", "step_times"):
-        monkeypatch.setattr(build, broken, lambda *_: 1 / 0)
+        monkeypatch.setattr(page_module, broken, lambda *_: 1 / 0)
     one = page.page([page.Section(group([run()])[0], [])], [], {page.FAILED: ["norms"]})
     assert data_of(one)[0]["levels"] is None and "levels of resnet8 on digits" in Page(one).text
-    monkeypatch.setattr(build, "curves", lambda *_: 1 / 0)
+    monkeypatch.setattr(page_module, "curves", lambda *_: 1 / 0)
     none = Page(page.page([page.Section(group([run()])[0], [])], [], {}))
     assert "curves of resnet8 on digits" in none.text and "ZeroDivisionError" in none.text
 
@@ -308,7 +308,7 @@ def test_every_look_has_a_picture(many):
 
 def test_without_the_extra_there_is_all_but_the_page(tmp_path, no_figures, monkeypatch):  # noqa: F811
     run_folder(tmp_path / "runs")
-    monkeypatch.setattr(build, "NEEDS", ("plotly", "no_such_package"))
+    monkeypatch.setattr(page_module, "NEEDS", ("plotly", "no_such_package"))
     said = write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out").where
     assert said.endswith("no report.html: it needs no_such_package; type pip install 'accordion-bench[report]'")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"README.md", "table.md", "table.csv", "table.tex"}

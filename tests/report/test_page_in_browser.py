@@ -8,7 +8,7 @@ import pytest
 
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.render import page
-from accordion_bench.report.render.figures.level_grids import level_grid, with_levels
+from accordion_bench.report.render.figures.layers import level_grid, with_levels
 from tests.report.test_figures import everything, run
 
 pytestmark = pytest.mark.browser

@@ -12,9 +12,9 @@ from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, columns, grouping, intervals, provenance, verdicts
-from accordion_bench.report.read import find, load
-from accordion_bench.report.render import captions, draw, figures, rebuilt, tables, write
-from accordion_bench.report.render.figures import level_grids
+from accordion_bench.report.read import load
+from accordion_bench.report.render import captions, figures, rebuilt, tables, write
+from accordion_bench.report.render.figures import layers
 from accordion_bench.runs.folder import RunFolder
 
 DENSE_BYTES = 1000
@@ -182,9 +182,7 @@ def test_interrupted_run_says_where_it_stopped(tmp_path):
         json.dumps({"stopped_by": "Interrupted", "reason": "Ctrl-C", "payload_bytes": 3})
     )
     (run,) = load.read_runs([path])
-    assert write.unfinished([run]) == [
-        f"{path.name} (dense, seed 0): stopped by Interrupted; epoch 4 of 4 was the last"
-    ]
+    assert write.unfinished(run) == (f"{path.name} (dense, seed 0): stopped by Interrupted; epoch 4 of 4 was the last")
 
 
 def test_only_unfinished_runs(tmp_path, capsys):
@@ -447,7 +445,7 @@ def test_commands_are_shown_without_folders(tmp_path):
 def test_level_map(tmp_path):
     run_folder(tmp_path, "powersgd", adaptive=accordion(weak=4))
     (run,) = load.read_runs([tmp_path])
-    assert level_grids.levels_by_layer(run) == {layer: [1, 2, 1, 2] for layer in LAYERS}
+    assert layers.levels_by_layer(run) == {layer: [1, 2, 1, 2] for layer in LAYERS}
     assert rebuilt.lr_drops(run) == [2]
     halving = run_folder(tmp_path / "steady", "powersgd", adaptive=accordion(weak=4), schedule=COSINE)
     for row, share in zip(rows := RunFolder(halving).read_metrics(), (1, 0.85, 0.5, 0.146), strict=True):
@@ -517,13 +515,13 @@ def test_files_of_settings_have_short_names_of_their_own():
     one = "vgg19 (width=8) on cifar10, 4 workers x 32 samples, 12 epochs, 20,000 training samples, "
     one += "2,000 of the training samples held out"
     names = [
-        draw._short(one),
-        draw._short(one.replace("32 samples", "256 samples")),
-        draw._short(f"{one}, and {'x' * 99}"),
+        figures._short(one),
+        figures._short(one.replace("32 samples", "256 samples")),
+        figures._short(f"{one}, and {'x' * 99}"),
     ]
-    assert draw._short("vgg19 on cifar10, 4 workers x 32 samples, 12 epochs") == "vgg19-on-cifar10-4x32-12-epochs"
-    assert len(set(names)) == 3 and max(map(len, names)) <= draw.LONGEST
-    assert draw._short(one).startswith("vgg19-width-8-on-cifar10-4x32-12-epochs-20000-training")
+    assert figures._short("vgg19 on cifar10, 4 workers x 32 samples, 12 epochs") == "vgg19-on-cifar10-4x32-12-epochs"
+    assert len(set(names)) == 3 and max(map(len, names)) <= figures.LONGEST
+    assert figures._short(one).startswith("vgg19-width-8-on-cifar10-4x32-12-epochs-20000-training")
 
 
 def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_inside_them(tmp_path):
@@ -532,8 +530,8 @@ def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_inside_them(tmp_p
     run_folder(near / "checkpoint", "none")
     run_folder(tmp_path / ".hidden", "none")
     (tmp_path / "empty").mkdir()
-    assert find.find_runs([tmp_path]) == [deep, near]
-    assert find.no_runs([tmp_path]) == [("empty", f"no run: has none of {', '.join(find.FILES)}")]
+    assert load.find_runs([tmp_path]) == [deep, near]
+    assert load.no_runs([tmp_path]) == [("empty", f"no run: has none of {', '.join(load.FILES)}")]
 
 
 def test_runs_that_have_learned_nothing_are_told(tmp_path):

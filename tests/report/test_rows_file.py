@@ -12,7 +12,7 @@ from accordion_bench.options import instantiate
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, columns, grouping, provenance, times, verdicts
-from accordion_bench.report.read import find, load
+from accordion_bench.report.read import load
 from accordion_bench.report.render import captions, figures, write
 from accordion_bench.report.render.write import sound
 from accordion_bench.runs import untrusted
@@ -511,16 +511,16 @@ def test_files_are_found_in_folders_and_nothing_else_is_taken_for_one(tmp_path):
     (tmp_path / "runs" / "empty.jsonl").touch()
     (tmp_path / "runs" / "bytes.jsonl").write_bytes(bytes(range(256)))
     os.symlink(first, tmp_path / "runs" / "z.jsonl")
-    assert find.find_runs([tmp_path / "runs", first]) == [first, folder, second]
+    assert load.find_runs([tmp_path / "runs", first]) == [first, folder, second]
     given = [tmp_path / "runs" / name for name in ("own", "rows.txt")]
     assert [run.finished for run in load.read_runs(given)] == [True, True]  # by its name any file
-    assert find.no_runs([tmp_path / "runs" / "own", first]) == []
+    assert load.no_runs([tmp_path / "runs" / "own", first]) == []
 
 
 def test_rows_in_a_file_named_like_the_benchs_are_no_broken_run(tmp_path):
     file = rows_file(tmp_path / "runs" / "metrics.jsonl")
     other = rows_file(tmp_path / "runs" / "more" / "b.jsonl", about(seed=1))
-    assert find.find_runs([tmp_path]) == [file, other]
+    assert load.find_runs([tmp_path]) == [file, other]
     assert all(run.finished for run in load.read_runs([tmp_path]))
 
 
@@ -590,7 +590,7 @@ def test_only_regular_files_of_limited_size_are_read(tmp_path, monkeypatch):
     (tmp_path / "long.jsonl").touch()
     os.truncate(tmp_path / "long.jsonl", 10 << 30)  # one line of ten gigabytes, on no disk
     start = time.monotonic()
-    assert find.find_runs([tmp_path, *tmp_path.iterdir()]) == []
+    assert load.find_runs([tmp_path, *tmp_path.iterdir()]) == []
     assert time.monotonic() - start < SECONDS
     file = rows_file(tmp_path / "big.jsonl")
     os.truncate(file, 10 << 30)
@@ -652,7 +652,7 @@ def fuzz(root, cases, seed):
     finished = 0
     for _ in range(cases):
         (root / "a.jsonl").write_bytes(damaged(honest, draw))
-        find.no_runs([root / "a.jsonl"])
+        load.no_runs([root / "a.jsonl"])
         for run in load.read_runs([root / "a.jsonl"]):
             assert run.problem.isprintable() and run.label.isprintable()
             runs, _, _, (markdown, _) = sound([bench, run], write.texts)

@@ -12,11 +12,12 @@ import pandas as pd
 import pytest
 import yaml
 
+from accordion_bench.report import Print
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, columns, grouping, intervals, provenance, show, verdicts
-from accordion_bench.report.read import find, load
-from accordion_bench.report.render import Print, captions, figures, tables, write
-from accordion_bench.report.render.draw import DrawnFigures
+from accordion_bench.report.read import load
+from accordion_bench.report.render import captions, figures, tables, write
+from accordion_bench.report.render.figures import DrawnFigures
 from accordion_bench.report.render.tables import page_columns
 from accordion_bench.runs.metrics import metric
 from tests.report.test_report import accordion, grouped, no_figures, node, run_folder  # noqa: F401
@@ -374,7 +375,7 @@ def test_cells_of_a_sweep_without_a_run_are_named(tmp_path, no_figures):  # noqa
         "seed=4: failed in sweep.jsonl",
     ]
     for given in ([runs], [here, runs / "sweep.jsonl"]):
-        assert write.skipped(find.no_runs(given)) == expected
+        assert write.skipped(load.no_runs(given)) == expected
 
 
 STRANGE = (None, "x", -1, [1], {"a": 1}, True)
@@ -394,7 +395,7 @@ def test_no_strange_value_ends_the_report(tmp_path, name, every, no_figures):  #
             (path / name).write_text(dump({**good, key: value}))
             run = load.read_run(path)
             if run.problem:  # then only this line looks at it
-                assert path.name in write.unfinished([run])[0], (key, value)
+                assert path.name in write.unfinished(run), (key, value)
             else:
                 text = write.write([dense, run], tmp_path / "out").text
                 assert "| dense " in text, (key, value)
@@ -411,7 +412,7 @@ def test_no_strange_row_ends_the_report(tmp_path, column):
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (run,) = load.read_runs([tmp_path])
         assert run.problem, value
-        assert write.unfinished([run])
+        assert write.unfinished(run)
 
 
 # ---- LaTeX
@@ -497,7 +498,7 @@ def test_options_reach_the_figures(tmp_path, monkeypatch):
     """Every figure is a file where formats are typed, or there is no page; else those that the page does not draw."""
     seen = []
     monkeypatch.setattr(
-        write,
+        figures,
         "draw",
         lambda parts, out, names, printed: seen.append((names, printed)) or [DrawnFigures([], [])],
     )

@@ -15,7 +15,7 @@ from accordion_bench.report.compare.times import modelled_seconds
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.schema import problem
 from accordion_bench.report.render import captions
-from accordion_bench.report.render.figures.scales import column
+from accordion_bench.report.render.figures.sheet import column
 from tests.kit.timed import Told
 
 LINK = {"_target_": "accordion_bench.network.link_model.Network", "bandwidth": 1e6, "latency": 1e-3}

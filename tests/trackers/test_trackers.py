@@ -14,7 +14,7 @@ import pytest
 
 from accordion_bench import train
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.report.render.page.build import AXES as PAGE_AXES
+from accordion_bench.report.render.page import AXES as PAGE_AXES
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.metrics import METRICS
 from accordion_bench.trackers.base import build_tracker, scalars

@@ -57,13 +57,13 @@ class Arm:
 
     @property
     def called(self) -> str:
-        """What the user calls it by `label=` in all of its runs that say anything; "" for none or several names."""
+        """The name that `label=` gives it, where all runs with a label have the same; else ""."""
         names = {run.called for run in self.runs} - {""}
         return names.pop() if len(names) == 1 else ""
 
     @property
     def method(self) -> str:
-        """What its options are called, whatever its label."""
+        """The name of its method, which depends on its options and not on its label."""
         return self.runs[0].method
 
     @property
@@ -93,7 +93,7 @@ class Arm:
 
     @property
     def workers(self) -> int:
-        """How many really ran."""
+        """The number of workers that took part in training."""
         return int(self.runs[0].summary["workers"])
 
     @property
@@ -118,11 +118,11 @@ class Arm:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """What defines the arm, by dotted keys."""
+        """The options that define the arm, by dotted keys."""
         return flat(fingerprint(self.runs[0]))
 
     def chosen(self, group: str) -> str:
-        """What was chosen in a config group, or told by a preset (`arm`, `experiment`); "" for nothing."""
+        """The choice in a config group, or the preset (`arm`, `experiment`); "" where there is none."""
         return (self.config.get("choices") or {}).get(group) or ""
 
     def named(self, group: str, besides: Collection[str] = ()) -> str:
@@ -216,7 +216,7 @@ def differences(arm: Arm, other: Arm) -> list[str]:
 
 
 def in_order(sizes: Iterable[int | str]) -> list[int | str]:
-    """Batch sizes from small to large; those that differ from worker to worker come last."""
+    """Batch sizes in ascending order; those that differ between workers come last."""
     return sorted(sizes, key=lambda size: (isinstance(size, str), size))
 
 

@@ -17,16 +17,11 @@ CLOSE = 0.01  # relative: rates that are one rate
 
 
 class TableBeside(NamedTuple):
-    """A table beside the comparison: the headings, then a row per arm; and what its numbers are."""
+    """A table beside the comparison: the headings, a row per arm, and an explanation of the numbers."""
 
     heading: str
     cells: list[list[str]]
     note: str
-
-
-def tables(arms: Sequence[Arm]) -> list[TableBeside]:
-    """Those of one setting that have a row."""
-    return [table for table in (against_model(arms), on_the_link(arms)) if len(table.cells) > 1]
 
 
 def against_model(arms: Sequence[Arm]) -> TableBeside:
@@ -86,7 +81,7 @@ def percent(errors: Sequence[float]) -> str:
 
 
 class Reached(NamedTuple):
-    """What an arm has spent until the target, per seed that reached it; NaN where that is not known."""
+    """Time and payload until the target, for each seed that reached it; NaN where they are not known."""
 
     seconds: list[float]
     payload: list[float]
@@ -98,19 +93,46 @@ class Reached(NamedTuple):
 
     @property
     def untimed(self) -> str:
-        """What stands where there is no time."""
+        """The text in the place of a time."""
         return "time not known" if self.seconds else "not reached"
 
 
-def target_of(arms: Sequence[Arm]) -> float | None:
-    """The target that all runs share, or None; a user's own loop has none of its own."""
+class Race(NamedTuple):
+    """Some arms and the target that all their runs share.
+
+    target: value of the metric.
+    column: of times: measured where every arm has communicated, else modelled.
+    shown: the target in words.
+    arms: time and payload of each.
+    """
+
+    target: float
+    column: str
+    shown: str
+    arms: list[Reached]
+
+    @property
+    def how(self) -> str:
+        return "measured" if self.column == "seconds" else "modelled"
+
+    @property
+    def drawn(self) -> bool:
+        """Whether there is anything to compare in a figure."""
+        return len(self.arms) > 1 and any(own.timed for own in self.arms)
+
+
+def race(arms: Sequence[Arm]) -> Race | None:
+    """Time and payload of all arms until their target; None where the runs have no common one.
+
+    A user's own loop has no target, and takes that of the others.
+    """
     wanted = {run.config.get("target") for arm in arms for run in arm.runs if not run.attached}
-    return wanted.pop() if len(wanted) == 1 else None
-
-
-def clock_of(arms: Sequence[Arm]) -> str:
-    """The column that tells time: measured where every arm has communicated, else modelled."""
-    return "seconds" if all(map(communicates, arms)) else "modelled_seconds"
+    target = wanted.pop() if len(wanted) == 1 else None
+    if target is None:
+        return None
+    column = "seconds" if all(map(communicates, arms)) else "modelled_seconds"
+    shown = metric(arms[0].metric).show(target)
+    return Race(target, column, shown, [reached(arm, target, column) for arm in arms])
 
 
 def reached(arm: Arm, target: float, column: str) -> Reached:
@@ -129,42 +151,40 @@ def _spent(row: Mapping[str, Any], column: str) -> float:
 def first_row(
     rows: Sequence[Mapping[str, Any]], judged: Metric, selected_by: str, target: float
 ) -> Mapping[str, Any] | None:
-    """The first row that reaches the target in the column it goes by."""
+    """The first evaluation that reaches the target in the column `selected_by`."""
     looks = all_looks(rows)
     found = (row for row in looks if row.get(selected_by) is not None and judged.reaches(row[selected_by], target))
     return next(found, None)
 
 
 def all_looks(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Looks within an epoch stand in its row, and come before it; its end is one, too."""
+    """All evaluations in their order: those within an epoch are in its row, and come before that of its end."""
     return [look for row in rows for look in [*(row.get("looks") or []), row]]
 
 
 def to_target(arms: Sequence[Arm]) -> TableBeside:
-    """Time and payload until the target, and the time next to that of its dense arm."""
-    target, column = target_of(arms), clock_of(arms)
-    if target is None:
-        return TableBeside("", [[]], "")
-    found = {arm.label: reached(arm, target, column) for arm in arms}
+    """Time and payload until the target, and the time next to that of its dense arm; no rows without a target."""
+    if (ways := race(arms)) is None:
+        return TableBeside("", [], "")
+    found = dict(zip([arm.label for arm in arms], ways.arms, strict=True))
     rows = [["arm", "reached", "time", "of dense", "payload"]]
     for arm in arms:
         own, time, share = found[arm.label], NONE, NONE
         if own.timed:
             half = half_width(own.timed)
             time = digits(mean(own.timed)) + ("" if math.isnan(half) else f" ± {digits(half, 2)}") + " s"
-            share = _of_dense(arm, baseline(arm, arms), found, column)
+            share = _of_dense(arm, baseline(arm, arms), found, ways.column)
         payload = show_bytes(mean(own.payload)) if own.payload else NONE
         rows.append([arm.label, f"{len(own.seconds)} of {arm.n}", time, share, payload])
-    shown = metric(arms[0].metric).show(target)
     networks = list(dict.fromkeys(arm.named("network") or "the network" for arm in arms))
-    how = "measured" if column == "seconds" else f"modelled on {listed(networks)}"
+    how = ways.how + ("" if ways.how == "measured" else f" on {listed(networks)}")
     note = (
-        f"Training time, {how}, without evaluation and warm-up, to the {first_look(arms)} that reached {shown} in "
+        f"Training time, {how}, without evaluation and warm-up, to the {first_look(arms)} that reached {ways.shown} in "
         f"the {split_of(arms[0].selected_by)} split; "
         "means over the seeds that did, with 95 % t-intervals; of dense: over the dense arm that an arm is compared "
         "with, where all its seeds did and the times compare; below 1 = faster."
     )
-    return TableBeside(f"Time to {shown}", rows, note)
+    return TableBeside(f"Time to {ways.shown}", rows, note)
 
 
 def _of_dense(arm: Arm, dense: Arm | None, found: Mapping[str, Reached], column: str) -> str:
@@ -178,16 +198,17 @@ def _of_dense(arm: Arm, dense: Arm | None, found: Mapping[str, Reached], column:
 
 
 def first_look(arms: Sequence[Arm]) -> str:
-    """When it was looked for."""
+    """When the metric was compared with the target."""
     every = {run.config.get("target_every") or 1 for arm in arms for run in arm.runs}
     return "end of the first epoch" if every == {1} else "first look within an epoch, or end of one,"
 
 
 def beside_tables(arms: Sequence[Arm]) -> list[TableBeside]:
-    """The tables of one setting that stand beside its comparison."""
-    return [table for table in (to_target(arms),) if table.heading] + tables(arms)
+    """The tables of one setting that stand beside its comparison: those that have a row."""
+    every = (to_target(arms), against_model(arms), on_the_link(arms))
+    return [table for table in every if len(table.cells) > 1]
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of at least one value."""
+    """The mean of one value or more."""
     return math.fsum(values) / len(values)

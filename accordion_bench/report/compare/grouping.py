@@ -41,7 +41,7 @@ def group(runs: Sequence[Run]) -> tuple[list[Arm], list[Run]]:
 
 
 def _text(options: Any) -> str:
-    """One text for equal options: 1 and 1.0 are."""
+    """A text that is the same for equal options; 1 and 1.0 are equal."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -80,7 +80,7 @@ def _beside(arms: Sequence[Arm]) -> list[Arm]:
 
 
 def _place(arm: Arm) -> tuple[bool, float, bool]:
-    """Of arms that have sent as much, the bench's come first, and then the first that has run."""
+    """The key to sort by. Of arms that have sent equally much, those of the bench come first, then the older ones."""
     sent = arm.mean("wire_bytes")
     return not arm.dense, math.inf if math.isnan(sent) else -sent, arm.attached
 
@@ -96,32 +96,33 @@ def _placed(arms: Sequence[Arm]) -> list[Arm]:
     A control stands in the setting of the arms that it is for, a user's own loop in that of the bench's runs
     that train the same. What the user calls an arm stays as it is.
     """
-    rooms: list[set[tuple[str, str]]] = []
-    doors = [_doors(arm) for arm in arms]
-    for own in doors:
-        joined = [room for room in rooms if room & own]
-        rooms = [room for room in rooms if not room & own] + [own.union(*joined)]
-    homes = [next(i for i, room in enumerate(rooms) if room & own) for own in doors]
-    beside = [_beside_bench(arm, arms, homes) if arm.attached else None for arm in arms]
-    homes = [own if other is None else other for own, other in zip(homes, beside, strict=True)]
-    controlled = [_controlled(arm, arms, homes) for arm in arms]
+    joint: list[set[tuple[str, str]]] = []  # keys of each setting
+    keys = [setting_keys(arm) for arm in arms]
+    for own in keys:
+        common = [other for other in joint if other & own]
+        joint = [other for other in joint if not other & own] + [own.union(*common)]
+    numbers = [next(i for i, other in enumerate(joint) if other & own) for own in keys]
+    beside = [_beside_bench(arm, arms, numbers) if arm.attached else None for arm in arms]
+    numbers = [own if other is None else other for own, other in zip(numbers, beside, strict=True)]
+    controlled = [_controlled(arm, arms, numbers) for arm in arms]
     placed = []
-    for arm, home, for_home in zip(arms, homes, controlled, strict=True):
-        control = for_home is not None
-        home = home if for_home is None else for_home
-        together = [other for i, other in enumerate(arms) if homes[i] == home and controlled[i] is None]
+    for arm, own_number, of_controlled in zip(arms, numbers, controlled, strict=True):
+        control = of_controlled is not None
+        number = own_number if of_controlled is None else of_controlled
+        together = [other for i, other in enumerate(arms) if numbers[i] == number and controlled[i] is None]
         batches = in_order({size for other in together if (size := other.batch_each)})
         label = f"{arm.label}, 1 worker" if control and "1 worker" not in arm.label else arm.label
         label = f"{label}, {arm.batch_text}" if len(batches) > 1 else label
         label = arm.called or label
-        setting = json.dumps(sorted(rooms[home]))
+        setting = json.dumps(sorted(joint[number]))
         placed.append(replace(arm, label=label, setting=setting, batches=tuple(batches), control=control))
     return placed
 
 
-def _beside_bench(arm: Arm, arms: Sequence[Arm], homes: Sequence[int]) -> int | None:
-    """Where the bench's runs are that train what a user's own loop trains; None where it is not one setting."""
-    found = {home for other, home in zip(arms, homes, strict=True) if not other.attached and _trains_as(arm, other)}
+def _beside_bench(arm: Arm, arms: Sequence[Arm], numbers: Sequence[int]) -> int | None:
+    """The setting of the bench's runs that train what a user's own loop trains; None where it is not one setting."""
+    pairs = zip(arms, numbers, strict=True)
+    found = {number for other, number in pairs if not other.attached and _trains_as(arm, other)}
     return found.pop() if len(found) == 1 else None
 
 
@@ -146,8 +147,8 @@ def _trains_as(arm: Arm, bench: Arm) -> bool:
     return name == spelled and len(sizes) == 1 and None not in sizes
 
 
-def _controlled(arm: Arm, arms: Sequence[Arm], homes: Sequence[int]) -> int | None:
-    """Where the arms are that one worker is the control of: its experiment's others, which share one setting.
+def _controlled(arm: Arm, arms: Sequence[Arm], numbers: Sequence[int]) -> int | None:
+    """The setting of the arms that one worker is the control of: its experiment's others, which share one setting.
 
     None where it is no control: a sweep over numbers of workers has its name with more of them, too.
     """
@@ -155,11 +156,11 @@ def _controlled(arm: Arm, arms: Sequence[Arm], homes: Sequence[int]) -> int | No
     if arm.workers > 1 or not name or not experiment:
         return None
     many = [
-        (other, home)
-        for other, home in zip(arms, homes, strict=True)
+        (other, number)
+        for other, number in zip(arms, numbers, strict=True)
         if other.workers > 1 and other.chosen("experiment") == experiment and _task(other) == _task(arm)
     ]
-    found = {home for _, home in many}
+    found = {number for _, number in many}
     return found.pop() if len(found) == 1 and name not in {other.chosen("arm") for other, _ in many} else None
 
 
@@ -168,8 +169,8 @@ def _task(arm: Arm) -> list[Any]:
     return [arm.metric, *(fingerprint(arm.runs[0]).get(key) for key in SETTING if key not in ("workers", "epochs"))]
 
 
-def _doors(arm: Arm) -> set[tuple[str, str]]:
-    """What leads into the same setting: the batch size, and the experiments of an arm."""
+def setting_keys(arm: Arm) -> set[tuple[str, str]]:
+    """Arms that share a key are of one setting: the batch size is a key, and each experiment of an arm."""
     same = _text([arm.metric, *(fingerprint(arm.runs[0]).get(key) for key in SETTING)])
     experiments = {(run.config.get("choices") or {}).get("experiment") for run in arm.runs}
     return {(same, f"batch_size {arm.config.get('batch_size')}"), *((same, str(name)) for name in experiments if name)}
@@ -205,17 +206,21 @@ def _with_methods(arms: Sequence[Arm]) -> list[Arm]:
     """Where several methods of one setting have the same label, `label (method)`: they are never one arm."""
     result = []
     for arm in arms:
-        twins = [other for other in arms if (other.label, other.setting) == (arm.label, arm.setting)]
-        several = arm.called and len({twin.method for twin in twins}) > 1
+        several = arm.called and len({twin.method for twin in _twins(arm, arms)}) > 1
         result.append(replace(arm, label=f"{arm.label} ({arm.method})") if several else arm)
     return result
+
+
+def _twins(arm: Arm, arms: Sequence[Arm]) -> list[Arm]:
+    """Arms of one setting with one label, the arm itself included."""
+    return [other for other in arms if (other.label, other.setting) == (arm.label, arm.setting)]
 
 
 def _told_apart(arms: list[Arm]) -> list[Arm]:
     """Where arms of one setting share a label, add their names in the experiment, or the options that differ."""
     result = []
     for arm in arms:
-        twins = [other for other in arms if (other.label, other.setting) == (arm.label, arm.setting)]
+        twins = _twins(arm, arms)
         if len(twins) == 1:
             result.append(arm)
             continue
@@ -234,7 +239,7 @@ def _short(value: Any) -> str:
 
 
 def _differing(arm: Arm, twins: Iterable[Arm]) -> str:
-    """Options that tell an arm from its twins: `lr=0.1, error_feedback=True`; not those of most of them."""
+    """Options in which an arm differs from most of its twins: `lr=0.1, error_feedback=True`."""
     own = arm.options
     leaves = [twin.options for twin in twins]
     keys = sorted({key for leaf in leaves for key in leaf.keys() | own.keys() if leaf.get(key) != own.get(key)})

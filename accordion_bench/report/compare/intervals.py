@@ -159,8 +159,8 @@ def front(arms: Sequence[Arm], cost: str) -> list[Arm]:
         cost: a column of the summary.
     """
     cheaper = {arm.label: [other for other in arms if other is not arm and not _less(arm, other, cost)] for arm in arms}
-    buys = [arm for arm in arms if all(shown_better(arm, other) for other in cheaper[arm.label])]
-    return sorted(buys, key=lambda arm: arm.mean(cost))
+    best = [arm for arm in arms if all(shown_better(arm, other) for other in cheaper[arm.label])]
+    return sorted(best, key=lambda arm: arm.mean(cost))
 
 
 def _less(arm: Arm, other: Arm, cost: str) -> bool:

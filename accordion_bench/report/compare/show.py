@@ -30,22 +30,15 @@ def show_value(judged: Metric, value: float, half: float = math.nan) -> str:
     return f"{judged.show(value)} ± {digits(half, 2)}"
 
 
-def show_difference(judged: Metric, row: Row) -> str:
-    """`-2.50 ± 1.19`; `no difference shown (-0.28 ± 1.31)` where the interval holds 0; a bare number without one."""
+def show_difference(judged: Metric, row: Row, brief: bool = False) -> str:
+    """`-2.50 ± 1.19`; where the interval holds 0 `no difference shown (-0.28 ± 1.31)`, in brief `(-0.28 ± 1.31)`."""
     gap, half = row[f"{judged.name}_minus_dense"], row[f"{judged.name}_minus_dense_ci95"]
     if math.isnan(gap):
         return NONE
     number = _gap(judged, gap, half)
-    return f"{NO_DIFFERENCE} ({number})" if row["difference_shown"] == "no" else number
-
-
-def show_gap_of(judged: Metric, row: Row) -> str:
-    """The same where there is little room: in brackets where the interval holds 0."""
-    gap, half = row[f"{judged.name}_minus_dense"], row[f"{judged.name}_minus_dense_ci95"]
-    if math.isnan(gap):
-        return NONE
-    number = _gap(judged, gap, half)
-    return f"({number})" if row["difference_shown"] == "no" else number
+    if row["difference_shown"] != "no":
+        return number
+    return f"({number})" if brief else f"{NO_DIFFERENCE} ({number})"
 
 
 def signed(judged: Metric, gap: float) -> str:

@@ -14,7 +14,9 @@ from accordion_bench.network.link_model import Exchanges, Network, exchanges_fro
 from accordion_bench.processes.waiting import BUSY
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.parallel import each
-from accordion_bench.report.read.load import MetricsRows, Run
+from accordion_bench.report.read.load import Run
+from accordion_bench.report.read.metrics_rows import MetricsRows
+from accordion_bench.report.read.schema import network_of
 from accordion_bench.runs.metrics import is_number
 
 # of a configuration and an environment, what a step's computation hangs on beside its samples
@@ -60,7 +62,7 @@ def at_common_speed(runs: Sequence[Run]) -> list[Run]:
 
 
 def quiet(runs: Sequence[Run]) -> Sequence[Run]:
-    """Those that are known to have waited for no core; all, where none is."""
+    """The runs whose processes are known to have had free cores; all runs where there are none of these."""
     return [run for run in runs if (share := waited(run)) is not None and share < BUSY] or runs
 
 
@@ -71,7 +73,7 @@ def waited(run: Run) -> float | None:
 
 
 class Common(NamedTuple):
-    """What runs that compute the same have in common.
+    """Medians over runs that compute the same.
 
     compute: by samples of a step: how many runs have such steps, and the median of their medians.
     spread: of their steps, over how long they take.
@@ -82,7 +84,7 @@ class Common(NamedTuple):
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "Common":
-        """Some runs; of each kind of step the quiet ones among those that have it."""
+        """The medians of some runs; for each kind of step over the quiet runs that have it."""
         found: dict[int, list[Run]] = defaultdict(list)
         for run in runs:
             for samples in _computing(run):
@@ -95,14 +97,14 @@ class Common(NamedTuple):
 
 
 def is_shared(run: Run) -> bool:
-    """Whether what a step of this run computes may be put in the place of another's."""
+    """Whether the computation of its steps may be compared with that of other runs."""
     beside = run.summary.get("processes") != 1 and (run.config.get("comm") or {}).get("overlap") is not False
     elsewhere = len(set(map(_runs_on, run.environments))) > 1  # it was resumed on another machine
     return run.finished and not run.attached and not beside and not elsewhere and bool(_computing(run))
 
 
 def what_computes(run: Run) -> str:
-    """One text for everything that must be equal before two runs compute the same in a step of equally many samples."""
+    """A text that is the same for runs whose steps of equally many samples compute the same."""
     device = run.config.get("device")
     parts = [run.summary.get("workers"), run.summary.get("processes"), device]
     parts += [run.config.get(key) for key in COMPUTES]
@@ -121,7 +123,7 @@ def _computing(run: Run) -> dict[int, tuple[int, float]]:
 
 
 def _spread(run: Run) -> float:
-    """Of the most frequent exchanges of a run, relative."""
+    """The relative spread of the waits of a run, in its most frequent kind of exchange."""
     kinds = [kind for kind in exchanges_from(run.rows[-1]["seconds_by_bucket"]) if kind.wait > 0]
     most = max(kinds, key=lambda kind: kind.times, default=None)
     return most.spread / most.wait if most else 0.0
@@ -142,7 +144,7 @@ def _at_speed(pair: tuple[Run, Common | None]) -> Run:
     whole = Whole(
         {(part, str(phase)): seconds for part, phase, _, seconds in last["seconds_by_phase"]},
         exchanges_from(last["seconds_by_bucket"]),
-        Network(**{key: value for key, value in run.config["network"].items() if key != "_target_"}),
+        network_of(run.config),
         slowness,
     )
     changed = [_remodelled(run, row, whole, common) for row in run.rows[:-1]]
@@ -157,7 +159,7 @@ def _at_speed(pair: tuple[Run, Common | None]) -> Run:
 
 
 class Whole(NamedTuple):
-    """What is known of a run when it has ended.
+    """A run as a whole, known when it has ended.
 
     usual: seconds of a step by part and phase.
     exchanges: until its end.
@@ -252,7 +254,7 @@ def machine(run: Run) -> str:
 
 
 def machines(run: Run) -> list[str]:
-    """Each machine of a run."""
+    """The machines of a run, each once."""
     return list(dict.fromkeys(map(_machine, run.environments)))
 
 
@@ -262,7 +264,7 @@ def _machine(environment: dict[str, Any]) -> str:
 
 
 def unlike(arms: Iterable[Arm]) -> str:
-    """Why no times of these arms compare, to stand behind `because`; "" where nothing is known against it."""
+    """The reason why times of these arms do not compare, to follow `because`; "" where none is known."""
     runs = [run for arm in arms for run in arm.runs]
     if len({machine for run in runs for machine in machines(run)}) > 1:
         return "the runs come from different machines"
@@ -277,7 +279,7 @@ NEEDED = ("modelled_seconds", "modelled_comm_seconds", "wire_bytes", "rounds")
 def on_link(arm: Arm, bandwidth: float) -> Network:
     """The network of an arm's runs, as its slowest link lets it be, with links of another bandwidth, all alike."""
     own = {"bandwidth": bandwidth, "latency": 0.0, **(arm.config.get("network") or {})}
-    return Network(**{key: value for key, value in own.items() if key != "_target_"}).at(bandwidth)
+    return network_of({"network": own}).at(bandwidth)
 
 
 def modelled_seconds(arm: Arm, bandwidths: Sequence[float], epochs: Sequence[int] | None = None) -> NDArray[np.float64]:
@@ -327,7 +329,7 @@ def _of_rows(rows: Sequence[Mapping[str, Any]], links: Sequence[Network], worker
 def _alone(
     link: Network, exchanges: Mapping[str, Exchanges], times: Mapping[str, NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """Seconds of all exchanges, hidden or not."""
+    """Seconds of all exchanges, whether hidden or not."""
     each = {key: sum(link.of_bucket(bucket, one.workers) for bucket in one.buckets) for key, one in exchanges.items()}
     return np.sum([times[key] * seconds for key, seconds in each.items()], axis=0)
 
@@ -335,7 +337,7 @@ def _alone(
 def _outside(
     link: Network, wire: NDArray[np.float64], rounds: NDArray[np.float64], workers: int
 ) -> NDArray[np.float64]:
-    """Seconds of what travels in no exchange."""
+    """Seconds of bytes and rounds that belong to no exchange."""
     if link.flat:
         return wire * link.seconds(1.0, 0.0, workers) + rounds * link.seconds(0.0, 1.0, workers)
     return np.array([link.seconds(*pair, workers) for pair in zip(wire, rounds, strict=True)])

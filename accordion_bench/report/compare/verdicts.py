@@ -60,7 +60,7 @@ class Rival(NamedTuple):
 
     @property
     def dense_name(self) -> str:
-        """Its label: `dense`, and more where others could be meant."""
+        """The label of the baseline: `dense`, and more where there are several."""
         return self.dense.label
 
     @property
@@ -70,7 +70,7 @@ class Rival(NamedTuple):
 
     @property
     def sent(self) -> float:
-        """Bytes on the wire, to order by; those that are not counted come last."""
+        """Bytes on the wire, to sort by; uncounted ones come last."""
         return self.arm.mean("wire_bytes") if self.arm.values("wire_bytes") else math.inf
 
     def gap(self) -> str:
@@ -78,7 +78,7 @@ class Rival(NamedTuple):
         return show_gap(self.judged, self.found)
 
     def loss(self) -> str:
-        """The same where words tell the sign: `0.30 ± 1.10 points`."""
+        """The same without a sign: `0.30 ± 1.10 points`."""
         return self.gap().lstrip("+-")
 
     def reach(self) -> str:
@@ -129,7 +129,7 @@ class Rival(NamedTuple):
         return f"it takes {ratio:.2f} times {self.dense_name}'s time ({how}{few})"
 
     def beware(self) -> list[str]:
-        """In what else the two differ."""
+        """Warnings where the two differ in more than the method."""
         found = []
         if self.arm.batch != self.dense.batch:
             same_epochs = self.arm.config["epochs"] == self.dense.config["epochs"]
@@ -233,7 +233,7 @@ def answers(arms: Sequence[Arm]) -> list[str]:
 
 
 def no_dense(arms: Sequence[Arm]) -> str:
-    """What is missing without a dense run, and the command that adds one."""
+    """The sentence for a setting without a dense run, with the command that adds one."""
     return (
         f"No dense run of this setting is among those given: nothing is said about {metric(arms[0].metric).words}, "
         f"bytes or time against dense. Add one: {dense_attached() if arms[0].attached else dense_command(arms[0])}"
@@ -265,7 +265,7 @@ def _none_keeps(lose: Sequence[Rival]) -> str:
 
 
 def _unranked(unknown: Sequence[Rival], denser: Sequence[str]) -> list[str]:
-    """Numbers that no interval stands behind, in the order of the table."""
+    """Differences without an interval, in the order of the table."""
     single = all(one.arm.n == one.dense.n == 1 for one in unknown)
     told = [f"{one.label} ended {one.side()} {one.bytes()}" for one in reversed(unknown)]
     return [f"{'One seed' if single else 'No interval'}: nothing is ranked.", *_sentence([listed(told, MOST), *denser])]

@@ -1,18 +1,11 @@
-"""Run folders as data: whatever a run has left behind can be read, finished or not.
+"""Runs: where they lie, and as data whatever they have left behind, finished or not."""
 
-Metrics rows are kept by column: a thousand runs of 300 epochs are 13 million values, and a dict for each row has no
-room.
-"""
-
-import contextlib
 import gc
-import marshal
 import os
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -21,102 +14,134 @@ from accordion_bench.methods.labels import label
 from accordion_bench.options import instantiate
 from accordion_bench.options.override import config_in_todays_words
 from accordion_bench.report.parallel import each
-from accordion_bench.report.read import rows_file
-from accordion_bench.report.read.find import METRICS_FILE, Paths, find_runs
+from accordion_bench.report.read.metrics_rows import ENDING, MetricsRows, cut_short, is_rows_file, made_of, why_not
 from accordion_bench.report.read.schema import EnvironmentFile, problem, problem_of_rows, wrong_keys
 from accordion_bench.run_config import is_label
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.secrets import masked, masked_command
 from accordion_bench.runs.untrusted import TEXT, needs_no_look, plain, printable
 
-Values = Sequence[Any]
+METRICS_FILE = "metrics.jsonl"
+FILES = ("config.yaml", METRICS_FILE, "summary.json", "environment.json")
+Paths = str | Path | Iterable[str | Path]  # one path, or several
+DEEPEST = 50  # folders inside each other that are looked into
+RECORD = "sweep.jsonl"  # beside run folders: a line per cell of a sweep, the newest last
 
 
-class MetricsRow(Mapping[str, Any]):
-    """One row, read as a dict is."""
-
-    __slots__ = ("_at", "_rows")
-
-    def __init__(self, rows: "MetricsRows", at: int) -> None:
-        self._rows, self._at = rows, at
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._rows.names[self._at]:
-            raise KeyError(name)
-        return self._rows.columns[name][self._at]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._rows.columns[name][self._at] if name in self._rows.names[self._at] else default
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows.names[self._at])
-
-    def __len__(self) -> int:
-        return len(self._rows.names[self._at])
+def find_runs(paths: Paths) -> list[Path]:
+    """The run folders and files of metrics rows among `paths` and at any depth inside, each once, in this order."""
+    found: dict[Path, Path] = {}
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
+        for run in _inside(path):
+            found.setdefault(Path(os.path.realpath(run)), run)
+    return list(found.values())
 
 
-class MetricsRows(Sequence[MetricsRow]):
-    """Rows that cannot be changed.
+def _inside(path: Path) -> list[Path]:
+    """The runs under `path`, itself included; nothing is looked for inside a run folder, nor in hidden folders.
+
+    A link to a folder is followed where it was given, and nowhere below, so that a circle of links has an end. Files of
+    metrics rows have any name where they are given, and end in .jsonl where they are found.
+    """
+    if os.path.isfile(path):
+        return [path] if is_rows_file(path) else []
+    found = []
+    for name, folders, files in os.walk(path):
+        here = Path(name)
+        if run := is_run(here):
+            found.append(here)
+        else:
+            named = (here / file for file in sorted(files) if file.endswith(ENDING) and file[0] != ".")
+            found += filter(is_rows_file, named)
+        if run or len(here.parts) - len(path.parts) >= DEEPEST:
+            folders.clear()
+        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+    return found
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's, finished or not: it has one of the files.
+
+    A file of metrics rows may have the name of one of them.
+    """
+    found = [path / name for name in FILES if os.path.isfile(path / name)]
+    return bool(found) and (found != [path / METRICS_FILE] or not is_rows_file(path / METRICS_FILE))
+
+
+def no_runs(paths: Iterable[str | Path]) -> list[tuple[str, str]]:
+    """What among `paths`, and which folders and recorded cells directly inside them, hold no run; and why not.
 
     Args:
-        columns: by name, one value per row; None where a row has none.
-        names: the columns that each row has, in its order.
+        paths: run folders, files of metrics rows, folders that contain some, or records of sweeps.
+
+    Returns:
+        (name of the folder or options of the cell, reason), both printable.
     """
-
-    def __init__(self, columns: Mapping[str, Values], names: Sequence[Mapping[str, None]]) -> None:
-        self.columns, self.names = columns, names
-
-    @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]]) -> "MetricsRows":
-        """Rows as they were read, or such already."""
-        if isinstance(rows, cls):
-            return rows
-        kinds: dict[tuple[str, ...], dict[str, None]] = {}
-        names = [kinds.setdefault(tuple(row), dict.fromkeys(row)) for row in rows]
-        every = dict.fromkeys(name for kind in kinds.values() for name in kind)
-        return cls({name: small([row.get(name) for row in rows]) for name in every}, names)
-
-    def replaced(self, **columns: Sequence[Any]) -> "MetricsRows":
-        """The same rows with other values in columns that they have."""
-        return MetricsRows({**self.columns, **{name: small(values) for name, values in columns.items()}}, self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @overload
-    def __getitem__(self, at: int) -> MetricsRow: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[MetricsRow]: ...
-    def __getitem__(self, at: int | slice) -> MetricsRow | list[MetricsRow]:
-        found = range(len(self))[at]
-        return [MetricsRow(self, i) for i in found] if isinstance(found, range) else MetricsRow(self, found)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(map(dict, self)) == list(map(dict, other))
+    found: list[tuple[str, str]] = []
+    for path in map(Path, paths):
+        if path.name == RECORD:
+            found += _cells_without_a_run(path)
+        elif os.path.isfile(path):
+            found += [(path.name, why)] if (why := why_not(path)) else []
+        elif not os.path.isdir(path):
+            found.append((path.name, "no folder" if os.path.lexists(path) else "does not exist"))
+        elif not is_run(path):
+            inside = [p for p in sorted(_visible(path)) if os.path.isdir(p)]
+            empty = [p for p in inside if not find_runs([p])]
+            found += [(p.name, f"no run: has none of {', '.join(FILES)}") for p in empty]
+            found += [] if find_runs([path]) else [(path.name, "holds no run")]
+            found += _cells_without_a_run(path / RECORD)
+    return [(printable(name), printable(why, longest=500)) for name, why in found]
 
 
-class Packed(Sequence[Any]):
-    """Lists and mappings as bytes, a tenth of what they take as objects; equal ones once."""
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        different: dict[bytes, bytes] = {}
-        self._values = [different.setdefault(packed, packed) for packed in map(marshal.dumps, values)]
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __getitem__(self, at: Any) -> Any:
-        return marshal.loads(self._values[at])
+def _visible(folder: Path) -> list[Path]:
+    """What is in a folder and not hidden; nothing where it must not be read."""
+    try:
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError:
+        return []
 
 
-def small(values: Sequence[Any]) -> Values:
-    """The same values in as little memory as their kind allows."""
-    kinds = set(map(type, values))
-    if kinds == {float}:
-        return array("d", values)
-    if kinds == {int} and max(map(abs, values)) < 2**63:
-        return array("q", values)
-    return Packed(values) if kinds & {dict, list} else list(values)
+def _cells_without_a_run(record: Path) -> list[tuple[str, str]]:
+    """Cells that have left no folder, or whose folder is gone, by the newest line of each."""
+    cells, damaged = {}, list[str]()
+    for line in _lines(record, damaged):
+        if isinstance(line.get("overrides"), list):
+            typed = [word for word in map(str, line["overrides"]) if not word.startswith("paths.")]
+            cells[masked_command(" ".join(typed))] = line
+    found = [(record.name, why) for why in damaged]
+    for cell, line in cells.items():
+        said, folder, error = f"{line.get('status', 'unknown')} in {record.name}", line.get("folder"), line.get("error")
+        if not isinstance(folder, str):
+            found.append((cell, f"{said}: {error}" if error and isinstance(error, str) else said))
+        elif not os.path.isdir(record.parent / Path(folder).name):
+            found.append((Path(folder).name, f"{said}, but not here any more"))
+    return found
+
+
+def _lines(file: Path, damaged: list[str]) -> list[dict[str, Any]]:
+    """The whole lines of a JSONL file that hold a mapping; [] where it cannot be read.
+
+    Args:
+        file: to read.
+        damaged: gets a sentence for each line that is not as it was written.
+    """
+    try:
+        texts = untrusted.split_lines(file)
+    except (OSError, untrusted.Refused):
+        return []
+    lines = []
+    for number, text in enumerate(texts, 1):
+        try:
+            lines.append(plain(untrusted.parse_json(text, f"line {number}")))
+        except untrusted.NotAsWritten as error:
+            damaged.append(str(error))
+        except ValueError:  # torn
+            pass
+    return [line for line in lines if isinstance(line, dict)]
+
+
+# ---- what a run holds
 
 
 @dataclass(frozen=True)
@@ -193,18 +218,10 @@ class Run:
 
 def read_runs(paths: Paths) -> list[Run]:
     """Every run found under `paths`."""
-    with _no_collection():
-        folders = find_runs(paths)
-        return each(read_run, folders, "reading")
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Reading makes millions of objects and no garbage: the collector would look through them again and again."""
     enabled = gc.isenabled()
-    gc.disable()
+    gc.disable()  # reading makes millions of objects and no garbage, which would be looked through again and again
     try:
-        yield
+        return each(read_run, find_runs(paths), "reading")
     finally:
         if enabled:
             gc.enable()
@@ -215,7 +232,7 @@ def trust_classes(paths: Paths) -> None:
     for path in find_runs(paths):
         config = _mapping(path / "config.yaml", [])
         if os.path.isfile(path) and (rows := _rows(path, [])):
-            config = rows_file.made_of(rows).config
+            config = made_of(rows).config
         instantiate.trust(config_in_todays_words(config))
 
 
@@ -242,9 +259,9 @@ def _read_file(path: Path) -> Run:
     if refused or not found or not isinstance(found[0].get("run"), dict):
         why = refused[0] if refused else "its first line is no row of metrics"
         return Run(path, problem=printable(why, longest=500), attached=True)
-    config, environment, summary, rows = rows_file.made_of(found)
+    config, environment, summary, rows = made_of(found)
     config, summary = masked(config_in_todays_words(config)), masked(summary)
-    why = rows_file.cut_short(path, found) or problem_of_rows(config, summary, rows, path.name)
+    why = cut_short(path, found) or problem_of_rows(config, summary, rows, path.name)
     return Run(
         path, config, _shown(environment), summary, MetricsRows.of(rows), printable(why, longest=500), attached=True
     )
@@ -252,18 +269,12 @@ def _read_file(path: Path) -> Run:
 
 def _shown(environment: dict[str, Any]) -> dict[str, Any]:
     """What is known of the kinds that it must have, secrets masked, and the same of each resumption."""
-    known = _known(environment)
-    if "resumed" in known:
-        known["resumed"] = [_known(changes) for changes in known["resumed"] if isinstance(changes, dict)]
-    return known
-
-
-def _known(environment: dict[str, Any]) -> dict[str, Any]:
     wrong = wrong_keys(EnvironmentFile, environment, present=True)
-    known = {key: value for key, value in environment.items() if key not in wrong}
-    known = masked(known)
+    known = masked({key: value for key, value in environment.items() if key not in wrong})
     if command := known.get("command"):
         known["command"] = masked_command(command)
+    if "resumed" in known:
+        known["resumed"] = [_shown(changes) for changes in known["resumed"] if isinstance(changes, dict)]
     return known
 
 
@@ -306,12 +317,15 @@ def load_runs(paths: Paths) -> pd.DataFrame:
     """
     rows = []
     for run in read_runs(paths):
-        head = {"run": printable(str(run.path), TEXT), "label": run.label, "seed": run.seed, "finished": run.finished}
-        head |= {"problem": run.problem, "last_epoch": run.last_epoch, "commit": run.environment.get("commit", "")}
-        chosen = run.config.get("choices")
-        choices = chosen if isinstance(chosen, dict) else {}
-        rows.append({**flat(run.config), **choices, **run.summary, **head})
+        ended = {"problem": run.problem, "last_epoch": run.last_epoch, "commit": run.environment.get("commit", "")}
+        choices = run.config.get("choices")
+        named = choices if isinstance(choices, dict) else {}
+        rows.append({**flat(run.config), **named, **run.summary, **_head(run), **ended})
     return pd.DataFrame(rows)
+
+
+def _head(run: Run) -> dict[str, Any]:
+    return {"run": printable(str(run.path), TEXT), "label": run.label, "seed": run.seed, "finished": run.finished}
 
 
 def load_metrics(paths: Paths) -> pd.DataFrame:
@@ -326,7 +340,7 @@ def load_metrics(paths: Paths) -> pd.DataFrame:
     """
     rows = []
     for run in read_runs(paths):
-        head = {"run": printable(str(run.path), TEXT), "label": run.label, "seed": run.seed, "finished": run.finished}
+        head = _head(run)
         for row in run.rows:
             whole = row.get("plan")
             plan = {f"plan.{key}": value for key, value in whole.items()} if isinstance(whole, dict) else {}

@@ -6,10 +6,10 @@ files of metrics rows.
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ParamSpec, Union, get_args, get_origin, get_type_hints
 
 from accordion_bench.comm.ledger import KINDS
 from accordion_bench.methods.labels import hook_of, label
@@ -18,6 +18,7 @@ from accordion_bench.run_config import LONGEST_NOTE, is_label
 from accordion_bench.runs.metrics import LOSSES, METRICS, is_number, metric, wrong_in_rows, wrong_in_summary
 from accordion_bench.runs.untrusted import NAME
 
+P = ParamSpec("P")
 LARGEST = 1e100  # of numbers that are squared and multiplied; those of no run come near
 MOST_WORKERS = 1_000_000
 CHOICES = ("model", "dataset", "compressor")
@@ -60,6 +61,26 @@ Label = Annotated[str, is_label]
 Note = Annotated[str, functools.partial(is_label, longest=LONGEST_NOTE)]
 Tags = Annotated[list[str], lambda tags: isinstance(tags, list) and all(map(is_label, tags))]
 Options = dict[str, Any]
+Workers = Annotated[int, lambda value: is_count(value) and value <= MOST_WORKERS]
+SentByKind = Annotated[
+    dict[str, Any],
+    lambda sent: (
+        not sent
+        or (isinstance(sent, dict) and sent.keys() <= set(KINDS) and _is_of(dict[str, tuple[Finite, Finite]], sent))
+    ),
+]
+Bucket = tuple[Finite, Finite, Finite, Finite, Finite]
+Buckets = list[Bucket | tuple[Finite, Finite, Finite, Finite, Finite, SentByKind]]
+Exchange = tuple[Workers, Finite, Finite, Buckets] | tuple[Workers, Finite, Finite, Buckets, Finite]
+Phase = Annotated[
+    list[Any],
+    lambda phase: (
+        _is_of(tuple[str, int | list[Any], Finite, Finite], phase)
+        and (phase[0] != "compute" or isinstance(phase[1], int))
+    ),
+]
+# columns of lists: what `network.exchanges_from` reads, what `compare.times` reads, what `Score.look` keeps
+LISTS = {"seconds_by_bucket": list[Exchange], "seconds_by_phase": list[Phase], "looks": list[dict[str, Number | None]]}
 
 
 @dataclass(frozen=True)
@@ -158,13 +179,17 @@ def _kinds(schema: Any) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 def _is_of(kind: Any, value: Any) -> bool:
-    """Whether a value is of a type; of an annotated one its check decides."""
-    origin = get_origin(kind)
+    """Whether a value as JSON has it is of a type; of an annotated one its check decides, a tuple is a list."""
+    origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return bool(kind.__metadata__[0](value))
     if origin in (Union, UnionType):
-        return any(_is_of(one, value) for one in get_args(kind))
-    return isinstance(value, origin or kind)
+        return any(_is_of(one, value) for one in args)
+    if origin is tuple:
+        return isinstance(value, list) and len(value) == len(args) and all(map(_is_of, args, value))
+    inside = value.values() if isinstance(value, dict) else value
+    whole = isinstance(value, origin or kind) if kind is not Any else True
+    return whole and (origin is None or args[-1] is Any or all(_is_of(args[-1], one) for one in inside))
 
 
 def _wrong_in_summary(summary: Mapping[str, Any]) -> list[str]:
@@ -195,6 +220,24 @@ def _wrong_in_config(config: Mapping[str, Any], summary: Mapping[str, Any]) -> l
 # ---- whether a run is in a mean
 
 
+def _never_raises(find: Callable[P, str]) -> Callable[P, str]:
+    """What cannot be understood is a problem, too: one stranger's files must not end the report of the others."""
+
+    @functools.wraps(find)
+    def found(*args: P.args, **kwargs: P.kwargs) -> str:
+        try:
+            return find(*args, **kwargs)
+        except Exception as error:
+            return _no_sense(error)
+
+    return found
+
+
+def _no_sense(error: Exception) -> str:
+    return f"cannot be understood ({type(error).__name__}: {error})"
+
+
+@_never_raises
 def problem(
     config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], done: bool
 ) -> str:
@@ -204,15 +247,6 @@ def problem(
         config, summary, rows: its files; empty where a file is missing or cannot be read.
         done: whether it has left its done marker.
     """
-    try:
-        return _problem(config, summary, rows, done)
-    except Exception as error:  # of a stranger's files: one folder must not end the report of the others
-        return f"cannot be understood ({type(error).__name__}: {error})"
-
-
-def _problem(
-    config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], done: bool
-) -> str:
     if not isinstance(config.get("choices"), dict):
         return "no readable config.yaml"
     if "stopped_by" in summary:
@@ -244,6 +278,7 @@ def _problem(
     return wrong_in_summary(summary, rows) or _not_understood(config, modelled, "config.yaml")
 
 
+@_never_raises
 def problem_of_rows(
     config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], file: str
 ) -> str:
@@ -253,18 +288,9 @@ def problem_of_rows(
     loop is. Any column but the epoch may be null or missing, and the metric in all rows but the last.
 
     Args:
-        config, summary, rows: what is made of the file, see `rows_file.made_of`.
+        config, summary, rows: what is made of the file, see `metrics_rows.made_of`.
         file: its name.
     """
-    try:
-        return _problem_of_rows(config, summary, rows, file)
-    except Exception as error:  # of a stranger's file: it must not end the report of the others
-        return f"cannot be understood ({type(error).__name__}: {error})"
-
-
-def _problem_of_rows(
-    config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], file: str
-) -> str:
     judged = metric(summary["metric_name"])
     values = [row[judged.name] for row in rows if is_number(row.get(judged.name))]
     if not values:
@@ -313,70 +339,33 @@ def _strange(row: Mapping[str, Any], levels: Any, needed: Sequence[str], measure
         if not is_number(row.get(column)):
             return f"without {column}"
     for column, value in row.items():
-        finite = column in COLUMNS or column.endswith(FINITE)
-        fine = (
-            (is_finite if column in measured else is_finite_or_none)(value)
-            if finite
-            else is_number(value, or_none=True)
-        )
-        if (finite or column.endswith(NUMBERS)) and not fine:
+        fine = value is None and column not in measured
+        if column in COLUMNS or column.endswith(FINITE):
+            fine = fine or is_finite(value)
+        elif column.endswith(NUMBERS):
+            fine = is_number(value, or_none=True)
+        else:
+            continue
+        if not fine:
             return f"whose {column} is no number"
     if not all(isinstance(group, dict | None) for group in (levels, *map(row.get, ("plan", "decisions", "norms")))):
         return "whose plan, decisions or norms are of another kind"
-    of_lists = (("seconds_by_bucket", _are_exchanges), ("seconds_by_phase", _are_phases), ("looks", _are_looks))
-    for column, is_right in of_lists:
-        if not is_right(row.get(column) or []):
+    for column, kind in LISTS.items():
+        if not _is_of(kind, row.get(column) or []):
             return f"whose {column} is of another kind"
     return ""
-
-
-def _are_looks(looks: Any) -> bool:
-    """Whether it is what `Score.look` keeps: a metric and what was spent."""
-
-    def is_one(look: Any) -> bool:
-        return isinstance(look, dict) and all(is_number(value, or_none=True) for value in look.values())
-
-    return isinstance(looks, list) and all(map(is_one, looks))
-
-
-def _are_exchanges(kinds: Any) -> bool:
-    """Whether it is what `network.exchanges_from` reads."""
-
-    def is_bucket(bucket: Any) -> bool:
-        if not isinstance(bucket, list) or len(bucket) not in (5, 6) or not all(map(is_finite, bucket[:5])):
-            return False
-        by_kind = (bucket[5] if len(bucket) == 6 else None) or {}
-        return isinstance(by_kind, dict) and all(
-            name in KINDS and isinstance(sent, list) and len(sent) == 2 and all(map(is_finite, sent))
-            for name, sent in by_kind.items()
-        )
-
-    def is_one(kind: Any) -> bool:
-        if not isinstance(kind, list) or len(kind) not in (4, 5) or not isinstance(kind[3], list):
-            return False
-        counted = is_count(kind[0]) and kind[0] <= MOST_WORKERS
-        return counted and all(map(is_finite, [*kind[:3], *kind[4:]])) and all(map(is_bucket, kind[3]))
-
-    return isinstance(kinds, list) and all(map(is_one, kinds))
-
-
-def _are_phases(phases: Any) -> bool:
-    """Whether it is what `compare.times` reads: lists of part, phase, steps and seconds."""
-    return isinstance(phases, list) and all(
-        isinstance(one, list)
-        and len(one) == 4
-        and isinstance(one[0], str)
-        and isinstance(one[1], int if one[0] == "compute" else int | list)
-        and all(map(is_finite, one[2:]))
-        for one in phases
-    )
 
 
 def _not_understood(config: Mapping[str, Any], modelled: bool, file: str) -> str:
     try:
         label(dict(config))
         if modelled:
-            Network(**{key: value for key, value in config["network"].items() if key != "_target_"})
-    except Exception as error:  # options of whatever kind: a strange one must not end the report of the others
-        return f"{file} cannot be understood ({type(error).__name__}: {error})"
+            network_of(config)
+    except Exception as error:  # options of whatever kind
+        return f"{file} {_no_sense(error)}"
     return ""
+
+
+def network_of(config: Mapping[str, Any]) -> Network:
+    """The network that a run was modelled on."""
+    return Network(**{key: value for key, value in config["network"].items() if key != "_target_"})

@@ -1,26 +1,26 @@
-"""Tables, figures and the page, and what they can be written as."""
+"""Tables, figures and the page. Matplotlib is imported here first, whatever backend MPLBACKEND names.
 
-from dataclasses import dataclass
+A notebook exports its own backend to all that it starts, which may not have it. Nothing is drawn with that backend; one
+that can be imported stays the one of the user's own figures.
+"""
 
-FORMATS = ("md", "csv", "latex", "html")
-FIGURES = ("png", "pdf", "svg")
-BANDWIDTHS = (1e8, 1e9, 1e10)  # bit/s
-PAPERS = {"one-column": 3.3, "two-column": 7.0}  # width of a figure in inches
-
-
-@dataclass(frozen=True)
-class Print:
-    """How figures are written.
-
-    Args:
-        paper: one of PAPERS: a figure is as wide as one column, or as both.
-        formats: some of FIGURES. A PNG is always there: page and README show it.
-        bandwidths: bit/s of the links in the figure of modelled time.
-    """
-
-    paper: str = "two-column"
-    formats: tuple[str, ...] = ("png",)
-    bandwidths: tuple[float, ...] = BANDWIDTHS
+import contextlib
+import importlib
+import os
+import sys
 
 
-AS_PNG = Print()
+def _load() -> None:
+    named = os.environ.pop("MPLBACKEND", None)
+    try:
+        matplotlib = importlib.import_module("matplotlib")
+    finally:
+        if named is not None:
+            os.environ["MPLBACKEND"] = named
+    if named:
+        with contextlib.suppress(ValueError):
+            matplotlib.rcParams["backend"] = named
+
+
+if "matplotlib" not in sys.modules:
+    _load()

@@ -125,13 +125,16 @@ def heading(arm: Arm) -> str:
     config, sizes = arm.config, arm.batches or (arm.batch_each,)
     each = "" if None in sizes else f" x {' or '.join(map(str, sizes))} samples"
     workers = f"{counted(arm.workers, 'worker')}{each}"
-    scale = "" if arm.scale == "full" else f" (scale={arm.scale}: not the full experiment)"
-    subset = arm.options.get("dataset.subset")
-    part = f", {subset:,} training {metric(arm.metric).counted}" if isinstance(subset, int) else ""
-    if validation := arm.options.get("dataset.validation"):
-        part += f", {validation:,} of the training samples held out"
-    apart = f", {arm.apart}" if arm.apart else ""
-    return f"{arm.task}, {workers}, {counted(config['epochs'], 'epoch')}{part}{apart}{scale}"
+    return f"{arm.task}, {workers}, {counted(config['epochs'], 'epoch')}{heading_end(arm)}"
+
+
+def heading_end(arm: Arm) -> str:
+    """The end of a heading: the part of the data, what tells the setting from others, and the scale of small runs."""
+    subset, validation = arm.options.get("dataset.subset"), arm.options.get("dataset.validation")
+    told = f", {subset:,} training {metric(arm.metric).counted}" if isinstance(subset, int) else ""
+    told += f", {validation:,} of the training samples held out" if validation else ""
+    told += f", {arm.apart}" if arm.apart else ""
+    return told + ("" if arm.scale == "full" else f" (scale={arm.scale}: not the full experiment)")
 
 
 def headings(parts: Sequence[Sequence[Arm]]) -> list[str]:

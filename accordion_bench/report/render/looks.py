@@ -68,9 +68,17 @@ class ArmLook:
         return "solid" if self.line == "-" else ",".join(f"{length:g}px" for length in self.line[1])
 
 
+Drawn = tuple[Arm, ArmLook]
+
+
 def looks(arms: Sequence[Arm]) -> list[ArmLook]:
     """The look of each arm of one setting."""
     return looks_of([(arm.label, family(arm), arm.dense) for arm in arms])
+
+
+def with_looks(arms: Sequence[Arm]) -> list[Drawn]:
+    """Each arm of one setting with its look."""
+    return list(zip(arms, looks(arms), strict=True))
 
 
 def family(arm: Arm) -> str:
@@ -83,8 +91,8 @@ def family(arm: Arm) -> str:
 def looks_of(named: Sequence[tuple[str, str, bool]]) -> list[ArmLook]:
     """The look of each (label, family, whether it is dense), whatever order they are given in.
 
-    A family has the colour that it wishes for most, unless one with the same wish comes before it by name; its arms
-    have shades of it. No two looks are the same, and of ten arms no two markers or dashes.
+    A family has the colour that it prefers, unless another that prefers it comes before it by name; its arms have
+    shades of it. No two looks are the same, and of ten arms no two markers or dashes.
     """
     order = sorted(range(len(named)), key=lambda i: named[i])
     dense = [i for i in order if named[i][2]]
@@ -115,22 +123,22 @@ def _colours(families: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     left = list(families)
     while left:  # each turn gives every colour once
-        given = _given([wishes(name) for name in left])
+        given = _assigned([preferences(name) for name in left])
         found |= {left[k]: colour for k, colour in given.items()}
         left = [name for k, name in enumerate(left) if k not in given]
     return found
 
 
-def wishes(method: str) -> list[int]:
-    """The numbers of the colours, the dearest first: of each method its own order, by rendezvous hashing."""
+def preferences(method: str) -> list[int]:
+    """The numbers of the colours by preference: each method has its own order, by rendezvous hashing."""
     return sorted(range(len(COLOURS)), key=lambda i: hashlib.sha256(f"{i} {method}".encode()).digest())
 
 
-def _given(wished: Sequence[list[int]]) -> dict[int, int]:
-    """Who gets which colour: first all first wishes, then what is left of the second ones, and so on."""
+def _assigned(preferred: Sequence[list[int]]) -> dict[int, int]:
+    """The colour of each method: first all first preferences, then what is left of the second ones, and so on."""
     given: dict[int, int] = {}
     for rank in range(len(COLOURS)):
-        for k, own in enumerate(wished):
+        for k, own in enumerate(preferred):
             if k not in given and own[rank] not in given.values():
                 given[k] = own[rank]
     return given

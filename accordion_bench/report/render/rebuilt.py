@@ -1,7 +1,7 @@
-"""What a run's classes say when they are built again, here or in a process of its own: which layers travel dense at a
-level, when the rate drops.
+"""What only the classes of a run tell, which are built again here or in another process: which layers are sent dense
+at a level, when the learning rate drops.
 
-To import a class takes half a gigabyte, so a server has another process do it, which ends when it has told.
+To import a class takes half a gigabyte: of a server, another process does it, and ends when it has answered.
 """
 
 import contextlib
@@ -23,10 +23,7 @@ from accordion_bench.options.instantiate import build, is_trusted
 from accordion_bench.processes.interrupt import end_with_parent
 from accordion_bench.report.read.load import Run
 
-LARGEST, MOST = (
-    10_000_000,
-    100,
-)  # of the numbers and lists of options with which something is built
+LARGEST, MOST = 10_000_000, 100  # of the numbers and lists of options with which something is built
 DEEPEST = 10_000  # of the numbers of a model, which count its layers
 LR_DROP = 0.5  # a learning rate of at most this times the last one is a drop
 
@@ -77,7 +74,7 @@ def of_classes(config: dict[str, Any], level: float) -> frozenset[str]:
         return frozenset()
 
 
-# who looks at classes: reports that are served have another process do it
+# how classes are asked: for a report that is served, in another process
 look: Callable[[dict[str, Any], float], frozenset[str]] = of_classes
 
 
@@ -125,7 +122,7 @@ _known: dict[str, Any] = {}  # by what was asked
 
 @contextlib.contextmanager
 def classes_apart() -> Iterator[None]:
-    """Inside, this process imports no class to name or draw an arm, unless torch is loaded; what it hears it keeps."""
+    """Inside, no class is imported here to name or draw an arm, unless torch is loaded; answers are kept."""
     if "torch" in sys.modules:
         yield
         return
@@ -140,7 +137,7 @@ def classes_apart() -> Iterator[None]:
 
 
 class _Asked:
-    """Has classes looked at by another process, which is started for the first one that is not known yet."""
+    """Asks classes in another process, which is started for the first question without a kept answer."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

@@ -38,7 +38,7 @@ def inline(text: str) -> str:
 
 
 def line(text: str) -> str:
-    """The same where a line or an entry of a list begins with it."""
+    """The same at the beginning of a line or of a list entry."""
     return f"\\{inline(text)}" if text.startswith(tuple(FIRST)) else inline(text)
 
 
@@ -163,7 +163,7 @@ BETWEEN = "  "
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """The table of one setting, for people."""
+    """The table of one setting as Markdown."""
     return aligned(cells(table))
 
 
@@ -185,7 +185,7 @@ def cells(table: pd.DataFrame, paper: bool = False) -> list[list[str]]:
 
 
 def _told(table: pd.DataFrame, name: str) -> bool:
-    """Whether a table of text has a column."""
+    """Whether a table of text shows a column."""
     if name == "paper_floats":
         return bool(table[name].notna().all())
     needed = table[NEEDED.get(name, "arm")]
@@ -193,7 +193,7 @@ def _told(table: pd.DataFrame, name: str) -> bool:
 
 
 def _rows(table: pd.DataFrame, reference: str | None) -> list[Row]:
-    """The rows, with what their cells say of the whole table."""
+    """The rows, with the numbers of the whole table that their cells need."""
     most = None if reference is None else float(table.loc[table["arm"] == reference, "paper_floats"].iloc[0])
     several = table["baseline"].nunique() > 1
     whole = {"several_baselines": several, "paper_reference": reference, "reference_floats": most}

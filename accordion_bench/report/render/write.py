@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from accordion_bench.report import AS_PNG, BANDWIDTHS, FORMATS, Print
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.beside import beside_tables
 from accordion_bench.report.compare.columns import tidy
@@ -22,8 +23,7 @@ from accordion_bench.report.compare.provenance import facts, own_commands
 from accordion_bench.report.compare.show import first
 from accordion_bench.report.compare.verdicts import answers, verdicts
 from accordion_bench.report.read.load import Run
-from accordion_bench.report.render import AS_PNG, BANDWIDTHS, FORMATS, Print, captions, figures
-from accordion_bench.report.render.draw import draw
+from accordion_bench.report.render import captions, figures
 from accordion_bench.report.render.page import FAILED, Section, missing, page
 from accordion_bench.report.render.tables import aligned, cells, csv, folded, inline, latex, line, markdown
 from accordion_bench.runs import durable
@@ -66,7 +66,7 @@ def _rank(file: Path) -> int:
 
 
 def _remove_left_behind(out: Path) -> None:
-    """New reports of processes that were killed."""
+    """Remove the unfinished reports of processes that were killed."""
     for folder in out.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > DAY:
@@ -76,42 +76,39 @@ def _remove_left_behind(out: Path) -> None:
 def left_out(
     runs: Sequence[Run], repeats: Sequence[Run], folders: Sequence[tuple[str, str]]
 ) -> dict[str, Sequence[str]]:
-    """Heading -> lines, all of them.
+    """Runs and folders that are in no mean: heading -> lines.
 
     Args:
         runs: finished and unfinished ones.
         repeats: of seeds; see `grouping.group`.
-        folders: those without a run, and why; see `find.no_runs`.
+        folders: those without a run, and why; see `load.no_runs`.
     """
     found = {
-        "Unfinished, in no mean": unfinished([run for run in runs if not run.finished]),
-        "Repeats of a seed, in no mean (the newest run counts)": repeated(repeats),
+        "Unfinished, in no mean": [unfinished(run) for run in runs if not run.finished],
+        "Repeats of a seed, in no mean (the newest run counts)": [
+            f"{run.name} ({run.label}, seed {run.seed})" for run in repeats
+        ],
         "Skipped: no run in it": skipped(folders),
     }
     return {heading: lines for heading, lines in found.items() if lines}
 
 
+def unfinished(run: Run) -> str:
+    """The line of a run that is in no mean."""
+    epochs = run.config.get("epochs", "?")
+    done = 0 if run.last_epoch is None else run.last_epoch + 1
+    last = f"epoch {done} of {epochs} was the last" if done else f"no epoch of {epochs} was finished"
+    return f"{run.name} ({run.label}, seed {run.seed}): {run.problem}; {last}"
+
+
 def notes(absent: dict[str, Sequence[str]]) -> list[str]:
-    """The same as Markdown."""
-    return [
-        f"{heading}:\n\n" + "\n".join(f"- {line(said)}" for said in first(lines)) for heading, lines in absent.items()
-    ]
+    """What is left out, as Markdown."""
+    return [f"{heading}:\n\n{_listed(first(lines))}" for heading, lines in absent.items()]
 
 
-def unfinished(runs: Sequence[Run]) -> list[str]:
-    """One line for each run that is in no mean."""
-    lines = []
-    for run in runs:
-        epochs = run.config.get("epochs", "?")
-        done = 0 if run.last_epoch is None else run.last_epoch + 1
-        last = f"epoch {done} of {epochs} was the last" if done else f"no epoch of {epochs} was finished"
-        lines.append(f"{run.name} ({run.label}, seed {run.seed}): {run.problem}; {last}")
-    return lines
-
-
-def repeated(runs: Sequence[Run]) -> list[str]:
-    """One line for each run whose seed a newer run of the same arm has."""
-    return [f"{run.name} ({run.label}, seed {run.seed})" for run in runs]
+def _listed(lines: Sequence[str]) -> str:
+    """Lines as a list in Markdown."""
+    return "\n".join(f"- {line(said)}" for said in lines)
 
 
 def skipped(folders: Sequence[tuple[str, str]]) -> list[str]:
@@ -124,7 +121,7 @@ Parts = list[list[Arm]]
 
 
 def sound(runs: Sequence[Run], say: Callable[[Parts], T]) -> tuple[list[Run], Parts, list[Run], T]:
-    """The runs by setting, and what is said of them.
+    """The runs by setting, and the texts about them.
 
     Args:
         runs: finished and unfinished ones.
@@ -137,13 +134,13 @@ def sound(runs: Sequence[Run], say: Callable[[Parts], T]) -> tuple[list[Run], Pa
     try:
         return _compared(runs, say)
     except Exception:  # of which of them is found out below
-        alone = [run if not run.finished else _unless_strange(run, [], say) for run in runs]
+        alone = [_unless_strange(run, [], say) for run in runs]
     try:
         return _compared(alone, say)
     except Exception:  # of several that do not go together: each must go with those before it
         kept: list[Run] = []
         for run in alone:
-            kept.append(run if not run.finished else _unless_strange(run, kept, say))
+            kept.append(_unless_strange(run, kept, say))
         return _compared(kept, say)
 
 
@@ -156,7 +153,8 @@ def _compared(runs: Sequence[Run], say: Callable[[Parts], T]) -> tuple[list[Run]
 def _unless_strange(run: Run, beside: Sequence[Run], say: Callable[[Parts], T]) -> Run:
     """The run; unfinished where it cannot be compared with others, or by itself."""
     try:
-        _compared([*beside, run], say)
+        if run.finished:
+            _compared([*beside, run], say)
     except Exception as error:
         return replace(run, problem=printable(f"cannot be compared ({type(error).__name__}: {error})", longest=500))
     return run
@@ -194,7 +192,7 @@ def write(
     Args:
         runs: finished and unfinished ones.
         out: folder; made where missing.
-        folders: names of those without a run, and why; see `find.no_runs`.
+        folders: names of those without a run, and why; see `load.no_runs`.
         formats: some of md (table.md, README.md), csv, latex (table.tex) and html (report.html); figures always.
         printed: how figures are.
         every: also the figures that the page draws itself, as files; that of bandwidths of one's own always is one.
@@ -207,21 +205,23 @@ def write(
     without_page = missing() if "html" in formats else ""
     names = names_of(every or "html" not in formats or bool(without_page), printed.bandwidths != BANDWIDTHS)
     with replacing(out) as new:
-        drawn = draw(parts, new, names, printed)
+        drawn = figures.draw(parts, new, names, printed)
         across, failed = _across(parts, new, printed)
         sections = [Section(arms, found.figures) for arms, found in zip(parts, drawn, strict=True)]
         if failed := [why for found in drawn for why in found.failed] + failed:
             absent = {**absent, FAILED: failed}
         text = "\n\n".join([*said, *notes(absent)]) + "\n"
+        files: dict[str, str] = {}
         if "md" in formats:
-            _write(new / "table.md", text)
-            _write(new / "README.md", readme(text, sections, across))
+            files |= {"table.md": text, "README.md": readme(text, sections, across)}
         if "csv" in formats and parts:
-            _write(new / "table.csv", csv(list(map(tidy, parts))))
+            files["table.csv"] = csv(list(map(tidy, parts)))
         if "latex" in formats and parts:
-            _write(new / "table.tex", "\n\n".join(latex_texts) + "\n")
+            files["table.tex"] = "\n\n".join(latex_texts) + "\n"
         if "html" in formats and not without_page:
-            _write(new / "report.html", page(sections, across, absent))
+            files["report.html"] = page(sections, across, absent)
+        for name, written in files.items():
+            _write(new / name, written)
     where = f"tables and figures: {printable(str(out), longest=4096)}"
     return Written(text, "\n".join(filter(None, [where, without_page])), parts, absent)
 
@@ -238,7 +238,7 @@ def names_of(every: bool, links: bool = False) -> list[str]:
 
 
 def texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:
-    """The answers and each setting as Markdown, and as LaTeX; with all else that looks at every run."""
+    """The answers and each setting as Markdown, and as LaTeX. Everything that reads every run is tried here."""
     for arms in parts:
         provenance([run for arm in arms for run in arm.runs])
     return [*answered(parts), *map(section, parts)], list(map(tex, parts, range(1, len(parts) + 1)))
@@ -266,7 +266,7 @@ def answered(parts: Sequence[Sequence[Arm]]) -> list[str]:
 
 def section(arms: Sequence[Arm]) -> str:
     """Heading, table, verdicts and captions of one setting, as Markdown."""
-    lists = ["\n".join(f"- {line(said)}" for said in lines) for lines in (verdicts(arms), captions.captions(arms))]
+    lists = [_listed(verdicts(arms)), _listed(captions.captions(arms))]
     beside = [
         f"### {inline(heading)}\n\n{aligned(cells)}\n\n- {line(note)}" for heading, cells, note in beside_tables(arms)
     ]
@@ -299,7 +299,7 @@ def provenance(runs: Sequence[Run], commands: Sequence[str] = ()) -> str:
 
 
 def readme(text: str, sections: Sequence[Section], across: Sequence[Path]) -> str:
-    """The tables, the figures that compare arms, and where they come from."""
+    """README.md: the tables, the figures that compare arms, and the origin of the runs."""
     parts = [text.rstrip()]
     if sections:
         pngs = [png for section in sections for png in section.figures if png.name.startswith(FIRST)]

@@ -1,12 +1,15 @@
-"""Figures: what the runs of one setting, or of several, show. Each kind is declared once, in `KINDS`."""
+"""Figures of one setting, or of several. Each kind is declared once, in `KINDS`, and drawn here into files."""
 
-import functools
+import gc
+import hashlib
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from accordion_bench.report import AS_PNG, FIGURES, Print, parallel
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.render import AS_PNG, Print, loaded  # noqa: F401  before whoever imports matplotlib
+from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures.arm_rows import breakdown, forest, to_target
 from accordion_bench.report.render.figures.curves import (
     accuracy_bytes,
@@ -18,10 +21,10 @@ from accordion_bench.report.render.figures.curves import (
     consensus_distance,
     tradeoff,
 )
-from accordion_bench.report.render.figures.gradients import norms, variance
-from accordion_bench.report.render.figures.level_grids import codebooks, level_maps, side_by_side
-from accordion_bench.report.render.figures.sheet import save, styled
+from accordion_bench.report.render.figures.layers import codebooks, level_maps, norms, side_by_side, variance
+from accordion_bench.report.render.figures.sheet import register, save, styled
 from accordion_bench.report.render.figures.sweeps import bits_bucket, period, workers
+from accordion_bench.runs.untrusted import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,13 +82,7 @@ def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "") -> list[Path]:
     return [png for png in drawn if png is not None]
 
 
-def draw_one(
-    name: str,
-    arms: Sequence[Arm],
-    out: Path,
-    suffix: str = "",
-    printed: Print = AS_PNG,
-) -> Path | None:
+def draw_one(name: str, arms: Sequence[Arm], out: Path, suffix: str = "", printed: Print = AS_PNG) -> Path | None:
     """Write one figure of one setting; returns the PNG file, or None where the figure would say nothing.
 
     Args:
@@ -96,13 +93,8 @@ def draw_one(
         printed: how.
     """
     with styled(printed.paper):
-        figure = rooms(arms, printed.bandwidths)[name]()
+        figure = KINDS[name].draw(arms, printed.bandwidths)
         return None if figure is None else save(figure, out / f"{name}{suffix}", printed.formats)
-
-
-def rooms(arms: Sequence[Arm], bandwidths: Sequence[float]) -> dict[str, Callable[[], "Figure | None"]]:
-    """What draws each figure of one setting."""
-    return {name: functools.partial(kind.draw, arms, bandwidths) for name, kind in KINDS.items()}
 
 
 def draw_across(settings: Sequence[Sequence[Arm]], out: Path, printed: Print = AS_PNG) -> list[Path]:
@@ -116,3 +108,94 @@ def draw_across(settings: Sequence[Sequence[Arm]], out: Path, printed: Print = A
     with styled(printed.paper):
         figure = workers(settings)
         return [] if figure is None else [save(figure, out / "workers", printed.formats)]
+
+
+# ---- all figures of a report
+
+
+LONGEST = 64  # letters of the name of a setting in the names of its files
+
+
+class DrawnFigures(NamedTuple):
+    """The figures of one setting.
+
+    figures: the PNG files.
+    failed: a sentence for each that could not be drawn.
+    """
+
+    figures: list[Path]
+    failed: list[str]
+
+
+_parts: Sequence[Sequence[Arm]] = ()  # what children find when they are forked: rows of a hundred runs, never pickled
+
+
+def draw(
+    parts: Sequence[Sequence[Arm]], out: Path, names: Sequence[str], printed: Print = AS_PNG
+) -> list[DrawnFigures]:
+    """Draw some figures of every setting, one in each process at a time.
+
+    Args:
+        parts: the arms of each setting.
+        out: folder.
+        names: of the figures, some of OF_A_SETTING.
+        printed: how.
+
+    Raises:
+        OSError: the folder takes no files.
+    """
+    global _parts
+    _parts = parts
+    todo = [(name, i, out, suffix, printed) for i, suffix in enumerate(suffixes_of(parts)) for name in names]
+    gc.freeze()  # the rows of all runs are millions of objects, which every collection would look through
+    try:
+        register()  # once for all processes
+        drawn = parallel.each_apart(_draw, todo, "drawing", _killed)
+    finally:
+        gc.unfreeze()
+        _parts = ()
+    of_each = [drawn[i : i + len(names)] for i in range(0, len(drawn), len(names))]
+    return [
+        DrawnFigures([png for png in found if isinstance(png, Path)], [why for why in found if isinstance(why, str)])
+        for found in of_each
+    ]
+
+
+def suffixes_of(parts: Sequence[Sequence[Arm]]) -> list[str]:
+    """Of the names of each setting's files: what it is, so that other runs beside it rename nothing."""
+    if len(parts) < 2:
+        return [""] * len(parts)
+    named = [_short(heading(arms[0])) for arms in parts]
+    before = [named[:i].count(name) for i, name in enumerate(named)]
+    return [f"-{name}{f'-{count + 1}' if count else ''}" for name, count in zip(named, before, strict=True)]
+
+
+def _short(name: str) -> str:
+    """`vgg19-on-cifar10-4x32-12-epochs-5000-held-out` of a heading; the end of a long one is a number."""
+    words = re.sub(r"(\d),(?=\d)", r"\1", name.lower())
+    words = re.sub(r" workers? x | or ", "x", words).replace(" samples", "").replace(" of the training held", " held")
+    words = re.sub("[^a-z0-9]+", "-", words).strip("-")
+    if len(words) <= LONGEST:
+        return words
+    return f"{words[: LONGEST - 9].strip('-')}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
+
+
+def _draw(name: str, number: int, out: Path, suffix: str, printed: Print) -> Path | str | None:
+    """Draw one figure; a sentence where it cannot be drawn: what a stranger's runs hold must not end all others."""
+    try:
+        return draw_one(name, _parts[number], out, suffix, printed)
+    except OSError:  # the disk is full, say
+        raise
+    except Exception as error:
+        return _failed(name, number, out, suffix, f"{type(error).__name__}: {error}")
+
+
+def _killed(name: str, number: int, out: Path, suffix: str, printed: Print) -> str:
+    return _failed(name, number, out, suffix, "the process that drew it was killed")
+
+
+def _failed(name: str, number: int, out: Path, suffix: str, why: str) -> str:
+    """The sentence for a figure of which no file stays."""
+    for ending in FIGURES:
+        (out / f"{name}{suffix}.{ending}").unlink(missing_ok=True)
+    return printable(f"{name} of {heading(_parts[number][0])}: {why}", longest=500)

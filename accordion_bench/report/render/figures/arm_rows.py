@@ -11,27 +11,31 @@ from matplotlib.patches import Patch
 
 from accordion_bench.options.units import digits
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.beside import clock_of, first_look, mean, reached, target_of
+from accordion_bench.report.compare.beside import first_look, mean, race
 from accordion_bench.report.compare.show import show_bytes
 from accordion_bench.report.compare.times import communicates, is_ddp
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures.curves import points_note
-from accordion_bench.report.render.figures.gradients import critical_share
-from accordion_bench.report.render.figures.scales import (
+from accordion_bench.report.render.figures.layers import critical_share
+from accordion_bench.report.render.figures.sheet import (
+    AXIS,
+    LETTER,
+    SMALL,
+    Sheet,
+    dense_line,
+    end,
     end_limits,
     end_marker,
-    ends,
     interval,
     interval_bar,
+    lines,
     metric_label,
     seeds,
     several,
     shown_end,
 )
-from accordion_bench.report.render.figures.sheet import AXIS, LETTER, SMALL, Sheet, lines
-from accordion_bench.report.render.looks import looks
-from accordion_bench.runs.metrics import metric
+from accordion_bench.report.render.looks import with_looks
 
 WIDEST = 0.36  # of the paper: names that are longer go on in the next line
 ROW = 0.17  # inches of a line of text
@@ -64,13 +68,12 @@ def forest(arms: Sequence[Arm]) -> Figure:
     (axes,) = sheet.panels
     name_rows(axes, names)
     axes.set_xlim(end_limits(arms))
-    for y, (arm, look) in enumerate(zip(arms, looks(arms), strict=True)):
-        mean, half = float(np.mean(ends(arm))), interval(ends(arm))
-        interval_bar(axes, (mean, y), half, look.colour, across=True)
-        end_marker(axes, (mean, y), look, shown_end(arm), across=True)
+    for y, (arm, look) in enumerate(with_looks(arms)):
+        value, half = end(arm)
+        interval_bar(axes, (value, y), half, look.colour, across=True)
+        end_marker(axes, (value, y), look, shown_end(arm), across=True)
         if arm.dense:
-            axes.axvline(mean, color="black", linewidth=0.6, zorder=1)
-            axes.axvspan(mean - (half or 0), mean + (half or 0), color="black", alpha=0.07, linewidth=0, zorder=0)
+            dense_line(axes, arm, 0.6, across=True)
     axes.set_ylabel("method and bytes sent")
     axes.set_xlabel(metric_label(arms))
     dense = "; line and band: dense" if any(arm.dense for arm in arms) else ""
@@ -85,37 +88,26 @@ def to_target(arms: Sequence[Arm]) -> Figure | None:
 
     None where the runs have no common target, or none reached it.
     """
-    target, column = target_of(arms), clock_of(arms)
-    if target is None or len(arms) < 2:
-        return None
-    found = [reached(arm, target, column) for arm in arms]
-    if not any(own.timed for own in found):
+    found = race(arms)
+    if found is None or not found.drawn:
         return None
     names = [name(arm) for arm in arms]
     sheet = sheet_of_rows(names)
     (axes,) = sheet.panels
     name_rows(axes, names)
-    axes.set_xlim(0, ROOM * max(mean(own.timed) + (interval(own.timed) or 0) for own in found if own.timed))
-    for y, (arm, look, of_arm) in enumerate(zip(arms, looks(arms), found, strict=True)):
-        own = of_arm.timed
+    axes.set_xlim(0, ROOM * max(mean(own.timed) + (interval(own.timed) or 0) for own in found.arms if own.timed))
+    for y, ((arm, look), of_arm) in enumerate(zip(with_looks(arms), found.arms, strict=True)):
+        own, told, length = of_arm.timed, of_arm.untimed, 0.0
         if own:
+            told, length = _told(own, arm.n), mean(own) + (interval(own) or 0)
             axes.barh(y, mean(own), height=0.6, color=look.colour, alpha=0.85, zorder=2)
             interval_bar(axes, (mean(own), y), interval(own), "#777777", across=True)
-        if arm.dense and own:
-            axes.axvline(mean(own), color="black", linewidth=0.6, zorder=1)
-        end = mean(own) + (interval(own) or 0) if own else 0
-        axes.annotate(
-            _told(own, arm.n) if own else of_arm.untimed,
-            (end, y),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=SMALL,
-            zorder=4,
-        )
+            if arm.dense:
+                axes.axvline(mean(own), color="black", linewidth=0.6, zorder=1)
+        beside: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": SMALL, "zorder": 4}
+        axes.annotate(told, (length, y), (4, 0), **beside)
     axes.set_ylabel("method")
-    how = "measured" if column == "seconds" else "modelled"
-    axes.set_xlabel(f"{how} time to {metric(arms[0].metric).show(target)} [s]")
+    axes.set_xlabel(f"{found.how} time to {found.shown} [s]")
     dense = "; line: dense" if any(arm.dense for arm in arms) else ""
     bars = "; with Student's 95 % t-interval" if several(arms) else ""
     return sheet.finish(f"{heading(arms[0])}; {seeds(arms)}; to the {first_look(arms)} that reached it{bars}{dense}.")

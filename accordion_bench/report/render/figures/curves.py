@@ -14,16 +14,20 @@ from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import apart, beaten, front
 from accordion_bench.report.compare.times import communicates, modelled_seconds, unlike
 from accordion_bench.report.render.captions import heading, hidden, without_bytes
-from accordion_bench.report.render.figures.scales import (
+from accordion_bench.report.render.figures.sheet import (
     EPOCHS,
+    LARGEST,
     SENT,
+    SMALLEST,
     Array,
+    Sheet,
     bytes_axis,
     column,
+    curve,
     curve_limits,
+    end,
     end_limits,
     end_marker,
-    ends,
     entry,
     interval,
     interval_bar,
@@ -33,17 +37,13 @@ from accordion_bench.report.render.figures.scales import (
     seeds,
     several,
     shown_end,
-    sizes,
 )
-from accordion_bench.report.render.figures.sheet import Sheet
-from accordion_bench.report.render.looks import ArmLook, looks
+from accordion_bench.report.render.looks import Drawn, with_looks
 
 PALE = 0.3  # opacity of an arm that another one beats
 
 
-def points(
-    axes: Axes, shown: Sequence[tuple[Arm, ArmLook]], costs: Sequence[Sequence[float]], pale: Collection[int] = ()
-) -> None:
+def points(axes: Axes, shown: Sequence[Drawn], costs: Sequence[Sequence[float]], pale: Collection[int] = ()) -> None:
     """One marker per arm at its mean cost and its metric after the last epoch, with both intervals.
 
     Args:
@@ -54,11 +54,11 @@ def points(
     """
     arms = [arm for arm, _ in shown]
     axes.set_ylim(end_limits(arms))
-    for i, ((arm, look), size) in enumerate(zip(shown, sizes(len(shown)), strict=True)):
-        before = len(axes.lines)
-        x, y = float(np.mean(costs[i])), float(np.mean(ends(arm)))
-        interval_bar(axes, (x, y), interval(ends(arm)), look.colour)
+    for i, (arm, look) in enumerate(shown):
+        before, (y, half), x = len(axes.lines), end(arm), float(np.mean(costs[i]))
+        interval_bar(axes, (x, y), half, look.colour)
         interval_bar(axes, (x, y), interval(costs[i]), look.colour, across=True)
+        size = LARGEST - (LARGEST - SMALLEST) * i / max(len(shown) - 1, 1)  # what lies below another is larger
         end_marker(axes, (x, y), look, shown_end(arm), size=size)
         for line in axes.lines[before:]:
             line.set_alpha(PALE if i in pale else None)
@@ -70,7 +70,6 @@ def sent_axis_of_ends(axes: Axes, costs: Sequence[Sequence[float]]) -> None:
     """Bytes, from the fewest to the most."""
     means = [float(np.mean(of)) for of in costs]
     bytes_axis(axes, min(means), max(means))
-    axes.set_xlim(min(means) / 1.3, max(means) * 1.3)
     axes.set_xlabel(SENT)
 
 
@@ -90,14 +89,11 @@ TOGETHER = 8  # arms, beyond which their curves hide each other in one panel
 MARKS = 4  # small markers on a curve
 PAYLOAD = "payload per worker [bytes, log scale]"
 
-Drawn = tuple[Arm, ArmLook]
-
 
 def accuracy_epoch(arms: Sequence[Arm]) -> Figure | None:
     """The metric against epochs."""
-    return _figure(
-        arms, lambda arm: column(arm, "epoch") + 1, EPOCHS, bars=False
-    )  # all end at one place, each bar upon the others
+    # all end at one place, each bar upon the others
+    return _figure(arms, lambda arm: column(arm, "epoch") + 1, EPOCHS, bars=False)
 
 
 def accuracy_bytes(arms: Sequence[Arm]) -> Figure | None:
@@ -119,18 +115,13 @@ def accuracy_time(arms: Sequence[Arm]) -> Figure | None:
 
 def accuracy_simulated(arms: Sequence[Arm]) -> Figure | None:
     """The metric against simulated time, of the arms whose workers' times are drawn."""
-
-    def drawn(arm: Arm) -> bool:
-        return bool(arm.values("simulated_seconds"))
-
-    label = "simulated time, computing alone [s]"
-    return _figure(arms, lambda arm: column(arm, "simulated_seconds"), label, of=drawn)
+    of, label = "simulated_seconds", "simulated time, computing alone [s]"
+    return _figure(arms, lambda arm: column(arm, of), label, shown=lambda arm: bool(arm.values(of)))
 
 
 def consensus_distance(arms: Sequence[Arm]) -> Figure | None:
     """How far workers are from their mean, over the steps, of the arms whose rows say it."""
-    pairs = zip(arms, looks(arms), strict=True)
-    shown = [(arm, look) for arm, look in pairs if (column(arm, "consensus_distance") > 0).any()]
+    shown = [pair for pair in with_looks(arms) if (column(pair[0], "consensus_distance") > 0).any()]
     if not shown or too_short(arms):
         return None
     sheet = Sheet(1)
@@ -138,17 +129,11 @@ def consensus_distance(arms: Sequence[Arm]) -> Figure | None:
     low, high = math.inf, 0.0
     for arm, look in shown:
         steps, distances = column(arm, "step").mean(axis=0), column(arm, "consensus_distance")
-        mean = distances.mean(axis=0)
-        axes.plot(steps, mean, color=look.colour, linestyle=look.line, gid="curve")
-        axes.plot(steps, mean, zorder=4, **look.point, markersize=3.5)
-        if arm.n > 1:
-            axes.fill_between(
-                steps, distances.min(axis=0), distances.max(axis=0), color=look.colour, alpha=0.13, linewidth=0
-            )
+        curve(axes, steps, distances, look)
+        axes.plot(steps, distances.mean(axis=0), zorder=4, **look.point, markersize=3.5)
         seen = distances[distances > 0]
         low, high = min(low, float(seen.min())), max(high, float(seen.max()))
     log_axis(axes, low, high)
-    axes.set_ylim(low / 1.3, high * 1.3)
     axes.set_xlabel("step [count]")
     axes.set_ylabel("distance from mean [log scale]")
     axes.grid()
@@ -164,23 +149,23 @@ def _figure(
     x: Callable[[Arm], Array],
     label: str,
     bars: bool = True,
-    of: Callable[[Arm], bool] | None = None,
+    shown: Callable[[Arm], bool] | None = None,
 ) -> Figure | None:
     """One panel, or several with dense in each where there are many arms; of arms that send, on an axis of bytes."""
-    has_place = of or (Arm.sends if "bytes" in label else lambda _: True)
-    shown = [pair for pair in zip(arms, looks(arms), strict=True) if has_place(pair[0])]
-    if not shown or too_short(arms):
+    has_place = shown or (Arm.sends if "bytes" in label else lambda _: True)
+    pairs = [pair for pair in with_looks(arms) if has_place(pair[0])]
+    if not pairs or too_short(arms):
         return None
-    parts = panes(shown)
+    parts = panes(pairs)
     sheet = Sheet(len(parts))
-    limits, xs = limits_of(shown), {arm.label: x(arm) for arm, _ in shown}
+    limits, xs = curve_limits([arm for arm, _ in pairs]), {arm.label: x(arm) for arm, _ in pairs}
     for axes, part in zip(sheet.panels, parts, strict=True):
         if "bytes" in label:
-            sent_axis(axes, shown, xs, limits)
+            sent_axis(axes, pairs, xs, limits)
         curves(axes, part, xs, limits, bars)
         axes.set_xlabel(label)
     note = footnote(arms, bars) + (without_bytes(arms) if "bytes" in label else "")
-    return sheet.finish(f"{heading(arms[0])}; {note}", handles(shown))
+    return sheet.finish(f"{heading(arms[0])}; {note}", handles(pairs))
 
 
 def curves(
@@ -199,19 +184,14 @@ def curves(
     """
     axes.set_ylim(limits)
     for i, (arm, look) in enumerate(shown):
-        xs, ys = costs[arm.label].mean(axis=0), scores(arm)
-        mean, last = ys.mean(axis=0), ends(arm)
+        xs, ys, (last, half) = costs[arm.label].mean(axis=0), scores(arm), end(arm)
         every = max(len(xs) // MARKS, 1)
-        axes.plot(xs, mean, color=look.colour, linestyle=look.line, zorder=2 if arm.dense else 3, gid="curve")
+        curve(axes, xs, ys, look, zorder=2 if arm.dense else 3)
         some = {**look.point, "markevery": (i * every // len(shown), every), "markersize": 3.5}
-        axes.plot(xs, mean, zorder=4, **some)
-        if arm.n > 1:
-            low, high = ys.min(axis=0), ys.max(axis=0)
-            axes.fill_between(xs, low, high, color=look.colour, alpha=0.13, linewidth=0, zorder=1)
-        x, y = float(xs[-1]), float(np.mean(last))
+        axes.plot(xs, ys.mean(axis=0), zorder=4, **some)
         if bars:
-            interval_bar(axes, (x, y), interval(last), look.colour)
-        end_marker(axes, (x, y), look, shown_end(arm))
+            interval_bar(axes, (float(xs[-1]), last), half, look.colour)
+        end_marker(axes, (float(xs[-1]), last), look, shown_end(arm))
     name_height(axes, [arm for arm, _ in shown])
     axes.grid()
 
@@ -222,16 +202,8 @@ def sent_axis(axes: Axes, shown: Sequence[Drawn], costs: Mapping[str, Array], li
     for arm, _ in shown:
         xs, ys = costs[arm.label].mean(axis=0), scores(arm).mean(axis=0)
         seen.append(xs[(xs > 0) & ((limits[0] <= ys) & (ys <= limits[1]) | (xs == xs[-1]))])
-    spent = np.concatenate(seen)
-    if len(spent):
+    if len(spent := np.concatenate(seen)):
         bytes_axis(axes, float(spent.min()), float(spent.max()))
-        axes.set_xlim(spent.min() / 1.3, spent.max() * 1.3)
-
-
-def limits_of(shown: Sequence[Drawn]) -> tuple[float, float]:
-    """(low, high) of the metric's axis for these arms."""
-    arms = [arm for arm, _ in shown]
-    return curve_limits(arms, [scores(arm).mean(axis=0) for arm in arms])
 
 
 def panes(shown: Sequence[Drawn]) -> list[list[Drawn]]:
@@ -277,13 +249,13 @@ def accuracy_modelled(arms: Sequence[Arm], bandwidths: Sequence[float]) -> Figur
         arms: of one setting.
         bandwidths: bit/s of each worker's link.
     """
-    sending = [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].sends()]
+    sending = [pair for pair in with_looks(arms) if pair[0].sends()]
     times = {arm.label: modelled_seconds(arm, bandwidths) for arm, _ in sending}
     shown = [pair for pair in sending if np.isfinite(times[pair[0].label]).all()]
     if len(shown) < 2 or too_short(arms):
         return None
     sheet = Sheet(len(bandwidths))
-    limits, many = limits_of(shown), len(shown) > TOGETHER
+    limits, many = curve_limits([arm for arm, _ in shown]), len(shown) > TOGETHER
     for i, (axes, bandwidth) in enumerate(zip(sheet.panels, bandwidths, strict=True)):
         of = {arm.label: times[arm.label][i] for arm, _ in shown}
         costs = [of[arm.label][:, -1].tolist() for arm, _ in shown]
@@ -312,7 +284,7 @@ def tradeoff(arms: Sequence[Arm]) -> Figure | None:
     of several networks, machines or numbers of threads.
     Arms that send nothing, like the one-worker control, have no place on either axis.
     """
-    shown = [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].sends()]
+    shown = [pair for pair in with_looks(arms) if pair[0].sends()]
     placed = [arm for arm, _ in shown]
     if len(placed) < 2:
         return None
@@ -323,7 +295,7 @@ def tradeoff(arms: Sequence[Arm]) -> Figure | None:
         costs = [arm.values(x) for arm in placed]
         AXES[x](axes, costs)
         points(axes, shown, costs, pale=beaten(placed, x) if x in fronts else ())
-        corners = [(arm.mean(x), float(np.mean(ends(arm)))) for arm in fronts.get(x, ())]
+        corners = [(arm.mean(x), end(arm)[0]) for arm in fronts.get(x, ())]
         if len(corners) > 1:
             axes.step(*zip(*corners, strict=True), where="post", color="#777777", linewidth=1, zorder=1, gid="front")
     model = f" Modelled, not measured: {_links(placed)}." if len(xs) > 1 else ""

@@ -14,8 +14,7 @@ from accordion_bench.advising.advice import Advice, AdviceRow, Regions
 from accordion_bench.advising.predict import GAIN
 from accordion_bench.advising.verdict import BASELINES, DENSE, HALF, SPOKEN, Stretch, as_good, stretches
 from accordion_bench.options.units import human_rate
-from accordion_bench.report.render.figures.scales import entry
-from accordion_bench.report.render.figures.sheet import SMALL, Sheet, save, styled
+from accordion_bench.report.render.figures.sheet import SMALL, Sheet, entry, save, styled
 from accordion_bench.report.render.looks import BLACK, DASHES, GREY, ArmLook, looks_of
 
 MOST = 8  # curves

@@ -7,25 +7,26 @@ from typing import Any, TypeGuard
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from accordion_bench.methods.labels import drives, label, policies_of
 from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm, in_order
-from accordion_bench.report.render.captions import heading
+from accordion_bench.report.render.captions import heading, heading_end
 from accordion_bench.report.render.figures.curves import points_note
-from accordion_bench.report.render.figures.scales import (
+from accordion_bench.report.render.figures.sheet import (
+    MARGIN,
+    Sheet,
+    dense_line,
+    end,
     end_limits,
     end_marker,
-    ends,
     entry,
-    interval,
     interval_bar,
     name_height,
-    numbered,
     shown_end,
 )
-from accordion_bench.report.render.figures.sheet import Sheet
-from accordion_bench.report.render.looks import ArmLook, family, looks, looks_of
+from accordion_bench.report.render.looks import ArmLook, family, looks_of, with_looks
 from accordion_bench.runs.metrics import metric
 
 BITS, BUCKET, PERIOD = "compressor.bits", "compressor.bucket_size", "sync.period"
@@ -95,10 +96,7 @@ def _figure(arms: Sequence[Arm], swept: dict[str, list[Line]]) -> Figure | None:
     if not shown:
         return None
     sheet = Sheet(len(shown))
-    dense, of = (
-        [arm for arm in arms if arm.dense][:1],
-        {arm.label: look for arm, look in zip(arms, looks(arms), strict=True)},
-    )
+    dense, of = [arm for arm in arms if arm.dense][:1], {arm.label: look for arm, look in with_looks(arms)}
     for axes, (key, lines) in zip(sheet.panels, shown.items(), strict=True):
         sheet.legends[axes] = draw(axes, lines, key, [of[points[0][1].label] for _, points in lines], dense)
     band = "; black line and band: dense" if dense else ""
@@ -112,28 +110,25 @@ def draw(
     shown = [arm for _, points in lines for _, arm in points]
     values = sorted({_place(value, points) for _, points in lines for value, _ in points})
     whole = {_place(value, points) for _, points in lines for value, _ in points if value == WHOLE}
-    numbered(axes, values, [WHOLE if value in whole else f"{value:g}" for value in values])
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(values, [WHOLE if value in whole else f"{value:g}" for value in values])
+    axes.set_xlim(values[0] / MARGIN, values[-1] * MARGIN)
     axes.set_ylim(end_limits([*shown, *dense]))
     shifts = np.geomspace(1 / BESIDE, BESIDE, len(lines)) if len(lines) > 1 else [1.0]
     for (_, points), look, aside in zip(lines, of_lines, shifts, strict=True):
-        xs, means = [_place(value, points) * aside for value, _ in points], [float(np.mean(ends(a))) for _, a in points]
-        axes.plot(xs, means, color=look.colour, linestyle=look.line, zorder=3, gid="curve")
-        for x, mean, (_, arm) in zip(xs, means, points, strict=True):
-            interval_bar(axes, (x, mean), interval(ends(arm)), look.colour)
-            end_marker(axes, (x, mean), look, shown_end(arm))
+        xs, found = [_place(value, points) * aside for value, _ in points], [end(arm) for _, arm in points]
+        axes.plot(xs, [y for y, _ in found], color=look.colour, linestyle=look.line, zorder=3, gid="curve")
+        for x, (y, half), (_, arm) in zip(xs, found, points, strict=True):
+            interval_bar(axes, (x, y), half, look.colour)
+            end_marker(axes, (x, y), look, shown_end(arm))
     for arm in dense:
-        _dense(axes, arm)
+        dense_line(axes, arm, 0.8)
     axes.set_xlabel(AXES[key])
     name_height(axes, shown)
     axes.grid()
     entries = [entry(look, name) for (name, _), look in zip(lines, of_lines, strict=True)]
-    return entries + [entry(look, arm.label) for arm, look in zip(dense, looks(dense), strict=True)]
-
-
-def _dense(axes: Axes, arm: Arm) -> None:
-    mean, half = float(np.mean(ends(arm))), interval(ends(arm)) or 0.0
-    axes.axhline(mean, color="black", linewidth=0.8, zorder=1)
-    axes.axhspan(mean - half, mean + half, color="black", alpha=0.07, linewidth=0, zorder=0)
+    return entries + [entry(look, arm.label) for arm, look in with_looks(dense)]
 
 
 def _driven(arm: Arm, what: str) -> bool:
@@ -187,15 +182,8 @@ def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
 
 
 def task(arm: Arm) -> str:
-    """What is trained and evaluated, without the number of workers: `resnet8 on digits, 60 epochs, accuracy`, with the
-    part of the data, what tells the setting from another one, and the scale of small runs."""
-    judged, subset = metric(arm.metric), arm.options.get("dataset.subset")
-    told = [arm.task, counted(arm.config["epochs"], "epoch"), judged.words]
-    told += [f"{subset:,} training {judged.counted}"] if isinstance(subset, int) else []
-    if validation := arm.options.get("dataset.validation"):
-        told.append(f"{validation:,} of the training samples held out")
-    small = "" if arm.scale == "full" else f" (scale={arm.scale}: not the full experiment)"
-    return ", ".join(filter(None, [*told, arm.apart])) + small
+    """What is trained and evaluated, without the number of workers: `resnet8 on digits, 60 epochs, accuracy`."""
+    return f"{arm.task}, {counted(arm.config['epochs'], 'epoch')}, {metric(arm.metric).words}{heading_end(arm)}"
 
 
 def _twice(line: Line) -> bool:

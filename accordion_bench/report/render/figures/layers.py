@@ -1,4 +1,4 @@
-"""Which layer used which level in which epoch: the grid, for files and for the page, its maps, and codebooks."""
+"""Layers over training: the level of each in each epoch, codebooks, norms of gradients, errors of compression."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import offset_copy
 
-from accordion_bench.methods.labels import knob_of, pair_of, show_level
+from accordion_bench.methods.labels import detects, drives, knob_of, pair_of, policies_of, show_level
+from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.captions import heading, without_bytes
@@ -21,23 +23,28 @@ from accordion_bench.report.render.figures.curves import (
     curves,
     footnote,
     handles,
-    limits_of,
+    panes,
     points,
     points_note,
     sent_axis,
 )
-from accordion_bench.report.render.figures.scales import (
+from accordion_bench.report.render.figures.sheet import (
+    AXIS,
     EPOCHS,
     SENT,
+    Sheet,
     column,
+    curve,
+    curve_limits,
     end_limits,
+    entry,
     log_axis,
     metric_of,
-    name_epochs,
     scores,
+    seeds,
+    several,
 )
-from accordion_bench.report.render.figures.sheet import AXIS, Sheet
-from accordion_bench.report.render.looks import looks
+from accordion_bench.report.render.looks import with_looks
 from accordion_bench.report.render.rebuilt import dense_layers, lr_drops
 from accordion_bench.runs.untrusted import printable
 
@@ -89,8 +96,9 @@ def level_colours(arms: Sequence[Arm]) -> dict[tuple[str, float], str]:
     found: dict[str, set[float]] = {}
     for arm in arms:
         found.setdefault(knob_of(arm.config["compressor"]), set()).update(_ladder(arm.runs[0]))
+    shades = mpl.colormaps[LADDER]
     return {
-        (knob, level): _colour(i / max(len(levels) - 1, 1))
+        (knob, level): str(mpl.colors.to_hex(shades(DARK + i / max(len(levels) - 1, 1) * (LIGHT - DARK))))
         for knob, levels in found.items()
         for i, level in enumerate(sorted(levels))
     }
@@ -140,11 +148,6 @@ def _used(by_layer: Mapping[str, Sequence[float | None]]) -> set[float]:
     return {level for row in by_layer.values() for level in row if level is not None}
 
 
-def _colour(share: float) -> str:
-    """The colour at a share of the ladder's length."""
-    return str(mpl.colors.to_hex(mpl.colormaps[LADDER](DARK + share * (LIGHT - DARK))))
-
-
 LABELLED = 24  # layers at most that have their names beside them
 
 
@@ -177,7 +180,7 @@ def level_map(axes: Axes, arm: Arm, arms: Sequence[Arm]) -> tuple[list[Any], str
     axes.tick_params(axis="y", which="both", length=0)
     axes.spines[:].set_visible(False)
     axes.set_ylim(bottom, -0.5)
-    name_epochs(axes, epochs)
+    _name_epochs(axes, epochs)
     axes.set_ylabel("layer")
     named = zip(grid.names, grid.colours, strict=True)
     handles: list[Any] = [Patch(color=colour, label=name) for name, colour in named]
@@ -196,14 +199,18 @@ TALLEST = 3.0  # inches of a map
 def level_maps(arms: Sequence[Arm]) -> Figure | None:
     """One level map below the other, each of the arm's first seed; None where no policy moves levels."""
     adaptive = with_levels(arms)
-    shown = adaptive[:MAPS]
-    if not shown:
+    if not adaptive:
         return None
-    sheet = Sheet(len(shown), [_height(arm) for arm in shown], columns=1)
-    for axes, arm in zip(sheet.panels, shown, strict=True):
+    sheet = Sheet(len(adaptive[:MAPS]), [_height(arm) for arm in adaptive[:MAPS]], columns=1)
+    for axes, arm in zip(sheet.panels, adaptive, strict=False):
         sheet.legends[axes], sheet.titles[axes] = level_map(axes, arm, arms)
-    left_out = f" {len(adaptive) - len(shown)} more arms have level maps, too." if len(adaptive) > len(shown) else ""
+    left_out = _left_out(adaptive, "arms have level maps, too")
     return sheet.finish(f"{heading(adaptive[0])}; level of each layer in each epoch, one seed of each arm.{left_out}")
+
+
+def _left_out(drawn: Sequence[Any], what: str) -> str:
+    """The end of a footnote: how many have no panel."""
+    return f" {len(drawn) - MAPS} more {what}." if len(drawn) > MAPS else ""
 
 
 def side_by_side(arms: Sequence[Arm]) -> Figure:
@@ -212,14 +219,13 @@ def side_by_side(arms: Sequence[Arm]) -> Figure:
     Where no arm has a place on an axis of bytes, the metric against epochs.
     """
     adaptive = with_levels(arms)[:1]
-    shown = [pair for pair in zip(arms, looks(arms), strict=True) if pair[0].sends()]
+    shown = [pair for pair in with_looks(arms) if pair[0].sends()]
     by_bytes = bool(shown)
-    shown = shown or list(zip(arms, looks(arms), strict=True))
-    height = max([2.6, *map(_height, adaptive)])
-    sheet = Sheet(1 + len(adaptive), height)
+    shown = shown or with_looks(arms)
+    sheet = Sheet(1 + len(adaptive), max([2.6, *map(_height, adaptive)]))
     left, *maps = sheet.panels
     costs = {arm.label: column(arm, "wire_bytes") if by_bytes else column(arm, "epoch") + 1 for arm, _ in shown}
-    limits = end_limits(arms) if by_bytes else limits_of(shown)
+    limits = end_limits(arms) if by_bytes else curve_limits(arms)
     if by_bytes:
         sent_axis(left, shown, costs, limits)
         for arm, look in shown:  # how an arm has come to its end says less than where that is
@@ -253,27 +259,24 @@ def codebooks(arms: Sequence[Arm]) -> Figure | None:
     """One panel for each number of bits of an arm whose policy fits levels: those above 0, epoch by epoch."""
     books = [
         (arm, look, bits, positive)
-        for arm, look in zip(arms, looks(arms), strict=True)
+        for arm, look in with_looks(arms)
         for bits, positive in levels_by_epoch(arm.runs[0]).items()
     ]
     if not books:
         return None
-    shown = books[:MAPS]
-    sheet = Sheet(len(shown))
-    lowest = min(level for *_, positive in shown for row in positive for level in row)
-    for axes, (arm, look, bits, positive) in zip(sheet.panels, shown, strict=True):
+    sheet = Sheet(len(books[:MAPS]))
+    lowest = min(level for *_, positive in books[:MAPS] for row in positive for level in row)
+    for axes, (arm, look, bits, positive) in zip(sheet.panels, books, strict=False):
         epochs = np.arange(1, len(positive) + 1)
         for of_one in zip(*positive, strict=True):
             axes.step(epochs, of_one, where="mid", color=look.colour)
         log_axis(axes, lowest, 1.0)
-        axes.set_ylim(lowest / 1.3, 1.3)
         axes.set_xlabel(EPOCHS)
         axes.set_ylabel("level [of the norm, log scale]")
         axes.grid()
         sheet.titles[axes] = f"{arm.label}, {bits} bits"
-    more = f" {len(books) - len(shown)} more codebooks are not shown." if len(books) > len(shown) else ""
     note = f"{heading(arms[0])}; one seed of each arm; levels above 0 of each epoch, those below mirror them."
-    return sheet.finish(note + more)
+    return sheet.finish(note + _left_out(books, "codebooks are not shown"))
 
 
 def levels_by_epoch(run: Run) -> dict[str, list[list[float]]]:
@@ -282,3 +285,161 @@ def levels_by_epoch(run: Run) -> dict[str, list[list[float]]]:
     kept = [bits for bits in books[0] if all(bits in own for own in books)]
     found = {bits: [[level for level in own[bits] if level > 0] for own in books] for bits in kept}
     return {bits: rows for bits, rows in found.items() if len({tuple(row) for row in rows}) > 1}
+
+
+# ---- gradients
+
+SHADE = "#E69F00"
+NOISE = 1e-3  # of the median layer's norm: what stays below it is rounding
+NAMED = 8  # layers up to which each one stands in the legend
+
+
+def norms(arms: Sequence[Arm]) -> Figure | None:
+    """One panel per arm that has norms: the norm of each layer's gradients, summed over an epoch, epoch by epoch."""
+    known = [arm for arm in arms if len(norms_by_layer(arm.runs[0])[0]) > 1]
+    adaptive = [arm for arm in known if policies_of(arm.config)]
+    drawn = adaptive + [arm for arm in known if arm.dense] if adaptive else known
+    if not drawn:
+        return None
+    panels = drawn[:MAPS]
+    sheet = Sheet(len(panels))
+    seen, noise = told_apart([norms_by_layer(arm.runs[0])[1] for arm in panels])
+    shares = [critical_share(arm.runs[0]) for arm in panels]
+    pairs = zip(sheet.panels, panels, shares, strict=True)
+    if len(values := np.concatenate([_panel(axes, arm, share, seen) for axes, arm, share in pairs])):
+        for axes in sheet.panels:
+            log_axis(axes, values.min() / 1.3, values.max() * 1.3, margin=1)
+    sheet.titles |= {axes: arm.label for axes, arm in zip(sheet.panels, panels, strict=True)}
+    why = "because they are rounding errors and no gradients"
+    such = f"{counted(len(noise), 'layer')} such as {shown(noise[0])}" if noise else ""
+    left_out = f" Left out, {why}: {such}, below a thousandth of the median layer's." if noise else ""
+    return sheet.finish(
+        f"{heading(arms[0])}; one seed of each arm. Norm of worker 0's gradients, or what the policy looks at, summed "
+        "over an epoch. Shaded: critical regimes, the darker the more layers are in one."
+        f"{left_out}{_left_out(drawn, 'arms have norms, too')}",
+        _handles(seen, any(share is not None for share in shares)),
+    )
+
+
+def told_apart(norms: Sequence[Mapping[str, Sequence[float]]]) -> tuple[list[str], list[str]]:
+    """(layers that have a gradient, layers whose norms are rounding errors in every arm), in the network's order.
+
+    A bias before a BatchNorm changes no loss: its gradient is 0, of which rounding leaves a millionth of the others'.
+
+    Args:
+        norms: of each arm, by layer and epoch.
+    """
+    layers = list(dict.fromkeys(layer for own in norms for layer in own))
+    every = [(layer, _largest(values)) for own in norms for layer, values in own.items()]
+    least = NOISE * float(np.median([largest for _, largest in every if largest > 0] or [0.0]))
+    seen = {layer for layer, largest in every if largest > least}
+    return [layer for layer in layers if layer in seen], [layer for layer in layers if layer not in seen]
+
+
+def _largest(values: Sequence[float]) -> float:
+    return max((value for value in values if np.isfinite(value)), default=0.0)
+
+
+def norms_by_layer(run: Run) -> tuple[list[int], dict[str, list[float]]]:
+    """(epochs, the norm of each layer in them): measured in every epoch, or else noted by a policy at its checks."""
+    rows = [(row["epoch"], row["norms"]) for row in run.rows if row.get("norms")]
+    rows = rows or [(row["epoch"], noted) for row in run.rows if (noted := _noted(row))]
+    layers = rows[0][1] if rows else {}
+    return [epoch for epoch, _ in rows], {layer: [own.get(layer, np.nan) for _, own in rows] for layer in layers}
+
+
+def _noted(row: Mapping[str, Any]) -> dict[str, float]:
+    """Norms in the decision of a row; of the whole model where a policy looks at no single layers."""
+    for decision in (row.get("decisions") or {}).values():
+        if isinstance(decision, dict) and decision.get("norm"):
+            norm = decision["norm"]
+            return dict(zip(decision.get("names") or ["whole model"], norm, strict=False))
+    return {}
+
+
+def critical_share(run: Run) -> list[float] | None:
+    """Of each epoch, the share of layers that were taken as critical; None where no policy distinguishes."""
+    pair, periods = pair_of(run.config), pair_of(run.config, "period")
+    plans = [row.get("plan") or {} for row in run.rows]
+    if pair and all(plan.get("levels") for plan in plans):
+        return [sum(level == pair[0] for level in plan["levels"].values()) / len(plan["levels"]) for plan in plans]
+    for node in policies_of(run.config).values():
+        if spans := node.get("critical"):  # levels by the calendar
+            return [float(any(first <= epoch < end for first, end in spans)) for epoch in range(len(plans))]
+    if periods:
+        return [float(plan.get("period") == periods[0]) for plan in plans]
+    if any(detects(node) and drives(node) == "batch" for node in policies_of(run.config).values()):
+        return [float(plan.get("batch_size") == run.config["batch_size"]) for plan in plans]
+    return None
+
+
+def _panel(axes: Axes, arm: Arm, share: Sequence[float] | None, layers: Sequence[str]) -> np.ndarray:
+    """Draw one arm; its norms, those that a logarithm has."""
+    epochs, by_layer = norms_by_layer(arm.runs[0])
+    if share is not None:
+        grid = np.zeros((1, len(share), 4))
+        grid[0, :] = mpl.colors.to_rgba(SHADE)
+        grid[0, :, 3] = 0.4 * np.array(share)
+        span = (0.5, len(share) + 0.5, 0, 1)
+        image = axes.imshow(grid, aspect="auto", extent=span, transform=axes.get_xaxis_transform(), zorder=0)
+        image.set_interpolation("nearest")
+    marker = "." if len(epochs) < 15 else ""
+    for i, layer in enumerate(layers):
+        if layer in by_layer:
+            line = {"color": _of_layer(i, len(layers)), "linewidth": 0.8, "marker": marker, "markersize": 3}
+            axes.plot(np.array(epochs) + 1, by_layer[layer], **line)
+    _name_epochs(axes, len(arm.runs[0].rows))
+    axes.set_ylabel("gradient norm [-, log scale]")
+    values = np.array([norm for layer in layers for norm in by_layer.get(layer, ())], dtype=float)
+    return values[np.isfinite(values) & (values > 0)]
+
+
+def _name_epochs(axes: Axes, epochs: int) -> None:
+    """The axis of epochs of a figure that has something in each of them: whole numbers, half an epoch of margin."""
+    axes.set_xlim(0.5, epochs + 0.5)
+    axes.set_xlabel(EPOCHS)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+
+
+def _of_layer(layer: int, layers: int) -> Any:
+    return mpl.colormaps["viridis"](layer / max(layers - 1, 1) * 0.9)
+
+
+def _handles(layers: Sequence[str], shaded: bool) -> list[Any]:
+    """All layers, or the first, the middle and the last one."""
+    picked = range(len(layers)) if len(layers) <= NAMED else (0, len(layers) // 2, len(layers) - 1)
+    places = {0: " (first)", len(layers) - 1: " (last)"} if len(layers) > NAMED else {}
+    found: list[Any] = [
+        Line2D([], [], color=_of_layer(i, len(layers)), label=shown(layers[i]) + places.get(i, "")) for i in picked
+    ]
+    if shaded:
+        found.append(Patch(facecolor=SHADE, alpha=0.4, label="critical"))
+    return found
+
+
+def variance(arms: Sequence[Arm]) -> Figure | None:
+    """||x - sent||^2 / ||x||^2 in one exchange of each epoch: an unbiased quantiser's normalised variance."""
+    errors = {arm.label: column(arm, "compression_error") for arm in arms}
+    lossy = [pair for pair in with_looks(arms) if (np.nan_to_num(errors[pair[0].label]) > 0).any()]
+    if not lossy or all(own.shape[1] < 2 for own in errors.values()):
+        return None
+    parts = panes(lossy)
+    sheet = Sheet(len(parts))
+    everything = np.concatenate([errors[arm.label].ravel() for arm, _ in lossy])
+    everything = everything[everything > 0]
+    for axes, part in zip(sheet.panels, parts, strict=True):
+        for arm, look in part:
+            own = errors[arm.label]
+            epochs = np.arange(1, own.shape[1] + 1)
+            curve(axes, epochs, own, look)
+            axes.plot(epochs[-1:], own.mean(axis=0)[-1:], zorder=3, **look.point)
+        log_axis(axes, everything.min(), everything.max())
+        axes.set_xlabel(EPOCHS)
+        axes.set_ylabel("|x - sent|² / |x|² [-, log scale]")
+        axes.grid()
+    bands = "; lines: mean over the seeds; bands: their range" if several(arms) else ""
+    note = (
+        f"{heading(arms[0])}; {seeds(arms)}{bands}; worker 0, one exchange of each epoch; of unbiased quantisers this "
+        "is the normalised variance."
+    )
+    return sheet.finish(note, [entry(look, arm.label) for arm, look in lossy])

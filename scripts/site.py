@@ -64,6 +64,10 @@ ELSEWHERE = (
     "Presets of papers and their published numbers: [experiments](../experiments.md). What was measured and what was "
     "not: [measured](../measured.md)."
 )
+STYLE = """.md-grid { max-width: 78rem; }
+.md-typeset td:first-child code { white-space: nowrap; }
+"""
+"""Outputs of a hundred characters fit, and names of options are whole."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.M | re.S)
 
@@ -253,6 +257,7 @@ def assemble(folder: Path) -> Path:
     copied(into)
     of_methods = [{heading: entries} for heading, entries in methods(into)]
     api(into)
+    (into / "extra.css").write_text(STYLE, encoding="utf-8")
     nav = []
     for heading, pages in NAV.items():
         listed: list[Any] = [{title(into / page): page} for page in pages]

@@ -6,19 +6,25 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usable() { "$1" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; }
+usable() { "$1" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null; }
 
-for python in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+for python in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.14}; do
     if usable "$python"; then break; fi
     python=""
 done
 if [ -z "$python" ]; then
-    echo "accordion_bench needs Python 3.11, 3.12 or 3.13 and found none; install one, or type: make install PYTHON=/path/to/python3.12" >&2
+    echo "accordion_bench needs Python 3.11 to 3.14 and found none; install one, or type: make install PYTHON=/path/to/python3.12" >&2
     exit 1
 fi
 
 said=$SECONDS
-beat() { while sleep 8 >/dev/null 2>&1; do echo "still installing, for $((SECONDS - said)) s (torch alone is a download of several hundred MB)" >&2; done; }
+beat() {
+    local pause=8
+    while sleep "$pause" >/dev/null 2>&1; do
+        echo "still installing, for $((SECONDS - said)) s (torch alone is a download of several hundred MB)" >&2
+        pause=$((pause < 60 ? 2 * pause : pause))
+    done
+}
 beating=""
 rest=""
 there() { [ -e "$1" ] || [ -L "$1" ]; }

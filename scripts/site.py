@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from accordion_bench.adaptive.fitted_codebook import FittedCodebook
 from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.options.option import Choice
 from scripts import options
@@ -42,6 +43,8 @@ NAV: Mapping[str, Sequence[str]] = {
     "Decisions": ("decisions.md",),
 }
 METHODS = {"compressor": "Compressors", "adaptive": "Policies", "sync": "Synchronisation"}
+STEERED = {"rank": "powersgd", "density": "topk", "bits": "qsgd"}
+"""By knob a compressor that has it, which pages of policies name."""
 API = {
     "In your own loop": (
         *(f"accordion_bench.attaching.api.{name}" for name in ("attach", "local", "attach_shards")),
@@ -61,6 +64,10 @@ ELSEWHERE = (
     "Presets of papers and their published numbers: [experiments](../experiments.md). What was measured and what was "
     "not: [measured](../measured.md)."
 )
+STYLE = """.md-grid { max-width: 78rem; }
+.md-typeset td:first-child code { white-space: nowrap; }
+"""
+"""Outputs of a hundred characters fit, and names of options are whole."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.M | re.S)
 
@@ -173,11 +180,20 @@ def own_results(shown: str) -> Iterator[str]:
         yield "\n".join(["| arm | accuracy, final | fewer bytes on the wire |", "|---|---|---|", *told])
 
 
+def chosen(group: str, name: str, cls: Any) -> list[str]:
+    """What to type for a method: its name, and what it is refused without."""
+    beside = {other: choice for other, choice in cls.description.requires.items() if isinstance(choice, str)}
+    if group == "adaptive":
+        fits = cls.knobs[0] if cls.knobs else "bits" if issubclass(cls, FittedCodebook) else "rank"
+        beside["compressor"] = STEERED[fits]
+    return [f"{group}={name}", *(f"{other}={choice}" for other, choice in sorted(beside.items()))]
+
+
 def method_page(group: str, name: str, cls: Any, choice: Choice, found: Sequence[Section]) -> str:
     """The page of one method."""
     shown = display_name(cls, name)
     own, others = about(group, name, shown, found)
-    typed = f"{group}={name}" if group != "adaptive" else f"compressor=powersgd adaptive={name}"
+    typed = " ".join(chosen(group, name, cls))
     lines = [f"# {shown}", f"`{group}={name}`: {choice.told}.", doc(cls)]
     commands = [f"python -m accordion_bench {typed}", f"python -m accordion_bench --help {group}={name}"]
     lines += ["## Run it", "\n".join(["```bash", *commands, "```"])]
@@ -241,6 +257,7 @@ def assemble(folder: Path) -> Path:
     copied(into)
     of_methods = [{heading: entries} for heading, entries in methods(into)]
     api(into)
+    (into / "extra.css").write_text(STYLE, encoding="utf-8")
     nav = []
     for heading, pages in NAV.items():
         listed: list[Any] = [{title(into / page): page} for page in pages]

@@ -39,6 +39,7 @@ from accordion_bench.options.instantiate import build
 from accordion_bench.options.override import parts
 from accordion_bench.processes import placement
 from accordion_bench.run_config import RunConfig
+from scripts import site
 from tests.kit import composed, pages
 from tests.kit.own_data import huggingface_counts, written_tokens
 from tests.kit.pages import Command
@@ -51,6 +52,7 @@ SAID = [command for page in pages.PAGES for command in pages.inline(page)]
 COMMANDS = list({str(command): command for command in [*TYPED, *SAID]}.values())
 OWN_PARTS = Path("examples/own_parts/README.md")
 INSTALLED = [c for c in COMMANDS if c.page != OWN_PARTS and "--config-dir" not in c.words]
+METHODS = [(group, name) for group in site.METHODS for name, *_ in site.options.declared(group)]
 OF_OTHERS = ("export", "source", ".", "pip")  # the shell's, and what is tested by scripts/try_wheel.sh
 
 
@@ -92,6 +94,25 @@ def test_it_is_taken_beside_the_compressor_of_the_tutorial(command, inside, read
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.page == OWN_PARTS], ids=str)
 def test_it_is_taken_beside_parts_of_your_own(command, inside, monkeypatch):
     take(command, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def of_methods(tmp_path_factory) -> Path:
+    """The folder with the site's page of each method."""
+    into = tmp_path_factory.mktemp("site")
+    assert [heading for heading, _ in site.methods(into)] == list(site.METHODS.values())
+    return into / "methods"
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("group, name", METHODS)
+def test_the_site_s_page_of_a_method_says_what_is_taken(group, name, of_methods, monkeypatch):
+    shell = [block for block in pages.blocks(of_methods / f"{group}-{name}.md") if block.language == "bash"]
+    typed = [command for block in shell for command in pages.commands(block)]
+    assert len(typed) >= 2
+    for command in typed:
+        assert f"{group}={name}" in command.words
+        take(command, monkeypatch)
 
 
 def take(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def test_every_pinned_file_has_hashes_and_no_address(name):
     assert not re.search(r"://|--[a-gi-z]|#|@", text)  # no options but hashes, no comments
 
 
-@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
 @pytest.mark.parametrize("system, machine", [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")])
 def test_what_is_asked_for_is_pinned_once_on_every_machine(python, system, machine):
     names = {"linux": "Linux", "darwin": "Darwin"}

@@ -5,7 +5,7 @@ import dataclasses
 from collections import Counter
 from pathlib import Path
 
-from accordion_bench.compressors.base import Compressor
+from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.compressors.traits import Traits
 
 PACKAGE = Path(__file__).parents[1] / "accordion_bench"

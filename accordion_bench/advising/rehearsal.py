@@ -32,8 +32,8 @@ from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.position import Position
 from accordion_bench.signals.policy_runner import BatchFacts
-from accordion_bench.sync.base import Sync
 from accordion_bench.sync.outer import averaged
+from accordion_bench.sync.scheme import Sync
 
 STEPS = 1000  # of the run that these could be of
 RATE = 0.1  # learning rate; it decides no time

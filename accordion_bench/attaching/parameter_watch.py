@@ -105,7 +105,7 @@ class ParameterWatch:
     def refuse_moved(self) -> None:
         """Refuse parameters that were changed though no attached optimizer has taken a step.
 
-        Between a step and the next backward pass whoever loads or clips weights may write into them. Once gradients
+        Between a step and the next backward pass loading or clipping of weights may write into them. Once gradients
         have arrived, only the optimizer may. Other memory with the same values is fine at any time.
 
         Raises:

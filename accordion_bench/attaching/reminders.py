@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from accordion_bench.attaching.loop_position import LoopPosition
 from accordion_bench.compressors import assemble
-from accordion_bench.compressors.base import Compressor
+from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.methods.build import Methods
 from accordion_bench.methods.compatibility import Chosen
 from accordion_bench.options.component import Surroundings, idle_options

@@ -13,7 +13,7 @@ from accordion_bench.comm.dealing import Deal
 from accordion_bench.comm.ledger import of_workers
 from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.sync.base import SyncState, renamed
+from accordion_bench.sync.scheme import SyncState, renamed
 
 State = dict[str, Any]
 

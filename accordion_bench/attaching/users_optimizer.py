@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.compressors.assemble import optimizer_node
-from accordion_bench.compressors.base import Compressor
+from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.optimizers.inner import OptimizerLike
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config

@@ -375,7 +375,7 @@ def probe(args: argparse.Namespace) -> None:
     beside["simulate"] = "--simulate"
     if taken := next((shown for name, shown in beside.items() if getattr(args, name)), None):
         raise ConfigError(f"--probe must stand without {taken}, got both; type --probe alone, then ask for advice")
-    from accordion_bench.network.probe import probe_link
+    from accordion_bench.network.link_probe import probe_link
 
     probe_link(PROBE_SECONDS if args.seconds is None else args.seconds, args.out or PROBED)
 

@@ -33,8 +33,8 @@ from accordion_bench.position import StepInfo
 from accordion_bench.processes.machine import as_in_a_run
 from accordion_bench.processes.placement import Placement, place
 from accordion_bench.run_config import RunConfig
-from accordion_bench.sync.base import Sync
 from accordion_bench.sync.outer import exchanges_of_buffers
+from accordion_bench.sync.scheme import Sync
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.training.training_step import TrainingStep
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from accordion_bench.advising.counted_step import CountedStep, counted_step
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.config.components import build_model, build_optimizer
-from accordion_bench.datasets.base import Batches, Dataset
+from accordion_bench.datasets.dataset import Batches, Dataset
 from accordion_bench.forward.execution import autocast
 from accordion_bench.forward.task import task_of
 from accordion_bench.forward.trial import flops_per_kernel

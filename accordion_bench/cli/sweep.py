@@ -206,7 +206,7 @@ def _refuse_a_typo(config: DictConfig, first: Sequence[str]) -> None:
 
 
 def _prepare_data(config: DictConfig) -> None:
-    from accordion_bench.datasets.base import Dataset
+    from accordion_bench.datasets.dataset import Dataset
 
     dataset: Any = OmegaConf.to_container(config.dataset, resolve=True)
     cls = target(dataset, "dataset")

@@ -18,7 +18,8 @@ class NonFiniteRow(ValueError):
 def refuse_non_finite(values_R: Tensor) -> None:
     """Raise NonFiniteRow for the first row [N] on the CPU that holds NaN or infinity.
 
-    On a device nobody waits for the answer here: what is not finite shows in the exchange's flags, read once per step.
+    On a device the host does not wait for the answer here: what is not finite shows in the exchange's flags, which
+    are read once per step.
     """
     if values_R.device.type != "cpu":
         return

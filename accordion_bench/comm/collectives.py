@@ -19,7 +19,7 @@ from accordion_bench.comm.clock import Clock
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.comm.membership import Membership
-from accordion_bench.tensors import casts, large_pages
+from accordion_bench.tensors import large_pages, sixteen_bits
 from accordion_bench.tensors.same_shape import joined
 
 
@@ -209,8 +209,8 @@ class Comm:
             return split_like(self._mean_flat(xs_W, dtype, may_alias), [x_W[0] for x_W in xs_W])
         likes = [x_W[0] for x_W in xs_W]
         if dtype is not None:
-            narrow = self._summed(casts.sum_of_shares(xs_W, self.workers, dtype))
-            return split_like(casts.widened(narrow, likes[0].dtype), likes)
+            narrow = self._summed(sixteen_bits.sum_of_shares(xs_W, self.workers, dtype))
+            return split_like(sixteen_bits.widened(narrow, likes[0].dtype), likes)
         fused = large_pages.empty(sum(like.numel() for like in likes), likes[0].dtype, likes[0].device)
         parts = split_like(fused, likes)
         for x_W, part in zip(xs_W, parts, strict=True):
@@ -240,10 +240,10 @@ class Comm:
             if self.local_workers == 1:
                 fused.mul_(1 / self.workers)
         else:
-            fused = casts.sum_of_shares(xs_W, self.workers, dtype)
+            fused = sixteen_bits.sum_of_shares(xs_W, self.workers, dtype)
         self._summed(fused)
         if dtype is not None:
-            return casts.widened(fused, xs_W[0].dtype)
+            return sixteen_bits.widened(fused, xs_W[0].dtype)
         return fused if self.local_workers == 1 else fused.div_(self.workers)
 
     def all_reduce_max(self, xs: Sequence[Tensor]) -> list[Tensor]:
@@ -336,7 +336,7 @@ class Comm:
 
         Args:
             message_W: of equal size on all workers.
-            targets_A: to whom each worker of the run sends, no two of them to one; None = to nobody. Who gets no
+            targets_A: to whom each worker of the run sends, no two of them to one; None = to no worker. Who gets no
                 message has its own.
         """
         self.ledger.send_receive(message_W[0].numel() * message_W.element_size(), targets_A)

@@ -5,7 +5,7 @@ them, and a process group of these alone.
 
 What members do together, such as an averaging, counts when all have said that they have done it. Where one cannot,
 because another one is gone, all undo it, those who are left form the next generation, and do it again. So no member
-goes on with an average that another one has not. Whoever is at the door enters between two rounds: it joins a new
+goes on with an average that another one has not. A process that waits enters between two rounds: it joins a new
 generation, and its first member sends it the state of the run, over the network.
 
 The first generation is formed at the door, too: its first process knows the state, the others get it from there.

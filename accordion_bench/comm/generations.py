@@ -126,7 +126,7 @@ class Register:
         self.store.set(f"came-{number}-{turn}", f"{self.me} {int(knows)}")
 
     def forming(self, number: int) -> bool:
-        """Whether anybody is there to form it."""
+        """Whether any process is there to form it."""
         return self.store.add(f"came-{number}", 0) > 0
 
     def here(self, number: int) -> dict[str, bool]:

@@ -12,7 +12,7 @@ def nothing() -> None:
 
 
 class Membership:
-    """The processes of a run that all stay to its end: whoever is lost ends the run.
+    """The processes of a run that all stay to its end: a lost one ends the run.
 
     Class attributes:
         elastic: whether processes may come and go.
@@ -42,7 +42,7 @@ class Membership:
         return begin()
 
     def border(self) -> None:
-        """Between two steps: whoever waits at the door enters, where a round has just ended."""
+        """Between two steps: a process that waits enters, where a round has just ended."""
 
     def columns(self) -> dict[str, Any]:
         """For metrics rows."""
@@ -52,7 +52,7 @@ class Membership:
         """This process goes.
 
         Args:
-            over: the run has come to its end, so that nobody enters any more.
+            over: the run has come to its end, so that no process enters any more.
         """
 
 

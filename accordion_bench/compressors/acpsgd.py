@@ -14,7 +14,7 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.orthonormal import fixed_numbers
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State, subtract_
+from accordion_bench.compressors.compressor import Context, Exchanged, State, subtract_
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.compressors.low_rank import LowRank, batches, keyed_normal, of_batches, together, with_columns
 from accordion_bench.compressors.powersgd import PowerSGD

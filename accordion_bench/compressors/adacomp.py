@@ -15,7 +15,7 @@ from accordion_bench.codecs.engine import Engine, Selection
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Layout, SparseLayout
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Exchanged, State
+from accordion_bench.compressors.compressor import Compressor, Exchanged, State
 from accordion_bench.compressors.description import TRAVEL
 from accordion_bench.compressors.gathered import non_finite
 from accordion_bench.compressors.probe import Probed, alone, probe_of

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State
+from accordion_bench.compressors.compressor import Context, Exchanged, State
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.sign import Sign
 from accordion_bench.compressors.two_way import TwoWay

@@ -16,7 +16,15 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.selection import kept_at_least
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, paying_levels, remembered, subtract_
+from accordion_bench.compressors.compressor import (
+    Compressor,
+    Context,
+    Exchanged,
+    State,
+    paying_levels,
+    remembered,
+    subtract_,
+)
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL, WhyDense, shorter_messages
 from accordion_bench.compressors.low_rank import batches, keyed_normal
 from accordion_bench.compressors.sizes import cheaper_than_dense

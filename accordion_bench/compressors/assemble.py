@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accordion_bench.compressors.base import Compressor
+from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.compressors.description import OF_COMPRESSORS
 from accordion_bench.compressors.ef21 import EF21
 from accordion_bench.compressors.error_feedback import ErrorFeedback
@@ -168,7 +168,7 @@ def wrapped_compressor(
         if collective == "two_way" and compressor.traits.collectives != ("two_way",):
             assert isinstance(compressor, Gathered), "only one-shot messages can be compressed again by their owners"
             if compressor.entropy != "none":
-                rule = "none with collective=two_way: nobody sees all workers' codes there"
+                rule = "none with collective=two_way: no worker sees all workers' codes there"
                 raise ValueRefused("entropy", rule, compressor.entropy, "none")
             compressor = TwoWay(compressor, residual=bool(error_feedback), **server)
         if collective == "tree":

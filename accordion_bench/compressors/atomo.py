@@ -9,7 +9,7 @@ from torch import Tensor
 
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.non_finite import refuse_non_finite
-from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.compressor import Context
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.sizes import dense_bytes

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
+from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, State, subtract_
 from accordion_bench.compressors.description import KEPT, NO_EF21, with_claims
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.casts import subtract_shares_
+from accordion_bench.tensors.sixteen_bits import subtract_shares_
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 AROUND = ("error_feedback", "residual", *KEPT, "start_step")

@@ -21,7 +21,7 @@ from accordion_bench.codecs.non_finite import NonFiniteRow, refuse_non_finite
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.codecs.tiles import Tiles
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, zeros_in_state
+from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, State, zeros_in_state
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.gathered import non_finite
 from accordion_bench.compressors.probe import Probed, probe_exchanged

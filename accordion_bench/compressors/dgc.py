@@ -10,7 +10,7 @@ from torch import Tensor
 from accordion_bench.codecs.engine import Momenta
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State, zeros_in_state
+from accordion_bench.compressors.compressor import Context, Exchanged, State, zeros_in_state
 from accordion_bench.compressors.threshold import Threshold
 from accordion_bench.compressors.traits import OptimizerPart
 from accordion_bench.compressors.wrapper import Wrapper

@@ -14,7 +14,7 @@ from torch import Tensor
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State, subtract_
+from accordion_bench.compressors.compressor import Context, Exchanged, State, subtract_
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.dion import OrthonormalSteps
 from accordion_bench.compressors.low_rank import batches

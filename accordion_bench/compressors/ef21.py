@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_, zeros_in_state
+from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, State, subtract_, zeros_in_state
 from accordion_bench.compressors.tree import Tree
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import Wrapper

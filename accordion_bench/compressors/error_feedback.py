@@ -10,7 +10,7 @@ from torch import Tensor
 from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.rates import rate_of_each
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State
+from accordion_bench.compressors.compressor import Context, Exchanged, State
 from accordion_bench.compressors.residuals import EightBits, Floats
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import Wrapper

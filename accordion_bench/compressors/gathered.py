@@ -17,7 +17,7 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Layout, Message, Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import (
+from accordion_bench.compressors.compressor import (
     Compressor,
     Context,
     Exchanged,
@@ -183,7 +183,7 @@ class Handed(NamedTuple):
 
 
 def hand_to_owners(compressor: Gathered, bucket: Bucket, counts: Sequence[int], comm: Comm) -> Handed:
-    """Every worker encodes all tensors; the owner of each gets it from everybody, and takes the mean.
+    """Every worker encodes all tensors; the owner of each gets it from all, and takes the mean.
 
     Args:
         compressor: whose messages these are.

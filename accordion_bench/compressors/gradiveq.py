@@ -12,7 +12,7 @@ from torch import Tensor
 
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, paying_levels
+from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, State, paying_levels
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL, WhyDense, shorter_messages
 from accordion_bench.compressors.sizes import dense_bytes
 from accordion_bench.compressors.traits import Traits

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, zeros_in_state
+from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, State, zeros_in_state
 from accordion_bench.compressors.demo import signs_of
 from accordion_bench.compressors.description import TRAVEL
 from accordion_bench.compressors.sign import Sign

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.engines import engine_for
-from accordion_bench.compressors.base import Compressor, Context, State
+from accordion_bench.compressors.compressor import Compressor, Context, State
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.options.option import NEAREST, option, with_options
 from accordion_bench.plan import TensorSpec

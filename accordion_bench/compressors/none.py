@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, State, subtract_
+from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, State, subtract_
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config

@@ -14,7 +14,7 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.rates import rate_of_each, rates_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.adam_signs import ALIVE, AdamSigns, declare_dead, inverse_root
-from accordion_bench.compressors.base import Context, Exchanged, State
+from accordion_bench.compressors.compressor import Context, Exchanged, State
 from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks

@@ -11,7 +11,7 @@ from accordion_bench.codecs.engine import Engine
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State, subtract_
+from accordion_bench.compressors.compressor import Context, Exchanged, State, subtract_
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.compressors.low_rank import (
     LowRank,

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from accordion_bench.codecs.bucket import Context
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, State
 from accordion_bench.compressors.buckets import Buckets, moments
+from accordion_bench.compressors.compressor import Compressor, State
 from accordion_bench.compressors.sizes import payload_bytes, wire_bytes
 from accordion_bench.plan import Measured
 from accordion_bench.tensors.same_shape import in_rows

@@ -13,7 +13,7 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Exchanged, State, subtract_
+from accordion_bench.compressors.compressor import Compressor, Exchanged, State, subtract_
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.compressors.gathered import target_like
 from accordion_bench.compressors.traits import OptimizerPart, Traits

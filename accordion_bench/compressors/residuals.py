@@ -11,7 +11,7 @@ from torch import Tensor
 from accordion_bench.codecs.bucket import Bucket, Context, Target
 from accordion_bench.codecs.layout import Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
-from accordion_bench.compressors.base import State
+from accordion_bench.compressors.compressor import State
 from accordion_bench.compressors.eight_bit import Blockwise
 from accordion_bench.compressors.gathered import non_finite
 from accordion_bench.plan import TensorSpec

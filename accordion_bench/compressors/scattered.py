@@ -13,7 +13,7 @@ from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State, paying_levels, subtract_
+from accordion_bench.compressors.compressor import Context, Exchanged, State, paying_levels, subtract_
 from accordion_bench.compressors.gathered import Gathered, hand_to_owners, non_finite
 from accordion_bench.compressors.sizes import dense_bytes
 from accordion_bench.compressors.wrapper import Wrapper

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accordion_bench.codecs.layout import Transfer
-from accordion_bench.compressors.base import Compressor, State
+from accordion_bench.compressors.compressor import Compressor, State
 from accordion_bench.plan import TensorSpec
 
 

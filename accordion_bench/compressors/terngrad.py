@@ -12,7 +12,15 @@ from accordion_bench.codecs.coding import Coding, to_levels
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer, whole_layout
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Compressor, Context, Exchanged, NonFinite, State, paying_levels, remembered
+from accordion_bench.compressors.compressor import (
+    Compressor,
+    Context,
+    Exchanged,
+    NonFinite,
+    State,
+    paying_levels,
+    remembered,
+)
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.compressors.description import KEPT, NO_EF21, TRAVEL, WhyDense
 from accordion_bench.compressors.entropy import METHODS, check_entropy
@@ -35,7 +43,7 @@ class TernaryCodes(DenseCodes):
         entropy: see `Quantiser`.
 
     Attributes:
-        known: s per tensor name, 0-dimensional; known to everybody.
+        known: s per tensor name, 0-dimensional; all workers know it.
     """
 
     stream = "TernaryCodes"

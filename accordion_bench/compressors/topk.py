@@ -19,7 +19,7 @@ from accordion_bench.codecs.packed_codes import unpack_codes
 from accordion_bench.codecs.selection import kept_at_least, kept_entries
 from accordion_bench.codecs.tiles import BINS, TileForm, Tiles, floats, in_order
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Exchanged, State
+from accordion_bench.compressors.compressor import Exchanged, State
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.compressors.gathered import target_like
 from accordion_bench.compressors.sparse import Sparse

@@ -14,7 +14,7 @@ from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.layout import Message, Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State, paying_levels, subtract_
+from accordion_bench.compressors.compressor import Context, Exchanged, State, paying_levels, subtract_
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.gathered import non_finite, target_like
 from accordion_bench.compressors.probe import probe_exchanged
@@ -40,7 +40,7 @@ class Merge(NamedTuple):
 
 
 def rounds(workers: int) -> list[list[int | None]]:
-    """To whom each worker sends, round after round; None = to nobody.
+    """To whom each worker sends, round after round; None = to no worker.
 
     Of 2^d <= A workers those from 2^d on send to w - 2^d; then w meets w xor 2^j, j = 0 to d - 1; then the others get
     the result.

@@ -18,7 +18,15 @@ from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.layout import Message, Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context, Exchanged, State, forget, paying_levels, remembered, subtract_
+from accordion_bench.compressors.compressor import (
+    Context,
+    Exchanged,
+    State,
+    forget,
+    paying_levels,
+    remembered,
+    subtract_,
+)
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.gathered import Gathered, hand_to_owners, non_finite, target_like
 from accordion_bench.compressors.probe import Probed, probe_exchanged
@@ -265,7 +273,7 @@ class TwoWay(Wrapper):
         feedback = ctx.feedback.cut([(i, p.start, p.stop) for p, i in everything]) if ctx.feedback else None
         bucket = replace(bucket, feedback=feedback)
 
-        # 2 the owner of a piece gets it from everybody, and averages
+        # 2 the owner of a piece gets it from all workers, and averages
         with _naming(everything, ctx, named):
             handed = hand_to_owners(self.inner, bucket, list(map(len, owned)), comm)
         sent, sizes = handed.message, [layout.nbytes for layout in handed.layouts]
@@ -287,7 +295,7 @@ class TwoWay(Wrapper):
             with _naming(entries, ctx, named + row):
                 answers.append(self.inner.encode_fed(shard).rows[0])
 
-        # 4 everybody gets all pieces
+        # 4 all workers get all pieces
         if levels:
             target = target_like([xs_W[i][0] for i in levels], self.inner.takes_empty)
             for i, sums in zip(levels, target.rows_R, strict=True):

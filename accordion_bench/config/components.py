@@ -9,8 +9,8 @@ from torch import nn
 
 from accordion_bench.batches import unequal
 from accordion_bench.compressors.assemble import optimizer_node
-from accordion_bench.compressors.base import Compressor
-from accordion_bench.datasets.base import Dataset
+from accordion_bench.compressors.compressor import Compressor
+from accordion_bench.datasets.dataset import Dataset
 from accordion_bench.datasets.token_windows import TokenDataset
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.forward.trial import Slowdown

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from accordion_bench.compressors.base import Compressor
 from accordion_bench.compressors.cast import Cast
+from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.powersgd import PowerSGD

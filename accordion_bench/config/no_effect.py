@@ -78,7 +78,7 @@ def _of_the_run(config: RunConfig, parts: Components) -> Idle:
         if getattr(config.comm, key) and (why := _unheard(parts, key)):
             yield f"comm.{key}", why
     if config.comm.backend == "simulated":
-        yield "comm.timeout", "workers in one process wait for nobody"
+        yield "comm.timeout", "workers in one process do not wait"
 
 
 def _twice(config: RunConfig, typed: set[str], parts: Components) -> list[str]:

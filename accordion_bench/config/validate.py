@@ -12,7 +12,7 @@ from accordion_bench.config.components import Components, build_components, buil
 from accordion_bench.config.compose import refuse_unwritable
 from accordion_bench.config.declared import check_kinds
 from accordion_bench.config.run_level import refuse_wrong
-from accordion_bench.datasets.base import Dataset
+from accordion_bench.datasets.dataset import Dataset
 from accordion_bench.exchange.partition import sent_specs
 from accordion_bench.forward import execution, trial
 from accordion_bench.forward.execution import HALF

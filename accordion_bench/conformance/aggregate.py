@@ -29,7 +29,7 @@ from accordion_bench.conformance.subject import (
     real_gradients,
     repeated,
 )
-from accordion_bench.exchange.probe import probe_exchange
+from accordion_bench.exchange.dry_exchange import probe_exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.position import StepInfo
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.base import NonFinite
+from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.compressors.gathered import Gathered
 from accordion_bench.conformance.subject import (
     SPECS,

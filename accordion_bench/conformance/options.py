@@ -22,7 +22,7 @@ from accordion_bench.conformance.subject import (
     same_bits,
 )
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.sync.base import PER_WORKER
+from accordion_bench.sync.scheme import PER_WORKER
 
 
 def check_payload(make: Maker, level: float | None = None) -> str:

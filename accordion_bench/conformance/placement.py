@@ -22,7 +22,7 @@ from accordion_bench.comm.members import of_communication
 from accordion_bench.conformance.subject import Maker, Setup, demand, furthest, gradients, same_bits
 from accordion_bench.plan import TensorSpec
 from accordion_bench.processes.interrupt import end_with_parent
-from accordion_bench.sync.base import PER_WORKER
+from accordion_bench.sync.scheme import PER_WORKER
 
 WIDTH, LAYERS, WORDS, POSITIONS = 768, 12, 50257, 1024
 

@@ -28,7 +28,7 @@ from accordion_bench.codecs.engine import Engine, Selection
 from accordion_bench.codecs.layout import Message
 from accordion_bench.codecs.low_rank_on_gpu import HIGHEST
 from accordion_bench.codecs.reference import OnDevice
-from accordion_bench.tensors import casts
+from accordion_bench.tensors import sixteen_bits
 
 DEVICE = torch.device("meta")
 NARROWEST = 64  # coordinates for which kernels of bins have room, at least; bins of other lengths share launches
@@ -259,16 +259,16 @@ def pretended() -> Iterator[Counts]:
     for module in optimizers:  # they would refuse a device that is not there
         module._device_dtype_check_for_fused = lambda *_, **__: None
     engines.STAND_INS.append(kernels_for)
-    of_casts = {name: getattr(casts, name) for name in ("sum_of_shares", "widened")}
+    of_casts = {name: getattr(sixteen_bits, name) for name in ("sum_of_shares", "widened")}
     for name, torchs in of_casts.items():
-        setattr(casts, name, functools.partial(_by_one_kernel, name, torchs))
+        setattr(sixteen_bits, name, functools.partial(_by_one_kernel, name, torchs))
     try:
         with FromLists(), PretendDevice():
             yield Pretend.counts
     finally:
         engines.STAND_INS.remove(kernels_for)
         for name, torchs in of_casts.items():
-            setattr(casts, name, torchs)
+            setattr(sixteen_bits, name, torchs)
         Tensor.pin_memory = before  # type: ignore[method-assign]
         for module, check in zip(optimizers, checks, strict=True):
             module._device_dtype_check_for_fused = check

@@ -24,7 +24,7 @@ from accordion_bench.conformance.subject import (
     same_bits,
     same_state,
 )
-from accordion_bench.exchange.probe import probe_exchange
+from accordion_bench.exchange.dry_exchange import probe_exchange
 from accordion_bench.position import StepInfo
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import Wrapped, wrapped_compressor
-from accordion_bench.compressors.base import Compressor, Context
+from accordion_bench.compressors.compressor import Compressor, Context
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.residuals import FLOATS, EightBits
 from accordion_bench.compressors.sizes import coming_bytes, payload_bytes

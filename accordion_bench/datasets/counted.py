@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from accordion_bench.datasets.base import Dataset, Split
+from accordion_bench.datasets.dataset import Dataset, Split
 from accordion_bench.datasets.images import ImageDataset
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
 from accordion_bench.options.option import option, with_options

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from accordion_bench.datasets.base import Batches, Dataset, Split
+from accordion_bench.datasets.dataset import Batches, Dataset, Split
 from accordion_bench.options import checks
 from accordion_bench.options.option import option, with_options
 from accordion_bench.tensors import keyed_rng

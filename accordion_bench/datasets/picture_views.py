@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from accordion_bench.datasets import pictures
-from accordion_bench.datasets.base import Batches
+from accordion_bench.datasets.dataset import Batches
 from accordion_bench.datasets.images import normalised, per_channel
 from accordion_bench.datasets.loader import Loader, Upload, Uploaded
 from accordion_bench.tensors import keyed_rng

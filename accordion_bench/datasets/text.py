@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.datasets.base import Batches, Dataset
+from accordion_bench.datasets.dataset import Batches, Dataset
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import option, with_options
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from accordion_bench.compressors.base import Compressor
+from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.compressors.description import WhyDense, why_dense_of
 from accordion_bench.options.checks import Wording, typed
 from accordion_bench.options.units import counted

@@ -14,7 +14,7 @@ from accordion_bench.codecs.rates import pattern
 from accordion_bench.comm.clock import ExchangeKind
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import EXCHANGE, CapturedWork, CaptureStage
-from accordion_bench.compressors.base import Compressor, Context, NonFinite, State
+from accordion_bench.compressors.compressor import Compressor, Context, NonFinite, State
 from accordion_bench.compressors.description import paper_floats
 from accordion_bench.compressors.sizes import coming_bytes, payload_bytes
 from accordion_bench.exchange.dense_share import goes_dense
@@ -306,7 +306,7 @@ class Exchange:
 
     @property
     def replays(self) -> bool:
-        """Whether a device may repeat an exchange by itself: nobody reads before it is over."""
+        """Whether a device may repeat an exchange by itself: nothing is read before it is over."""
         return self.alike and self.finite.late and self.compressor.traits.replays
 
     def work(self, xs_W: Sequence[Tensor], info: StepInfo) -> CapturedWork:

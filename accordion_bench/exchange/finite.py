@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import NonFinite
+from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.tensors.same_shape import joined
 
 
@@ -41,7 +41,7 @@ class Finite:
         device: where tensors live.
 
     Attributes:
-        late: looks are noted, to be read together; else whoever has tensors looks at once.
+        late: looks are noted, to be read together; else each look is made at once.
     """
 
     def __init__(self, device: torch.device) -> None:

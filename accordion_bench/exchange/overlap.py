@@ -10,7 +10,7 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.comm.replicas import Replicas
-from accordion_bench.compressors.base import Context, NonFinite
+from accordion_bench.compressors.compressor import Context, NonFinite
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.position import StepInfo
 
@@ -110,7 +110,7 @@ class Overlap:
         return self._landed(exchange, under_way)
 
     def launch(self, exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> Callable[[], list[Tensor]]:
-        """Hand over tensors that are there, and that nobody will touch; returns what waits for the updates.
+        """Hand over tensors that are there, and that will not be changed; returns what waits for the updates.
 
         Args:
             exchange, xs_W, info: as for `Exchange`, in the units of the parameters.

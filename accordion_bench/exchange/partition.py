@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 
-from accordion_bench.compressors.base import Compressor
+from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.plan import BLOCK, WHOLE_MODEL, TensorSpec
 
 MB = 2**20

@@ -184,10 +184,10 @@ class ExchangeRunner:
 
     @property
     def may_launch(self) -> bool:
-        """Whether an exchange may travel while training goes on: it has a thread, and nobody wants to look at it."""
+        """Whether an exchange may travel while training goes on: it has a thread, and nothing looks at it."""
         return self.comm.transport is not None and not self.observer.wanted
 
     def launch(self, exchange: Exchange, xs_W: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-        """Hand over differences that nobody will touch; returns what waits for the updates."""
+        """Hand over differences that will not be changed; returns what waits for the updates."""
         self.comm.clock.lap("update")
         return self.overlap.launch(exchange, xs_W, self.position.info())

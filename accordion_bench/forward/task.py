@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from accordion_bench.comm.graphs import EVALUATION, WORKERS
 from accordion_bench.comm.on_device import copy_on_cpu
-from accordion_bench.datasets.base import Batches, Data, Dataset, LabelledData
+from accordion_bench.datasets.dataset import Batches, Data, Dataset, LabelledData
 from accordion_bench.datasets.text import TextData
 from accordion_bench.datasets.token_windows import TokenData, TokenDataset
 from accordion_bench.runs.metrics import BITS_PER_BYTE, METRICS, Metric

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.batches import UnequalSteps, unequal
-from accordion_bench.datasets.base import Dataset
+from accordion_bench.datasets.dataset import Dataset
 from accordion_bench.forward.execution import autocast
 from accordion_bench.forward.task import task_of
 from accordion_bench.options.checks import ConfigError, ValueRefused

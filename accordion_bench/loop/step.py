@@ -16,7 +16,7 @@ from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner, E
 from accordion_bench.optimizers.inner import Optimizers
 from accordion_bench.position import Position, Rate
 from accordion_bench.signals.policy_runner import Adapting, BatchFacts, PolicyRunner
-from accordion_bench.sync.base import Sync, SyncContext
+from accordion_bench.sync.scheme import Sync, SyncContext
 
 
 class Communicating(Exchanging, Adapting, Protocol):

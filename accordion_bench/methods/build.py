@@ -22,7 +22,7 @@ from accordion_bench.methods.compatibility import (
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import Ladder, Plan, RunFacts, TensorSpec
-from accordion_bench.sync.base import Sync
+from accordion_bench.sync.scheme import Sync
 
 
 @dataclass(frozen=True)

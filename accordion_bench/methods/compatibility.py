@@ -11,12 +11,12 @@ import torch
 
 from accordion_bench.adaptive.policy import Policy
 from accordion_bench.compressors.assemble import Wrapped, pseudo_gradient_compressor, wrapped_compressor
-from accordion_bench.compressors.base import Compressor
+from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import read_options, yaml_files
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import WHOLE_MODEL, Ladder
-from accordion_bench.sync.base import Sync
+from accordion_bench.sync.scheme import Sync
 
 
 @dataclass(frozen=True)

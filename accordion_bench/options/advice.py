@@ -1,4 +1,4 @@
-"""What somebody may have meant: the sentence for a name or a key that is not there, found in the YAML files."""
+"""What may have been meant: the sentence for a name or a key that is not there, found in the YAML files."""
 
 import functools
 import re

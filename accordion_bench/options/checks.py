@@ -25,7 +25,7 @@ Way = Mapping[str, Any] | Less | str
 
 
 Wording = Callable[[str, Sequence[Way]], str]
-"""A sentence, and what to do instead, as whoever reads it would: `typed` or `passed`."""
+"""A sentence, and what to do instead, as its reader would: `typed` or `passed`."""
 
 
 class ConfigError(ValueError):
@@ -41,7 +41,7 @@ class ConfigError(ValueError):
         super().__init__(typed(what, ways))
 
     def in_python(self) -> "ConfigError":
-        """The same for somebody who has passed arguments."""
+        """The same for arguments that were passed in Python."""
         return ConfigError(passed(self.what, self.ways))
 
 
@@ -50,7 +50,7 @@ class ValueRefused(ConfigError):
 
     Args:
         key: of the option.
-        rule: what its value must be. `{null}`, `{true}` and `{false}` in it are said as whoever reads it writes them.
+        rule: what its value must be. `{null}`, `{true}` and `{false}` in it are said as its reader writes them.
         value: that breaks the rule.
         instead: one that does not.
     """

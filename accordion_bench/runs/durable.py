@@ -2,7 +2,7 @@
 
 A checksum (CRC-32) tells damage: a flipped digit is as good a digit. A JSON object ends with `"crc32": "0a1b2c3d"`, a
 YAML file with the line `# crc32: 0a1b2c3d`; each is of all that stands before its digits. What has none, as files of
-earlier versions, is read as it is. Whoever changes a file on purpose leaves the checksum out.
+earlier versions, is read as it is. A file that is changed on purpose is written without its checksum.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def sync(path: Path) -> None:
 
 
 def replace(part: Path, final: Path) -> None:
-    """Give what has been written completely its name; whoever reads sees the old or the new one, whatever happens."""
+    """Give what has been written completely its name; a reader sees the old or the new one, whatever happens."""
     sync(part)
     os.replace(part, final)
     sync(final.parent)

@@ -11,8 +11,8 @@ from torch import Tensor
 from accordion_bench.adaptive.policy import Policy, checked, tell_followers
 from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.comm.replicas import Replicas
+from accordion_bench.exchange.dry_exchange import compressor_input, cut_into_buckets, measure_level, probe_exchange
 from accordion_bench.exchange.exchange import Exchange
-from accordion_bench.exchange.probe import compressor_input, cut_into_buckets, measure_level, probe_exchange
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.plan import WHOLE_MODEL, Ladder, Measured, RunFacts, Signals, SquareNorms
 from accordion_bench.position import Position, StepInfo

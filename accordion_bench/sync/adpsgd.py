@@ -17,9 +17,9 @@ from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.option import Choice, with_options
 from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.position import Rate, StepInfo
-from accordion_bench.sync.base import Placed, Sync, SyncContext
 from accordion_bench.sync.drawn_times import DrawnTimes
 from accordion_bench.sync.outer import exact_average
+from accordion_bench.sync.scheme import Placed, Sync, SyncContext
 from accordion_bench.sync.who import PeerExchange
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.same_shape import Blocks

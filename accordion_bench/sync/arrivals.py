@@ -39,7 +39,7 @@ class Arrival(NamedTuple):
 
 
 class Averaging(NamedTuple):
-    """An averaging: closed where nobody can come any more, and who has come; closed without anybody = it is off."""
+    """An averaging: closed where no more process can come, and which have come; closed without any = it is off."""
 
     closed: bool = False
     who: tuple[Arrival, ...] = ()
@@ -48,10 +48,10 @@ class Averaging(NamedTuple):
 class Arrivals:
     """Comes to averagings, one after another, and to meetings of all.
 
-    All that is known of an averaging is one text in the store, which is replaced in one atomic operation: nobody comes
-    to a closed one, and everybody reads the same names. Whoever waits may close it: when all have come; or when the
-    quorum is full and the grace is over; or when all who are not here wait in a meeting, so that nobody else will come.
-    A quorum needs a process that was in the last averaging, or nobody would know its result. Who finds an averaging
+    All that is known of an averaging is one text in the store, which is replaced in one atomic operation: no process
+    comes to a closed one, and all read the same names. A waiting process may close it: when all have come; or when the
+    quorum is full and the grace is over; or when all who are not here wait in a meeting, so that no other will come.
+    A quorum needs a process that was in the last averaging, or no process would know its result. Who finds an averaging
     closed is late for it, comes to the next open one, and waits there.
 
     Args:

@@ -24,8 +24,8 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import RunFacts
 from accordion_bench.position import Rate
-from accordion_bench.sync.base import Sync, SyncContext
 from accordion_bench.sync.every_step import EveryStep
+from accordion_bench.sync.scheme import Sync, SyncContext
 from accordion_bench.tensors import keyed_rng
 
 RULES = ("k_sync", "k_async", "anytime")

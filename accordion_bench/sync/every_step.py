@@ -12,7 +12,7 @@ from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.position import Rate
-from accordion_bench.sync.base import LEFT, Placed, Sync, SyncContext
+from accordion_bench.sync.scheme import LEFT, Placed, Sync, SyncContext
 from accordion_bench.tensors.clip import clip_factor
 from accordion_bench.tensors.real_view import as_real
 

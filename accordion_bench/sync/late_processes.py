@@ -13,11 +13,11 @@ from accordion_bench.comm.members import Members
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.position import StepInfo
 from accordion_bench.sync.arrivals import Arrivals
-from accordion_bench.sync.base import SyncContext
 from accordion_bench.sync.outer import Average, treat_buffers
 from accordion_bench.sync.quorum import Lateness, Quorum, nbytes
+from accordion_bench.sync.scheme import SyncContext
 
-TIMEOUT = 600.0  # seconds, where nobody has said another one
+TIMEOUT = 600.0  # seconds, where no other one is given
 LEARNT = ("payload", "wire", "rounds", "saved", "coded", "paper_floats", "uncounted")  # of a ledger, by averagings
 
 

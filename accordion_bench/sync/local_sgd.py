@@ -15,9 +15,9 @@ from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, options_of, with_options
 from accordion_bench.plan import RunFacts
-from accordion_bench.sync.base import LEFT
 from accordion_bench.sync.outer import BUFFERS, OUTER, HeavyBall, OuterSGD
 from accordion_bench.sync.round import Round, When
+from accordion_bench.sync.scheme import LEFT
 from accordion_bench.sync.who import Nobody, Pairs, checked_groups
 from accordion_bench.tensors.same_shape import Blocks
 
@@ -55,7 +55,7 @@ class LocalSGD(Round):
 
     H is the `period`; a change by a policy is in force from the next averaging on. S is the `switch_step`. With
     `groups` each H and n divides the next, the last n is the number of workers; without it is [[H, A]]. Averaged
-    buffers are sent as they are, like one more model for each. A quorum of fewer workers waits less; whoever is late
+    buffers are sent as they are, like one more model for each. A quorum of fewer workers waits less; who is late
     keeps its difference for the next averaging, see `quorum.py`. SPARTA's payload is 4 p N bytes a step, see
     `SparseAverage`.
 
@@ -442,7 +442,7 @@ class NoLoCo(Round):
 
     As Delta_w + z_w = x_w, one message of x_w is all that a worker sends. Of an even number of workers mean_w z_w takes
     a step of momentum SGD on mean_w Delta_w. Evaluated is mean_w z_w; after the last step all workers average exactly.
-    `workers=1` is the control: the same outer step, and nobody to meet.
+    `workers=1` is the control: the same outer step, without a partner.
 
     The outer learning rate is, as in the paper, also the weight of mean_pair z - z_w.
 

@@ -20,8 +20,8 @@ from accordion_bench.comm.members import Present
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.position import StepInfo
-from accordion_bench.sync.base import PER_WORKER, Stateful, SyncContext
 from accordion_bench.sync.outer import Average, treat_buffers
+from accordion_bench.sync.scheme import PER_WORKER, Stateful, SyncContext
 from accordion_bench.tensors import keyed_rng
 
 
@@ -109,7 +109,7 @@ class Quorum(Stateful):
         raise NotImplementedError
 
     def land(self) -> None:
-        """Wait for everybody, so that all know the same."""
+        """Wait for all processes, so that all know the same."""
 
     @property
     def pending(self) -> bool:

@@ -25,11 +25,11 @@ from accordion_bench.options.option import option, with_options
 from accordion_bench.options.units import counted
 from accordion_bench.plan import Plan, RunFacts, TensorSpec
 from accordion_bench.position import Rate
-from accordion_bench.sync.base import Placed, Sync, SyncContext
 from accordion_bench.sync.every_step import EveryStep
 from accordion_bench.sync.late_processes import LateProcesses
 from accordion_bench.sync.outer import Average, exact_average, treat_buffers
 from accordion_bench.sync.quorum import DrawnLateness, Lateness, Quorum
+from accordion_bench.sync.scheme import Placed, Sync, SyncContext
 from accordion_bench.sync.what import InFlight, SparseAverage, fragments, layers_of
 from accordion_bench.sync.who import All, Pairs, Tier, refuse_groups
 
@@ -43,7 +43,7 @@ class When:
         slots: parts of equal length into which it falls; each has one message, of as many fragments of the tensors.
         delay: steps from a message to its use; 0 = it is waited for, None = a whole round.
         ahead: a message leaves so early that it is used at the end of its slot; else it leaves there.
-        groups: (period, size) of groups that send more often than everybody does.
+        groups: (period, size) of groups that send more often than all workers together.
     """
 
     period: int
@@ -57,13 +57,13 @@ class When:
         return period // self.slots
 
     def sends(self, since: int, period: int) -> int | None:
-        """The largest tier that sends after so many steps of a round; None = nobody does."""
+        """The largest tier that sends after so many steps of a round; None = none."""
         if self.groups:
             return max((i for i, (own, _) in enumerate(self.groups) if since % own == 0), default=None)
         return 0 if self.sent(since, period) > self.sent(since - 1, period) else None
 
     def sent(self, steps: int, period: int) -> int:
-        """How many messages of everybody so many steps have."""
+        """How many messages of all workers so many steps have."""
         early = self.delay or 0 if self.ahead else 0
         return (steps + early) // self.slot(period)
 
@@ -87,7 +87,7 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
     if options.get("switch_step") == 0:
         yield "phase1", "sync.switch_step is 0"
     if context.workers == 1:
-        yield "sparta", "a lone worker has nobody to average with"
+        yield "sparta", "a lone worker has no other to average with"
 
 
 def _smoke_options(options: Config, knob: str) -> Config:

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import NonFinite
+from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.compressors.none import Dense
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.finite import Look, largest
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 from accordion_bench.plan import Ladder, TensorSpec
 from accordion_bench.position import StepInfo
-from accordion_bench.sync.base import Stateful
+from accordion_bench.sync.scheme import Stateful
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.distinct import draw_distinct
 from accordion_bench.tensors.upload import upload

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.compressor import Context
 from accordion_bench.compressors.none import Dense
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.plan import Ladder, RunFacts, TensorSpec
 from accordion_bench.position import StepInfo
-from accordion_bench.sync.base import Placed
 from accordion_bench.sync.outer import Average
+from accordion_bench.sync.scheme import Placed
 from accordion_bench.sync.what import InFlight
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.same_shape import in_rows
@@ -50,11 +50,11 @@ class All:
     """All workers average differences z - x of their parameters; smaller groups more often, if there are any.
 
     Args:
-        groups: (period, size) of each, from small to large; () = there is only everybody.
+        groups: (period, size) of each, from small to large; () = there are only all workers.
 
     Attributes:
         one_mean: whether all workers get the same mean.
-        tiers: from small groups to everybody; [] before `begin`.
+        tiers: from small groups to all workers; [] before `begin`.
     """
 
     one_mean = True
@@ -68,8 +68,8 @@ class All:
 
         Args:
             runner: makes exchanges.
-            outer: takes the steps of everybody's z.
-            parts: tensors, by index, that everybody exchanges at different times; None = all at once.
+            outer: takes the steps of all workers' z.
+            parts: tensors, by index, that all workers exchange at different times; None = all at once.
         """
         self.runner, self.axis, comm = runner, runner.axis, runner.comm
         self.tiers = [self._tier(size) for _, size in self.groups[:-1]]
@@ -143,7 +143,7 @@ class All:
     # ---- state
 
     def outer_buffers(self, parts: Sequence[Sequence[int]] | None) -> list[Tensor]:
-        """What the outer optimizers of everybody keep."""
+        """What the outer optimizers of all workers keep."""
         if not self.tiers:
             return []
         (everyone,) = self.tiers[-1].groups
@@ -298,7 +298,7 @@ class PeerExchange(Exchange):
         self.what, self.turn = "replica", 0
 
     def targets(self, step: int) -> list[list[int]]:
-        """To whom each worker of the run sends, for each of its messages; everybody gets one of each."""
+        """To whom each worker of the run sends, for each of its messages; every worker gets one of each."""
         raise NotImplementedError
 
     @property

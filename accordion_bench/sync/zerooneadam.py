@@ -24,8 +24,8 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import RunFacts
 from accordion_bench.position import Rate
-from accordion_bench.sync.base import Placed, Sync, SyncContext
 from accordion_bench.sync.outer import exact_average
+from accordion_bench.sync.scheme import Placed, Sync, SyncContext
 from accordion_bench.tensors.same_shape import Blocks
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from accordion_bench.options.option import Choice, with_options
 from accordion_bench.runs import durable
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.trackers.base import Tracker, scalars
+from accordion_bench.trackers.tracker import Tracker, scalars
 
 FILE = "metrics.csv"
 

@@ -11,7 +11,7 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.runs.folder import log
 from accordion_bench.runs.secrets import masked
-from accordion_bench.trackers.base import BY_STEP, FIGURES, Tracker, figures_of, scalars, tags_of
+from accordion_bench.trackers.tracker import BY_STEP, FIGURES, Tracker, figures_of, scalars, tags_of
 
 MOST = 100  # parameters, or metrics, that travel together
 LONGEST = 500  # characters of a parameter's value, which all versions take

@@ -10,7 +10,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.runs.folder import RunFolder, log
 from accordion_bench.runs.secrets import masked
-from accordion_bench.trackers.base import FIGURES, Tracker, figures_of, scalars
+from accordion_bench.trackers.tracker import FIGURES, Tracker, figures_of, scalars
 
 # column of metrics.jsonl -> group; others by how they end, or by where they stand in the row
 TRAIN = ("epoch", "lr", "train_loss", "loss_scale", "compression_error")

@@ -16,7 +16,7 @@ from accordion_bench.options.presets import named
 from accordion_bench.runs.folder import log
 from accordion_bench.runs.metrics import METRICS, OF_TEXTS
 from accordion_bench.runs.secrets import masked
-from accordion_bench.trackers.base import BY_STEP, FIGURES, Tracker, figures_of, scalars, tags_of
+from accordion_bench.trackers.tracker import BY_STEP, FIGURES, Tracker, figures_of, scalars, tags_of
 
 # what curves may be drawn against, instead of wandb's own step; the first is what they are drawn against at first
 AXES = ("payload_bytes", "wire_bytes", "seconds", "modelled_seconds", "epoch")

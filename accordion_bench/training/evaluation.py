@@ -8,7 +8,7 @@ from torch import Tensor
 
 from accordion_bench.comm.graphs import EVALUATION, CapturedWork, CaptureStage
 from accordion_bench.comm.worker_axis import WorkerAxis
-from accordion_bench.datasets.base import Data
+from accordion_bench.datasets.dataset import Data
 from accordion_bench.datasets.sampler import Sampler
 from accordion_bench.forward.task import Task
 from accordion_bench.position import Position

@@ -17,7 +17,7 @@ from accordion_bench.comm.elastic import ElasticMembership
 from accordion_bench.comm.generations import Terms
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.config.continuation import computed_with
-from accordion_bench.datasets.base import Dataset
+from accordion_bench.datasets.dataset import Dataset
 from accordion_bench.processes import machine, process_group
 from accordion_bench.processes.interrupt import Stopper, handling
 from accordion_bench.processes.machine import as_in_a_run

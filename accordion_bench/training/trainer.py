@@ -36,8 +36,8 @@ from accordion_bench.runs.metrics import OF_AN_EPOCH, not_learned
 from accordion_bench.runs.reuse import decisive
 from accordion_bench.runs.saving import AtOnce, Saving
 from accordion_bench.runs.weights import BEST, FINAL, OF_TORCH, SAFETENSORS, save_weights
-from accordion_bench.sync.base import SyncState, renamed
-from accordion_bench.trackers.base import Tracker, build_tracker
+from accordion_bench.sync.scheme import SyncState, renamed
+from accordion_bench.trackers.tracker import Tracker, build_tracker
 from accordion_bench.training import codec_kernels
 from accordion_bench.training.evaluation import Evaluation
 from accordion_bench.training.profiler import profiled

@@ -13,10 +13,10 @@ from accordion_bench.batches import unequal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import EXCHANGE, UPDATE, Graphs, graphs_of
 from accordion_bench.comm.worker_axis import Batch, WorkerAxis
-from accordion_bench.compressors.base import NonFinite
+from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.config import capture_rules, ddp_rules
 from accordion_bench.config.components import Components, build_model, build_optimizer
-from accordion_bench.datasets.base import Data, Dataset
+from accordion_bench.datasets.dataset import Data, Dataset
 from accordion_bench.datasets.sampler import Sampler, Sharding
 from accordion_bench.exchange.ddp import DDPExchange
 from accordion_bench.exchange.exchange import Exchange

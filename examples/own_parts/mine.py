@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from accordion_bench.adaptive.policy import Policy
-from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.compressor import Context
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.datasets.images import ImageData, ImageDataset
 from accordion_bench.options import checks

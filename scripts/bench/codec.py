@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.compressor import Context
 from accordion_bench.compressors.oneshot import OneShot
 from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.conformance.subject import with_optimizer

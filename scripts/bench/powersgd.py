@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.compressor import Context
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.models.resnet import ResNet18

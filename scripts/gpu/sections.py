@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.compressor import Context
 from accordion_bench.conformance import devices
 from accordion_bench.conformance.placement import gpt2, resnet50, small
 from accordion_bench.conformance.subject import Setup, from_yaml

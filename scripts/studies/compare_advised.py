@@ -30,7 +30,7 @@ import accordion_bench as ab
 from accordion_bench import train
 from accordion_bench.adaptive.advised import Advised, meanwhile, turns_of
 from accordion_bench.adaptive.lgreco import Turn, choose, end, total
-from accordion_bench.compressors.base import Compressor
+from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.compressors.sizes import wire_bytes
 from accordion_bench.config.components import build_components, build_model
 from accordion_bench.config.compose import compose

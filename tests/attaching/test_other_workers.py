@@ -5,7 +5,7 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
-from accordion_bench.compressors.base import Compressor
+from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.options.conf_dir import read_options, yaml_files
 from accordion_bench.plan import TensorSpec
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard
 import accordion_bench as ab
 from accordion_bench.attaching.fsdp import ShardAxis, scattered
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import NonFinite
+from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.methods.compatibility import ladder_of

@@ -12,14 +12,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
-from accordion_bench.compressors.base import Compressor
+from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.compressors.description import paper_floats
 from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.config import validate
 from accordion_bench.config.components import build_model
 from accordion_bench.config.compose import SCALES, compose, resolve
+from accordion_bench.exchange.dry_exchange import probe_exchange
 from accordion_bench.exchange.exchange import Exchange, SendOptions
-from accordion_bench.exchange.probe import probe_exchange
 from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient
 from accordion_bench.optimizers.torch_optim import without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused

@@ -6,7 +6,7 @@ import torch
 from accordion_bench.codecs import index_codes
 from accordion_bench.codecs.reference import Reference
 from accordion_bench.compressors.adacomp import AdaComp, SparseSigns
-from accordion_bench.exchange.probe import probe_exchange
+from accordion_bench.exchange.dry_exchange import probe_exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accordion_bench.compressors.atomo import ATOMO, inclusion, systematic
-from accordion_bench.compressors.base import Context
+from accordion_bench.compressors.compressor import Context
 from accordion_bench.compressors.oneshot import NonFiniteRow
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec

@@ -5,7 +5,7 @@ from functools import reduce
 import torch
 
 from accordion_bench.position import StepInfo
-from accordion_bench.tensors.casts import share
+from accordion_bench.tensors.sixteen_bits import share
 from tests.kit.helpers import exchange_for, gradients, residuals
 
 

@@ -13,7 +13,7 @@ from accordion_bench import train
 from accordion_bench.codecs import index_codes
 from accordion_bench.codecs.tiles import largest_divisor
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import NonFinite
+from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.compressors.demo import (
     ChunkGroup,
     Chunks,
@@ -26,7 +26,7 @@ from accordion_bench.compressors.demo import (
 )
 from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.config.components import build_components
-from accordion_bench.exchange.probe import probe_exchange
+from accordion_bench.exchange.dry_exchange import probe_exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo

@@ -9,7 +9,7 @@ from accordion_bench.compressors.assemble import Wrapped, pseudo_gradient_compre
 from accordion_bench.compressors.probe import probe, probe_input
 from accordion_bench.conformance import aggregate, placement, randomness
 from accordion_bench.conformance.subject import LATE, Setup, bare
-from accordion_bench.exchange.probe import compressor_input, state_of_first
+from accordion_bench.exchange.dry_exchange import compressor_input, state_of_first
 from accordion_bench.methods.labels import label
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.position import StepInfo

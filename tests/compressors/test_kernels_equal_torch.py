@@ -18,7 +18,7 @@ from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.conformance.subject import Setup, from_yaml, levels_of, plain
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors import casts, kernels, keyed_rng
+from accordion_bench.tensors import kernels, keyed_rng, sixteen_bits
 
 LENGTHS = (1, 7, 8, 9, 39, 40, 41, 0, 4095, 4096, 4097, 20481)
 SPECS = [TensorSpec(f"x{n}", (n,)) for n in LENGTHS] + [TensorSpec("matrix", (33, 5, 7)), TensorSpec("wide", (3, 4099))]
@@ -142,7 +142,7 @@ def test_the_trait_says_whether_kernels_are_asked_for(name, monkeypatch):
     for kind in (Compiled, OnCpu):
         for operation in set(vars(kind)) & Engine.__abstractmethods__:
             monkeypatch.setattr(kind, operation, told(kind, operation))
-    monkeypatch.setattr(casts, "_usable", lambda *given: bool(asked.append("casts")))
+    monkeypatch.setattr(sixteen_bits, "_usable", lambda *given: bool(asked.append("casts")))
     setup = Case(name, {}, None).setup()
     setup.contributions([whole_numbers(spec, WORKERS) for spec in SPECS])
     assert bool(asked) == ("cpu" in setup.compressor.description.kernels), asked

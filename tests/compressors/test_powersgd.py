@@ -146,7 +146,7 @@ class TestSwitch:
         exchange, queries = self.switched("keep", [2, 2])
         q = queries[-1]["a"]
         ctx_state = {"a": {"q": q}}
-        from accordion_bench.compressors.base import Context
+        from accordion_bench.compressors.compressor import Context
 
         ctx = Context(5, [SPECS[1]], [2.0], 3)
         inner = exchange.compressor.inner
@@ -156,7 +156,7 @@ class TestSwitch:
     def test_up_keeps_the_span_and_adds_columns(self):
         exchange, queries = self.switched("keep", [1, 1])
         q = queries[-1]["a"]
-        from accordion_bench.compressors.base import Context
+        from accordion_bench.compressors.compressor import Context
 
         wide = exchange.compressor.inner._query(Context(5, [SPECS[1]], [4.0], 3), 0, 4, {"a": {"q": q}}, q)
         assert wide.shape[1] == 4

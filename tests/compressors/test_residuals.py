@@ -308,7 +308,7 @@ def test_reports_tell_them_apart():
 
 
 def test_a_residual_beyond_its_type_is_refused_with_its_name():
-    from accordion_bench.compressors.base import NonFinite
+    from accordion_bench.compressors.compressor import NonFinite
 
     setup = setup_of("topk", workers=2, error_feedback=True, residual_bits=8)
     xs_W = gradients(workers=2).tensors

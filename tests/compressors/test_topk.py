@@ -9,7 +9,7 @@ import torch
 from accordion_bench.codecs import index_codes, selection
 from accordion_bench.codecs.selection import top_indices
 from accordion_bench.compressors.assemble import check_collective
-from accordion_bench.compressors.base import NonFinite
+from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.compressors.topk import TopK
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec

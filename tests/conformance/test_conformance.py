@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from accordion_bench import conformance
 from accordion_bench.codecs import index_codes
-from accordion_bench.compressors.base import Exchanged, subtract_
+from accordion_bench.compressors.compressor import Exchanged, subtract_
 from accordion_bench.compressors.description import with_claims
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.conformance import __main__ as command

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accordion_bench.exchange.probe import probe_exchange
+from accordion_bench.exchange.dry_exchange import probe_exchange
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
 from tests.kit.helpers import exchange_for

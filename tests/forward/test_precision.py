@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import NonFinite
+from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.forward.execution import LossScale
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.run_config import RunConfig

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from accordion_bench.config.no_effect import without_effect
-from accordion_bench.datasets.base import Dataset
+from accordion_bench.datasets.dataset import Dataset
 from accordion_bench.datasets.digits import Digits
 from accordion_bench.datasets.synthetic_text import SyntheticText
 from accordion_bench.forward import trial

@@ -38,7 +38,7 @@ from accordion_bench.exchange.partition import levelled
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
-from accordion_bench.tensors import casts
+from accordion_bench.tensors import sixteen_bits
 from accordion_bench.tensors.kernels import on_gpu
 from scripts import golden
 from scripts.packed import read_packed, write_packed
@@ -362,7 +362,7 @@ class Listening(Comm):
         rows = [[x_W[row : row + 1] for x_W in xs_W] for row in range(self.local_workers)]
         if dtype is None:
             return [x for row in rows for x in row]
-        return [casts.sum_of_shares(row, self.workers, dtype) for row in rows]
+        return [sixteen_bits.sum_of_shares(row, self.workers, dtype) for row in rows]
 
     def all_reduce_mean(self, xs_W, dtype=None, may_alias=False):
         if not xs_W:

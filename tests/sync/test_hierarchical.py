@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import NonFinite
+from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
 from tests.kit import local

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import NonFinite
+from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.plan import Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.sync.who import PairExchange

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.base import NonFinite
+from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.plan import TensorSpec
 from accordion_bench.sync.what import SparseAverage
 from accordion_bench.tensors import keyed_rng

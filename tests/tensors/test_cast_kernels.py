@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accordion_bench.tensors import casts, kernels
+from accordion_bench.tensors import kernels, sixteen_bits
 from tests.kit.gpu import gpu_for_triton
 
 pytestmark = pytest.mark.skipif(not kernels.installed(), reason="needs numba, the extra fast")
@@ -40,11 +40,11 @@ def test_shares_have_the_bits_of_torch_s_conversion(dtype, workers):
     x_W = hard_numbers()[None]
     theirs = (x_W[0] / workers).to(dtype)
     if dtype == torch.float16:
-        most = casts.largest_share(workers, dtype)
+        most = sixteen_bits.largest_share(workers, dtype)
         theirs = theirs.clamp(-most, most)
-    assert same_bits(casts.sum_of_shares([x_W], workers, dtype), theirs)
-    wide = casts.widened(theirs, torch.float32)
-    assert same_bits(wide, theirs.float()) and same_bits(casts.widened(theirs, torch.float64), theirs.double())
+    assert same_bits(sixteen_bits.sum_of_shares([x_W], workers, dtype), theirs)
+    wide = sixteen_bits.widened(theirs, torch.float32)
+    assert same_bits(wide, theirs.float()) and same_bits(sixteen_bits.widened(theirs, torch.float64), theirs.double())
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -53,7 +53,7 @@ def test_shares_have_the_bits_of_torch_s_conversion(dtype, workers):
 def test_sums_and_what_was_sent_are_those_of_the_torch_path(dtype, rows, wide, monkeypatch):
     """Odd lengths, nothing, several tiles, strides, tensors of no dimensions, one thread and two."""
     generator = torch.Generator().manual_seed(rows)
-    shapes = [(3, 5), (0,), (), (casts.TILE * 17 + 3,), (2, 0, 3), (1,)]
+    shapes = [(3, 5), (0,), (), (sixteen_bits.TILE * 17 + 3,), (2, 0, 3), (1,)]
     xs_W = [torch.randn(rows, *shape, generator=generator, dtype=wide) * 10.0**6 for shape in shapes]
     xs_W += [torch.randn(rows, 7, 6, generator=generator, dtype=wide).transpose(1, 2)]
     xs_W += [torch.randn(2 * rows, 4, 9, generator=generator, dtype=wide)[::2, ::2]]
@@ -62,8 +62,8 @@ def test_sums_and_what_was_sent_are_those_of_the_torch_path(dtype, rows, wide, m
 
     def results():
         own = [target_W.clone() for target_W in targets_W]
-        casts.subtract_shares_(own, xs_W, 7, dtype)
-        return [casts.sum_of_shares(xs_W, 7, dtype), *own]
+        sixteen_bits.subtract_shares_(own, xs_W, 7, dtype)
+        return [sixteen_bits.sum_of_shares(xs_W, 7, dtype), *own]
 
     with monkeypatch.context() as absent:
         absent.setattr(kernels, "installed", lambda: False)
@@ -83,7 +83,7 @@ def test_a_processor_that_knows_no_float16_leaves_it_to_torch(monkeypatch):
     monkeypatch.setattr(by_kernel, "converts_float16", lambda: False)
     monkeypatch.setattr(by_kernel, "add_up_shares", None)
     xs_W = [torch.tensor([[1.0, 1e30, -1e30]])]
-    assert casts.sum_of_shares(xs_W, 1, torch.float16).tolist() == [1, 65_504, -65_504]
+    assert sixteen_bits.sum_of_shares(xs_W, 1, torch.float16).tolist() == [1, 65_504, -65_504]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -94,13 +94,13 @@ def test_triton_has_the_bits_of_torch(dtype, rows, workers):
     hard = hard_numbers()
     hard = hard[torch.randperm(len(hard), generator=generator)[: rows * 20_000]].view(rows, -1)
     xs_W = [hard, torch.randn(rows, 3, 5, generator=generator), torch.zeros(rows, 0), -torch.zeros(rows, 4096)]
-    theirs = casts.share(casts.side_by_side(xs_W).double().div(workers).float(), 1, dtype)
+    theirs = sixteen_bits.share(sixteen_bits.side_by_side(xs_W).double().div(workers).float(), 1, dtype)
     if dtype == torch.float16:
-        most = casts.largest_share(workers, dtype)
+        most = sixteen_bits.largest_share(workers, dtype)
         theirs = theirs.clamp(-most, most)
     total = theirs[0] if rows == 1 else sum(theirs.float(), torch.zeros(theirs.shape[1])).to(dtype)
     with gpu_for_triton() as there, torch.no_grad():
-        ours = casts.sum_of_shares([x_W.to(there.device) for x_W in xs_W], workers, dtype)
-        wide = [casts.widened(total.to(there.device), kind).cpu() for kind in (torch.float32, torch.float64)]
+        ours = sixteen_bits.sum_of_shares([x_W.to(there.device) for x_W in xs_W], workers, dtype)
+        wide = [sixteen_bits.widened(total.to(there.device), kind).cpu() for kind in (torch.float32, torch.float64)]
     assert same_bits(ours.cpu(), total)
     assert same_bits(wide[0], total.float()) and same_bits(wide[1], total.double())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import WorkerAxis
-from accordion_bench.compressors.base import NonFinite
+from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs.folder import RunFolder
 from tests.forward.test_text import cfg_for, fitted, trainer_for

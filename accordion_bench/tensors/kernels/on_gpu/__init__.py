@@ -1,8 +1,8 @@
 """The same kernels for GPUs, in Triton, which comes with torch on Linux.
 
 Modules have the names of their twins, and compute the same to the bit. Arguments are the same, but that numbers lie on
-the GPU; addresses, tables, streams and codebooks come from the host. Nobody waits. Where Triton is missing, torch does
-it. Modules import Triton, so they are imported where they are used; `usable` is asked first.
+the GPU; addresses, tables, streams and codebooks come from the host. The host does not wait. Where Triton is
+missing, torch does it. Modules import Triton, so they are imported where they are used; `usable` is asked first.
 
 A program does one slice of a tensor: groups of codes that fill whole bytes. All threads are in step, so a slice is an
 array [groups, 8].

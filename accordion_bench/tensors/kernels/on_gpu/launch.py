@@ -16,7 +16,7 @@ def stride(x: Tensor) -> int:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], device: torch.device, *args: Any, **constants: Any) -> None:
-    """Start a kernel; nobody waits for it.
+    """Start a kernel; the host does not wait for it.
 
     Args:
         kernel: made by `triton.jit`.

@@ -1,4 +1,4 @@
-"""The largest magnitudes of every tensor, exactly: ties go to the lower index. Nobody waits.
+"""The largest magnitudes of every tensor, exactly: ties go to the lower index. The host does not wait.
 
 The key of the last entry that is wanted is searched, four bits in a round, from the highest ones on: a round counts the
 keys with each digit, of those whose higher digits are known. This is done

@@ -1,4 +1,4 @@
-"""Entries from a threshold on: one that is known, or one that a sample gives. Nobody waits.
+"""Entries from a threshold on: one that is known, or one that a sample gives. The host does not wait.
 
 The largest magnitudes of each tensor are listed first, by `selection`, as many as may be sent and one more. A sample's
 keys, descending, are thresholds to try. A search finds for each listed key the highest threshold that it reaches; sums

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from accordion_bench.network import collective_times
 from accordion_bench.network.collective_costs import KINDS
+from accordion_bench.network.link_probe import Place, _groups, placed, probe_link
 from accordion_bench.network.links import read_measured_link
-from accordion_bench.network.probe import Place, _groups, placed, probe_link
 from accordion_bench.options.checks import ConfigError
 from tests.kit.processes import free_port, in_two, together
 

@@ -58,7 +58,7 @@ class Placed(NamedTuple):
 
 
 class Stateful:
-    """State by registration: whoever has state names the attributes that are it.
+    """State by registration: a class names the attributes that are its state.
 
     Class attributes:
         keeps: names of attributes that all workers have in common: numbers, strings, lists of them, lists of tensors,
@@ -387,7 +387,7 @@ class SyncState:
         return {
             "sync": self.sync.worker_state(row),
             "exchange_states": {place.name: _row(place, row) for place in places},
-            # a group's own state is the leader's to save only where everybody is in it
+            # a group's own state is the leader's to save only where all workers are in it
             "groups": {p.name: _common(p) for p in places if p.exchange.comm is not self.comm},
         }
 

@@ -241,7 +241,9 @@ def trained(workers, schedule, momentum, nesterov, decay, steps=60, **options):
     def run(exchanges, xs_W, lr) -> CompletedExchange:
         return CompletedExchange(exchange, xs_W[0], [exchange(xs_W[0], position.info(lr))])
 
-    axis: Any = SimpleNamespace(params=mine, gradients_W=[], apply=lambda us: _set_grads(mine, us), comm=exchange.comm)
+    axis: Any = SimpleNamespace(
+        params=mine, gradients_W=[], replicas=[], apply=lambda us: _set_grads(mine, us), comm=exchange.comm
+    )
     context: Any = SimpleNamespace(
         axis=axis,
         position=position,

@@ -111,5 +111,8 @@ def test_columns_and_parts_must_be_known(tmp_path):
     root = made(tmp_path, rows("{i}.png,{name},fold1"), header="file,label,split")
     with pytest.raises(ConfigError, match=r"got line 2 of .* without \(fold1\); mend that line"):
         ImageFolder().count(root)
-    with pytest.raises(ConfigError, match="which is not there"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^dataset.labels must be the name of a .csv file in .*, got gone",
+    ):
         ImageFolder(labels="gone.csv").count(root)

@@ -67,7 +67,7 @@ def test_everybody_computes_as_a_run_does(compute, tmp_path, monkeypatch):
 
 def test_a_timeline_is_of_somebody_s_own_loop(tmp_path, monkeypatch):
     """Its loop has none of a run's settings, so that the methods beside it are timed without them, too."""
-    from tests.advise.test_command import timeline
+    from tests.cli.test_advice_command import timeline
 
     kept = []
     monkeypatch.setattr(machine, "keep_freed_memory", lambda: kept.append(True))

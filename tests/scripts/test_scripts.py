@@ -62,6 +62,7 @@ PARTS = {
 STUDIES = (
     "studies.compressors",
     "studies.papers",
+    "studies.cited_methods",
     "studies.residuals",
     "studies.time_to_accuracy",
     "studies.validate_model",

@@ -27,6 +27,7 @@ from accordion_bench.compressors.gathered import non_finite
 from accordion_bench.compressors.probe import Probed, probe_exchanged
 from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import NEAREST, Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
@@ -134,6 +135,11 @@ def _probe_input(compressor: "DeMo", ps_W: Sequence[Tensor], ctx: Context, state
     return probe_exchanged(compressor, ps_W, replace(ctx, lrs=[1.0] * len(ps_W)), empty, workers)
 
 
+def _label_suffix(options: Config) -> str:
+    bits = ", 1 bit" if options.get("value_bits") == 1 else ""
+    return bits + (", looking ahead" if options.get("look_ahead") else "")
+
+
 @with_options
 class DeMo(Compressor):
     """d_w <- decay d_w + lr g_w;  q_w = the k largest of T d_w, per chunk;  d_w <- d_w - T^-1 q_w;
@@ -193,6 +199,7 @@ class DeMo(Compressor):
         requires={"optimizer": {"momentum": 0.0}},
         why_dense=_why_dense,
         probe_input=_probe_input,
+        label_suffix=_label_suffix,
     )
 
     traits = Traits(

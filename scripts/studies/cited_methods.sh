@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Methods that the seed papers cite and the field uses, on digits (ResNet-8, 20 epochs) and on a small transformer
-# (gpt_nano, 60,000 bytes of Python's documentation, 3 epochs): 4 workers, three seeds; then the tables of
+# (gpt_nano, 32,768 bytes of Python's documentation, 3 epochs): 4 workers, three seeds; then the tables of
 # results/cited_methods, whose README is written by hand.
 #
 #   scripts/studies/cited_methods.sh            # JOBS=2 runs two arms at a time
@@ -33,7 +33,6 @@ digits=(
 )
 gpt=(
   "compressor=none"
-  "compressor=topk compressor.density=0.01"
   "compressor=topk compressor.density=0.01 compressor.collective=tree"
   "compressor=powersgd"
   "compressor=gradiveq"
@@ -60,5 +59,5 @@ study() {
   rm -rf "$scratch"
 }
 study digits "epochs=20" "${digits[@]}"
-study gpt "+experiment=gpt/quick scale=small dataset.subset=60000 dataset.limit_eval=20000" "${gpt[@]}"
+study gpt "+experiment=gpt/quick scale=small dataset.subset=32768 dataset.limit_eval=8000" "${gpt[@]}"
 echo "kept in results/cited_methods"

@@ -316,6 +316,19 @@ def test_other_seeds_are_not_paired(seeds):
     assert intervals.difference(a, b, seeds).how == "Welch"
 
 
+def test_arms_with_other_optimizers_are_told_by_their_names(tmp_path):
+    """Neither by the class nor by the options that follow from it; by the rate where that differs, too."""
+    choices = {"model": "resnet8", "dataset": "digits", "compressor": "none", "sync": "every_step"}
+    for name, more in (("sgd", {}), ("lion", {}), ("adamw", {}), ("adamw", {"optimizer__lr": 0.5})):
+        own = {"optimizer": node("optimizer", name), "choices": {**choices, "optimizer": name}}
+        run_folder(tmp_path, "none", **own, **more)
+    labels = {arm.label for arm in grouped(tmp_path)}
+    assert labels == {
+        *("dense, optimizer=sgd", "dense, optimizer=lion"),
+        *("dense, optimizer=adamw, lr=0.001", "dense, optimizer=adamw, lr=0.5"),
+    }
+
+
 def test_no_spread_is_no_interval():
     """Three seeds that differ by the same image each: an interval of width 0 would claim too much."""
     for seeds in (((0, 1, 2), (0, 1, 2)), ((), ())):

@@ -239,19 +239,39 @@ def _short(value: Any) -> str:
 
 
 def _differing(arm: Arm, twins: Iterable[Arm]) -> str:
-    """Options in which an arm differs from most of its twins: `lr=0.1, error_feedback=True`."""
+    """Options in which an arm differs from most of its twins: `lr=0.1, error_feedback=True`.
+
+    Of a group with another class its name, `optimizer=lion`, and no option that all twins with that class share.
+    """
     own = arm.options
     leaves = [twin.options for twin in twins]
     keys = sorted({key for leaf in leaves for key in leaf.keys() | own.keys() if leaf.get(key) != own.get(key)})
     usual = {key: [leaf.get(key) for leaf in leaves].count(own.get(key)) > len(leaves) / 2 for key in keys}
-    keys = [key for key in keys if not usual[key]]
+    keys = [key for key in keys if not usual[key] and not _follows_from_class(key, own, leaves)]
     short = [key.rpartition(".")[2] for key in keys]
     names = short if len(set(short)) == len(short) else keys
     by_name = arm.named("network") == arm.chosen("network") != CUSTOM  # else its options tell it
     network = [f"modelled on {arm.chosen('network')}"] if any(key.startswith("network.") for key in keys) else []
     told = [
-        str(own.get(key)) if key == "link" and own.get(key) else f"{name}={_short(own.get(key))}"
+        _said(arm, name, key)
         for name, key in zip(names, keys, strict=True)
         if not (network and by_name and key.startswith("network."))
     ]
     return ", ".join([*(network if by_name else []), *told])
+
+
+def _follows_from_class(key: str, own: dict[str, Any], leaves: Sequence[dict[str, Any]]) -> bool:
+    """Whether twins differ in the class of a group, and all that have this arm's class have its option, too."""
+    target = f"{key.partition('.')[0]}._target_"
+    alike = [leaf for leaf in leaves if leaf.get(target) == own.get(target)]
+    return key != target and len(alike) < len(leaves) and all(leaf.get(key) == own.get(key) for leaf in alike)
+
+
+def _said(arm: Arm, name: str, key: str) -> str:
+    """An option of an arm in its label."""
+    value, group = arm.options.get(key), key.partition(".")[0]
+    if key == "link" and value:
+        return str(value)
+    if key == f"{group}._target_" and arm.chosen(group):
+        return f"{group}={arm.chosen(group)}"
+    return f"{name}={_short(value)}"

@@ -41,8 +41,6 @@ gpt=(
   "sync=adpsgd"
   "sync=desloc sync.period=8"
   "compressor=dion2"
-  "optimizer=sgd $one_bit optimizer.lr=0.001"
-  "optimizer=sgd $one_bit optimizer.lr=0.001 compressor.look_ahead=true"
   "optimizer=lion optimizer.lr=0.0005"
   "optimizer=lion compressor=lion optimizer.lr=0.0005"
 )

@@ -181,14 +181,14 @@ def _setting(chosen: Chosen, passed: PassedArguments, weight_decay: float, shard
         checks.number("bucket_cap_mb", passed.bucket_cap_mb, above=0, instead=25.0)
     after = passed.clip_at == "after"
     clips = passed.clip_norm is not None and not after
-    scaled = passed.scaler is not None
+    scaled, elastic = passed.scaler is not None, bool(chosen.sync.get("elastic"))
     seed = checks.integer("seed", passed.seed, at_least=0)
     return Setting(
         chosen=chosen,
         network=_network(passed.network),
         link=passed.network,
         step=StepOptions(
-            exchange=ExchangeOptions("exchange", passed.overlap, passed.bucket_cap_mb, scaled, clips),
+            exchange=ExchangeOptions("exchange", passed.overlap, passed.bucket_cap_mb, scaled, clips, elastic),
             seed=seed if shard is None else keyed_rng.key(seed, "shard", shard),  # other draws of each shard
             clip_norm=passed.clip_norm,
             clip_mean=after,

@@ -56,6 +56,21 @@ class Momenta(NamedTuple):
     sums_W: Sequence[Tensor] = ()
 
 
+class MomentumSteps(NamedTuple):
+    """Steps by momenta that have been exchanged.
+
+    momenta, sums, inverses: tensors [...].
+    masks: of zeros, just where inverses are 0, and ones; None = 1.
+    rates: of each, see `codecs.rates`.
+    """
+
+    momenta: Sequence[Tensor]
+    sums: Sequence[Tensor]
+    inverses: Sequence[Tensor]
+    masks: Sequence[Tensor | None]
+    rates: Sequence[Any]
+
+
 class Selection(Protocol):
     """Some coordinates of a bucket, in a form that its engine alone reads."""
 
@@ -189,21 +204,8 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def momentum_steps(
-        self,
-        momenta: Sequence[Tensor],
-        sums: Sequence[Tensor],
-        inverses: Sequence[Tensor],
-        masks: Sequence[Tensor | None],
-        rates: Sequence[Any],
-    ) -> list[Tensor]:
-        """Momenta become sums x masks; returns momentum x inverse x rate.
-
-        Args:
-            momenta, sums, inverses: tensors [...].
-            masks: of zeros, just where inverses are 0, and ones; None = 1.
-            rates: of each, see `codecs.rates`.
-        """
+    def momentum_steps(self, given: MomentumSteps) -> list[Tensor]:
+        """Momenta become sums x masks; returns momentum x inverse x rate."""
 
     # ---- coordinates that are the same for all workers
 

@@ -8,7 +8,7 @@ Tensor suffixes: W local workers, R rows of a target.
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from accordion_bench.codecs.block_numbers import BlockNumbers
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import Coding
 from accordion_bench.codecs.compiled import Compiled, measurable, table_of, values_of
-from accordion_bench.codecs.engine import Momenta, Sampling, Selection
+from accordion_bench.codecs.engine import Momenta, MomentumSteps, Sampling, Selection
 from accordion_bench.codecs.layout import KEPT, Layout, Message, SparseLayout
 from accordion_bench.codecs.low_rank_on_gpu import LowRankOnGpu
 from accordion_bench.codecs.selection import EXPECTED, stride_of
@@ -162,17 +162,10 @@ class OnGpu(Compiled, LowRankOnGpu):
             return super().add_momenta(momenta)
         return steps.add(*momenta)
 
-    def momentum_steps(
-        self,
-        momenta: Sequence[Tensor],
-        sums: Sequence[Tensor],
-        inverses: Sequence[Tensor],
-        masks: Sequence[Tensor | None],
-        rates: Sequence[Any],
-    ) -> list[Tensor]:
-        if momenta[0].dtype != torch.float32:
-            return super().momentum_steps(momenta, sums, inverses, masks, rates)
-        return steps.take(momenta, sums, inverses, rates)
+    def momentum_steps(self, given: MomentumSteps) -> list[Tensor]:
+        if given.momenta[0].dtype != torch.float32:
+            return super().momentum_steps(given)
+        return steps.take(given.momenta, given.sums, given.inverses, given.rates)
 
 
 def longest(rows_R: Sequence[Tensor]) -> int:

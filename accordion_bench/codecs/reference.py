@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from accordion_bench.codecs.block_numbers import BlockNumbers
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.coding import LEVELS, MANTISSA, SIGNS, Coding
-from accordion_bench.codecs.engine import Engine, Momenta, Sampling, Selection, header_of
+from accordion_bench.codecs.engine import Engine, Momenta, MomentumSteps, Sampling, Selection, header_of
 from accordion_bench.codecs.index_codes import decode_indices, encode_indices
 from accordion_bench.codecs.layout import Layout, Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
@@ -237,14 +237,8 @@ class Reference(Engine):
             return sums_W or us_W
         return list(torch._foreach_add(list(gs_W), list(us_W), alpha=momentum))
 
-    def momentum_steps(
-        self,
-        momenta: Sequence[Tensor],
-        sums: Sequence[Tensor],
-        inverses: Sequence[Tensor],
-        masks: Sequence[Tensor | None],
-        rates: Sequence[Any],
-    ) -> list[Tensor]:
+    def momentum_steps(self, given: MomentumSteps) -> list[Tensor]:
+        momenta, sums, inverses, masks, rates = given
         torch._foreach_copy_(list(momenta), list(sums))
         if alive := [(m, mask) for m, mask in zip(momenta, masks, strict=True) if mask is not None]:
             torch._foreach_mul_([m for m, _ in alive], [mask for _, mask in alive])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.engine import MomentumSteps
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.rates import rate_of_each, rates_of
 from accordion_bench.comm.collectives import Comm
@@ -114,7 +115,7 @@ class OneBitAdam(Wrapper):
             momenta, inverses = ([own[i][key] for i in frozen] for key in ("momentum", "inverse_root"))
             masks, rates = [own[i].get(ALIVE) for i in frozen], rate_of_each(ctx, xs_W[0], frozen)
             signs = [out.update[i] for i in frozen]
-            taken = engine_for(xs_W).momentum_steps(momenta, signs, inverses, masks, rates)
+            taken = engine_for(xs_W).momentum_steps(MomentumSteps(momenta, signs, inverses, masks, rates))
             steps |= zip(frozen, taken, strict=True)
         if warm:
             steps |= zip(warm, self._adam([own[i] for i in warm], [out.update[i] for i in warm]), strict=True)

@@ -115,7 +115,8 @@ def exchange_options(config: RunConfig) -> ExchangeOptions:
     """What of a run decides how and when gradients are exchanged."""
     comm = config.comm
     clips = bool(config.clip_norm) and config.clip_at != "after"
-    return ExchangeOptions(comm.engine, comm.overlap, comm.bucket_cap_mb, config.precision == "float16", clips)
+    scaled, elastic = config.precision == "float16", bool(config.sync.get("elastic"))
+    return ExchangeOptions(comm.engine, comm.overlap, comm.bucket_cap_mb, scaled, clips, elastic)
 
 
 def build_optimizer(

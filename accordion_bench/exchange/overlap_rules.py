@@ -21,6 +21,7 @@ class ExchangeOptions:
             a device, of casts everywhere.
         float16: the loss is scaled, so that all gradients are looked at before any is used.
         clips: each worker's gradients are clipped, by the norm of all of them.
+        elastic: workers come and go: an exchange that is repeated begins with all gradients.
     """
 
     engine: str = "exchange"
@@ -28,6 +29,7 @@ class ExchangeOptions:
     bucket_cap_mb: float | None = None
     float16: bool = False
     clips: bool = False
+    elastic: bool = False
 
     def overlaps(self, processes: int) -> bool:
         """Whether exchanges have a thread of their own: between processes, unless `comm.overlap` says otherwise."""
@@ -49,6 +51,8 @@ class ExchangeOptions:
             return "precision=float16 looks at all gradients first"
         if self.clips:
             return "clip_norm needs all gradients first"
+        if self.elastic:
+            return "sync.elastic repeats an exchange from its beginning"
         traits = wrapped.compressor.traits
         if "momentum" in traits.optimizer.owns and traits.optimizer.weight_decay_mode == "in_gradient":
             return "weight decay enters the gradients first"

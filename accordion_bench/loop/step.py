@@ -101,7 +101,6 @@ class CommunicatingStep:
         self.runner = ExchangeRunner(position, overlap, self.policies, methods, options.exchange, options.seed)
         self.runner.ddp, self.runner.together = options.ddp, options.together
         self.sync = methods.sync
-        overlap.allowed = overlap.allowed and not self.sync.elastic  # an exchange is repeated from its beginning
         self.sync.begin(
             SyncContext(
                 *(self.axis, position, self.runner, inner, methods.run, options.weight_decay),

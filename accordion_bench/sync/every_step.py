@@ -1,6 +1,5 @@
 """Synchronous SGD: every step exchanges gradients."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,19 +7,11 @@ from torch import Tensor
 
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
-from accordion_bench.options.component import Idle, Surroundings
-from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.position import Rate
 from accordion_bench.sync.scheme import LEFT, Placed, Sync, SyncContext
 from accordion_bench.tensors.clip import clip_factor
 from accordion_bench.tensors.real_view import as_real
-
-
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
-    yield from Sync.description.idle(cls, options, context)
-    if options.get("elastic"):
-        yield "comm.overlap", "sync.elastic lets gradients leave after the backward pass"
 
 
 @with_options
@@ -43,8 +34,6 @@ class EveryStep(Sync):
     min_workers: int | None = option(LEFT, default=None, at_least=1, instead=2)
 
     chosen_as = {"every_step": Choice("synchronous data-parallel training")}
-
-    description = replace(Sync.description, idle=_idle)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,8 +115,8 @@ class EveryStep(Sync):
         """Where each worker computes its next gradients: x - lr s_w."""
         specs, state = self.axis.specs, self.exchange.state
         rates = [lr] * len(specs) if isinstance(lr, int | float) else lr
+        self.axis.restart(self.axis.shared, range(self.comm.local_workers))
         for row in range(self.comm.local_workers):
-            self.axis.restart(self.axis.shared, range(row, row + 1))
             steps = torch._foreach_mul([state[spec.name]["ahead_W"][row] for spec in specs], list(rates))
             torch._foreach_sub_(self.axis.values(row), list(steps))
 

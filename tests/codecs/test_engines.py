@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accordion_bench.codecs.bucket import Target
-from accordion_bench.codecs.engine import Engine, Momenta
+from accordion_bench.codecs.engine import Engine, Momenta, MomentumSteps
 from accordion_bench.codecs.layout import Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.reference import Reference
@@ -170,7 +170,7 @@ def compare_steps(there: There, numels, dtype) -> None:
     for one in (there, HERE):
         momenta = [torch.full_like(x, 7) for x in one.to(signs)]
         given = [one.to(own) for own in (signs, inverses, masks, rates)]
-        steps = one.engine.momentum_steps(momenta, *given)
+        steps = one.engine.momentum_steps(MomentumSteps(momenta, *given))
         found.append([x.cpu() for x in (*momenta, *steps)])
     assert all(map(torch.equal, *found))
     for t, (sign, inverse, mask) in enumerate(zip(signs, inverses, masks, strict=True)):

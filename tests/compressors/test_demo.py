@@ -2,7 +2,6 @@
 
 import copy
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ import accordion_bench as ab
 from accordion_bench import train
 from accordion_bench.codecs import index_codes
 from accordion_bench.codecs.tiles import largest_divisor
-from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.compressors.demo import (
     ChunkGroup,
@@ -31,13 +29,10 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.training.trainer import Trainer
-from tests.kit import by_hand, composed, local
+from tests.kit import by_hand, composed
 from tests.kit.helpers import SPECS, exchange_for, gradients
-from tests.kit.local import deviation, trained, trainer_for
-from tests.kit.processes import together
+from tests.kit.local import deviation, placed, resumed, trained, trainer_for
 
 FLOAT64 = {"dtype": torch.float64, "device": torch.device("cpu")}
 
@@ -423,34 +418,15 @@ def test_looking_ahead_sends_no_byte_more(tmp_path):
 
 
 def test_a_run_that_looks_ahead_goes_on_bit_for_bit(tmp_path):
-    whole = trained(tmp_path / "whole", *AHEAD)
-    half = trainer_for(tmp_path / "half", *AHEAD)
-    half.begin_epoch()
-    for _ in range(5):
-        half.train_step()
-    half.save()
-    resumed = trainer_for(tmp_path / "again", *AHEAD)
-    resumed.load(checkpoint.latest(half.folder.path))
-    resumed.fit()
-    assert all(map(torch.equal, resumed.axis.shared, whole.axis.shared))
-
-
-def in_processes(rank: int, root: str, processes: int) -> None:
-    with by_hand.in_group(rank, f"{root}/store-{processes}", processes):
-        cfg = {**local.cfg_for(root, *AHEAD, "epochs=2"), "workers": 4}
-        folder = RunFolder(Path(root) / f"run-{processes}")
-        folder.path.mkdir(exist_ok=True)
-        run = Trainer(RunConfig.from_dict(cfg), Comm(4 // processes, processes, rank), folder)
-        run.fit()
-        if not rank:
-            torch.save([x.clone() for x in run.axis.shared], f"{root}/{processes}.pt")
+    whole, again = trained(tmp_path / "whole", *AHEAD), resumed(tmp_path, *AHEAD)
+    assert all(map(torch.equal, again.axis.shared, whole.axis.shared))
 
 
 def test_placements_of_workers_that_look_ahead(tmp_path):
     alone = trained(tmp_path / "alone", *AHEAD, "epochs=2").axis.shared
     for processes in (4, 2):
-        together(processes, in_processes, str(tmp_path), processes)
-        assert deviation(torch.load(tmp_path / f"{processes}.pt"), alone) < 1e-13
+        (found,) = placed(tmp_path, processes, [*AHEAD, "epochs=2"])
+        assert deviation(found, alone) < 1e-13
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from accordion_bench.datasets.label_shards import label_counts, log_proportions,
 from accordion_bench.datasets.sampler import Sampler, Sharding
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed, local
-from tests.kit.local import trained, trainer_for
+from tests.kit.local import resumed, trained, trainer_for
 
 LABELS = torch.arange(1000) % 10
 SIZES = [250, 250, 250, 250]
@@ -118,15 +117,8 @@ def test_counts_are_in_the_run_folder_and_a_run_goes_on_bit_for_bit(tmp_path, ba
         assert labels[torch.cat(batches_of)].bincount(minlength=len(own)).tolist() == own
     assert written["alpha"] == 0.3
 
-    half = trainer_for(tmp_path / "half", *DRAWN, batches)
-    half.begin_epoch()
-    for _ in range(3):
-        half.train_step()
-    half.save()
-    resumed = trainer_for(tmp_path / "again", *DRAWN, batches)
-    resumed.load(checkpoint.latest(half.folder.path))
-    resumed.fit()
-    assert all(map(torch.equal, resumed.axis.shared, whole.axis.shared))
+    again = resumed(tmp_path, *DRAWN, batches, steps=3)
+    assert all(map(torch.equal, again.axis.shared, whole.axis.shared))
 
 
 def test_gradients_are_those_of_the_shards(tmp_path):

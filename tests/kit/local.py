@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.run_config import RunConfig
+from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.schedules.learning_rate import MultiStep
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.distinct import draw_distinct
 from accordion_bench.training.trainer import Trainer
-from tests.kit import tiny
+from tests.kit import by_hand, tiny
+from tests.kit.processes import together
 
 SMOOTH = ["model._target_=tests.kit.local.Smooth", "schedule.warmup_epochs=0"]
 PLAIN_SGD = ["optimizer.momentum=0", "optimizer.weight_decay=0"]
@@ -132,6 +134,36 @@ def fitted(trainer: Trainer, watch: Callable | None = None) -> Trainer:
     trainer.train_step = watched  # type: ignore[method-assign]
     trainer.fit()
     return trainer
+
+
+def resumed(tmp_path, *overrides: str, steps: int = 5) -> Trainer:
+    """A trainer after a run that was left after some steps, and gone on with from its checkpoint."""
+    half = trainer_for(tmp_path / "half", *overrides)
+    half.begin_epoch()
+    for _ in range(steps):
+        half.train_step()
+    half.save()
+    trainer = trainer_for(tmp_path / "again", *overrides)
+    trainer.load(checkpoint.latest(half.folder.path))
+    return fitted(trainer)
+
+
+def _in_processes(rank: int, root: str, processes: int, runs: Sequence[Sequence[str]]) -> None:
+    with by_hand.in_group(rank, f"{root}/store-{processes}", processes):
+        for number, overrides in enumerate(runs):
+            cfg = {**cfg_for(root, *overrides), "workers": 4}
+            folder = RunFolder(Path(root) / f"run-{processes}-{number}")
+            folder.path.mkdir(exist_ok=True)
+            run = Trainer(RunConfig.from_dict(cfg), Comm(4 // processes, processes, rank), folder)
+            run.fit()
+            if not rank:
+                torch.save([x.clone() for x in run.axis.shared], f"{root}/{processes}-{number}.pt")
+
+
+def placed(root: Path, processes: int, *runs: Sequence[str]) -> list[list[Tensor]]:
+    """What four workers in so many processes have in common after each of some runs, given by their overrides."""
+    together(processes, _in_processes, str(root), processes, runs)
+    return [torch.load(root / f"{processes}-{number}.pt") for number in range(len(runs))]
 
 
 def consensus(trainer: Trainer) -> list[Tensor]:

@@ -1,22 +1,15 @@
 """AD-PSGD in float64 beside a plain loop of one gradient after the other; meetings, checkpoints, placements."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint
-from accordion_bench.runs.folder import RunFolder
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.training.trainer import Trainer
-from tests.kit import by_hand, composed, local
-from tests.kit.local import deviation, trained, trainer_for
-from tests.kit.processes import together
+from tests.kit import composed
+from tests.kit.local import deviation, placed, resumed, trained, trainer_for
 from tests.sync.test_drawn_times import TIMES, time_of
 
 SAME = 1e-13
@@ -120,36 +113,17 @@ def test_a_lone_worker_is_sgd(tmp_path):
 
 
 def test_a_run_goes_on_bit_for_bit(tmp_path):
-    whole = trained(tmp_path / "whole", *OURS)
-    half = trainer_for(tmp_path / "half", *OURS)
-    half.begin_epoch()
-    for _ in range(5):
-        half.train_step()
-    half.save()
-    resumed = trainer_for(tmp_path / "again", *OURS)
-    resumed.load(checkpoint.latest(half.folder.path))
-    resumed.fit()
-    assert all(map(torch.equal, resumed.axis.shared, whole.axis.shared))
+    whole, again = trained(tmp_path / "whole", *OURS), resumed(tmp_path, *OURS)
+    assert all(map(torch.equal, again.axis.shared, whole.axis.shared))
     for key in ("simulated_seconds", "took_part", "staleness", "train_loss"):
-        assert resumed.last_row[key] == whole.last_row[key]
-
-
-def in_processes(rank: int, root: str, processes: int) -> None:
-    with by_hand.in_group(rank, f"{root}/store-{processes}", processes):
-        cfg = {**local.cfg_for(root, *OURS, "epochs=2"), "workers": 4}
-        folder = RunFolder(Path(root) / f"run-{processes}")
-        folder.path.mkdir(exist_ok=True)
-        run = Trainer(RunConfig.from_dict(cfg), Comm(4 // processes, processes, rank), folder)
-        run.fit()
-        if not rank:
-            torch.save([x.clone() for x in run.axis.shared], f"{root}/{processes}.pt")
+        assert again.last_row[key] == whole.last_row[key]
 
 
 def test_placements(tmp_path):
     alone = trained(tmp_path / "alone", *OURS, "epochs=2").axis.shared
     for processes in (4, 2):
-        together(processes, in_processes, str(tmp_path), processes)
-        assert deviation(torch.load(tmp_path / f"{processes}.pt"), alone) < SAME
+        (found,) = placed(tmp_path, processes, [*OURS, "epochs=2"])
+        assert deviation(found, alone) < SAME
 
 
 @pytest.mark.parametrize(

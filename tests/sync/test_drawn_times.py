@@ -2,23 +2,16 @@
 
 import copy
 import math
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint
-from accordion_bench.runs.folder import RunFolder
 from accordion_bench.sync.drawn_times import DrawnTimes
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.training.trainer import Trainer
-from tests.kit import by_hand, composed, local
-from tests.kit.local import deviation, trained, trainer_for
-from tests.kit.processes import together
+from tests.kit import composed
+from tests.kit.local import deviation, placed, resumed, trained, trainer_for
 
 SAME = 1e-13
 TIMES = "sync.worker_times=[[1,1],[2,0.5],[0.5,3],[1,0]]"
@@ -194,39 +187,18 @@ def test_fewer_gradients_take_less_time(tmp_path):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_run_goes_on_bit_for_bit(tmp_path, rule):
     options = [*DRAWN, *RULES[rule]]
-    whole = trained(tmp_path / "whole", *options)
-    half = trainer_for(tmp_path / "half", *options)
-    half.begin_epoch()
-    for _ in range(5):
-        half.train_step()
-    half.save()
-    resumed = trainer_for(tmp_path / "again", *options)
-    resumed.load(checkpoint.latest(half.folder.path))
-    resumed.fit()
-    assert all(map(torch.equal, resumed.axis.shared, whole.axis.shared))
+    whole, again = trained(tmp_path / "whole", *options), resumed(tmp_path, *options)
+    assert all(map(torch.equal, again.axis.shared, whole.axis.shared))
     for key in ("simulated_seconds", "took_part", "staleness", "train_loss"):
-        assert resumed.last_row[key] == whole.last_row[key]
-
-
-def in_processes(rank: int, root: str, processes: int) -> None:
-    with by_hand.in_group(rank, f"{root}/store-{processes}", processes):
-        for rule, own in RULES.items():
-            cfg = {**local.cfg_for(root, *DRAWN, *own, "epochs=2"), "workers": 4}
-            folder = RunFolder(Path(root) / f"{rule}-{processes}")
-            folder.path.mkdir(exist_ok=True)
-            run = Trainer(RunConfig.from_dict(cfg), Comm(4 // processes, processes, rank), folder)
-            run.fit()
-            if not rank:
-                torch.save([x.clone() for x in run.axis.shared], f"{root}/{rule}-{processes}.pt")
+        assert again.last_row[key] == whole.last_row[key]
 
 
 def test_placements(tmp_path):
+    runs = [[*DRAWN, *own, "epochs=2"] for own in RULES.values()]
+    alone = [trained(tmp_path / "alone", *own).axis.shared for own in runs]
     for processes in (4, 2):
-        together(processes, in_processes, str(tmp_path), processes)
-    for rule, own in RULES.items():
-        alone = trained(tmp_path / "alone", *DRAWN, *own, "epochs=2").axis.shared
-        for processes in (4, 2):
-            assert deviation(torch.load(tmp_path / f"{rule}-{processes}.pt"), alone) < SAME
+        for found, expected in zip(placed(tmp_path, processes, *runs), alone, strict=True):
+            assert deviation(found, expected) < SAME
 
 
 # ---- refused

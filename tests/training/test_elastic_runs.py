@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from accordion_bench import train
+from accordion_bench.processes.placement import place
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import tiny
 from tests.kit.processes import forked
@@ -76,3 +78,12 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
     assert rows[1]["train_loss"] == pytest.approx(first[1]["train_loss"], rel=0.1)
     assert [row["step"] for row in rows] == [6, 12, 20, 28]  # 96 samples in batches of 4 make 8 steps of 3 workers
     assert rows[-1]["members"] == 3
+
+
+def test_the_header_says_when_gradients_leave(tmp_path):
+    """After the backward pass: an exchange that is repeated begins with all gradients."""
+    config = RunConfig.from_dict(tiny.cfg(tmp_path, *FOUR, *ELASTIC))
+    said = train.describe_exchange(config, place(config), train.validate(config, place(config)))
+    assert (
+        said == "; gradients are exchanged after the backward pass: sync.elastic repeats an exchange from its beginning"
+    )

@@ -203,10 +203,17 @@ def attach_shards(
         ConfigError: what was passed breaks a rule, or differs between processes.
 
     Example:
-        for block in model.blocks: fully_shard(block, mesh=mesh["shard"])
-        fully_shard(model, mesh=mesh["shard"])
-        axis = ab.attach_shards(model, "int8")
-        comm = ab.attach(model, optimizer, "powersgd", rank=2, process_group=mesh["replicate"].get_group())
+        >>> from torch.distributed.device_mesh import init_device_mesh
+        >>> from torch.distributed.fsdp import fully_shard
+        >>> mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))  # two processes
+        >>> model = fully_shard(torch.nn.Linear(64, 32), mesh=mesh["shard"])
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> axis = ab.attach_shards(model, "int8")
+        >>> comm = ab.attach(model, optimizer, "powersgd", rank=2, process_group=mesh["replicate"].get_group())
+        >>> model(torch.ones(4, 64)).sum().backward()
+        >>> optimizer.step()
+        >>> comm.detach()
+        >>> axis.detach()
     """
     from accordion_bench.attaching.fsdp import ShardOptions, attach_to_shards  # half a second that others need not wait
 

@@ -1,1 +1,1 @@
-"""Trackers: other places that get the metrics rows."""
+"""Trackers: export of the metrics rows to CSV, TensorBoard, Weights & Biases or MLflow."""

@@ -1,4 +1,4 @@
-"""One table of all rows, for spreadsheets."""
+"""CSV tracker: one table of all metrics rows, for spreadsheets."""
 
 import csv
 import io
@@ -16,16 +16,16 @@ FILE = "metrics.csv"
 
 @with_options
 class CSV(Tracker):
-    """Writes the numbers of every row into the run folder's `metrics.csv`; nested ones as `plan/batch_size`.
+    """Tracker that writes the numbers of every row to the run folder's `metrics.csv`; nested ones as `plan/batch_size`.
 
-    A column that later rows bring is added at the right; the file is written anew then.
+    A column that first occurs in a later row is appended at the right, and the file is rewritten.
     """
 
     chosen_as = {"csv": Choice("a table of all rows, metrics.csv in the run folder")}
 
     def begin(self, cfg: dict[str, Any], folder: Path) -> None:
         self.folder, self.columns = folder, list[str]()
-        self.rows = [scalars(row) for row in RunFolder(folder).read_metrics()]  # of a resumed run
+        self.rows = [scalars(row) for row in RunFolder(folder).read_metrics()]  # non-empty if the run is resumed
         if self.rows:
             self._write()
 

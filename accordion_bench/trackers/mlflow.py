@@ -1,4 +1,4 @@
-"""MLflow."""
+"""MLflow tracker."""
 
 import atexit
 import importlib.util
@@ -13,21 +13,21 @@ from accordion_bench.runs.folder import log
 from accordion_bench.runs.secrets import masked
 from accordion_bench.trackers.tracker import BY_STEP, FIGURES, Tracker, figures_of, scalars, tags_of
 
-MOST = 100  # parameters, or metrics, that travel together
-LONGEST = 500  # characters of a parameter's value, which all versions take
+MOST = 100  # parameters, or metrics, per request
+LONGEST = 500  # characters of a parameter's value that every version accepts
 
 
 @with_options
 class MLflow(Tracker):
-    """Logs options, every row, the loss of each step, the run's figures and its summary to MLflow.
+    """Tracker that logs options, every row, the loss of each step, figures and the summary to MLflow.
 
-    A resumed run goes on under its old id; rows that it takes again are there twice.
+    A resumed run continues under its old id; rows that it repeats are logged twice.
     """
 
     uri: str | None = option(
-        "of a tracking server or database; null = MLFLOW_TRACKING_URI, or MLflow's own default", default=None
+        "URI of a tracking server or database; null = MLFLOW_TRACKING_URI, or MLflow's own default", default=None
     )
-    experiment: str = option("MLflow's", default="accordion_bench")
+    experiment: str = option("name of the MLflow experiment", default="accordion_bench")
     figures: bool = option(FIGURES, default=True)
 
     by_step = True
@@ -89,14 +89,14 @@ class MLflow(Tracker):
                 with figures_of(self.folder, summary) as drawn:
                     for _, png in drawn:
                         self.client.log_artifact(self.run, str(png), "figures")
-            except Exception:  # must not cost the run
+            except Exception:  # a failed figure must not fail the run
                 log.exception("the figures for MLflow could not be drawn")
         self._log([(f"summary/{key}", value, summary["steps"]) for key, value in scalars(summary).items()])
         self.status = "FINISHED"
         self._end()
 
     def _end(self) -> None:
-        """The run is over for MLflow, too: finished, or failed where it did not come to its end."""
+        """Set the run's final status in MLflow: finished, or failed if training did not complete."""
         atexit.unregister(self._end)
         self.client.set_terminated(self.run, self.status)
 

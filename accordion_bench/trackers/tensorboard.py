@@ -1,4 +1,4 @@
-"""TensorBoard."""
+"""TensorBoard tracker."""
 
 import importlib.util
 import math
@@ -12,7 +12,7 @@ from accordion_bench.runs.folder import RunFolder, log
 from accordion_bench.runs.secrets import masked
 from accordion_bench.trackers.tracker import FIGURES, Tracker, figures_of, scalars
 
-# column of metrics.jsonl -> group; others by how they end, or by where they stand in the row
+# column of metrics.jsonl -> group; other columns are grouped by their suffix, nested ones by their key
 TRAIN = ("epoch", "lr", "train_loss", "loss_scale", "compression_error")
 OF_ENDS = {"_seconds": "time", "seconds": "time", "_bytes": "comm", "rounds": "comm", "_floats": "comm"}
 HPARAMS = ("metric", "best_metric", "wire_bytes", "payload_bytes", "seconds", "modelled_seconds")  # of summary.json
@@ -20,9 +20,9 @@ HPARAMS = ("metric", "best_metric", "wire_bytes", "payload_bytes", "seconds", "m
 
 @with_options
 class TensorBoard(Tracker):
-    """Writes rows in groups, the loss of each step, options and figures into the run folder's `tensorboard/`.
+    """Tracker that writes rows, the loss of each step, options and figures to the run folder's `tensorboard/`.
 
-    Groups are `train/`, `eval/`, `comm/` and `time/`; what is nested in a row keeps its name: `plan/`, `norms/`.
+    Tags are grouped in `train/`, `eval/`, `comm/` and `time/`; nested values keep their key: `plan/`, `norms/`.
     """
 
     figures: bool = option(FIGURES, default=True)
@@ -40,7 +40,7 @@ class TensorBoard(Tracker):
 
         self.cfg, self.folder = masked(cfg), folder
         rows = RunFolder(folder).read_metrics()
-        # of a resumed run: what it had written beyond its checkpoint is written again
+        # a resumed run repeats the steps after its checkpoint, so purge them
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=rows[-1]["step"] + 1 if rows else None)
         for name, told in (("tags", ", ".join(cfg.get("tags") or [])), ("note", cfg.get("note"))):
             if told:
@@ -68,13 +68,13 @@ class TensorBoard(Tracker):
                 with figures_of(self.folder, summary) as drawn:
                     for name, png in drawn:
                         self.writer.add_image(f"figures/{name}", _pixels(png), dataformats="HWC")
-            except Exception:  # must not cost the run
+            except Exception:  # a failed figure must not fail the run
                 log.exception("the figures for TensorBoard could not be drawn")
         self.writer.close()
 
 
 def grouped(name: str) -> str:
-    """The tag of a column: `time/compute_seconds`, `comm/wire_bytes`, `eval/accuracy`."""
+    """Return the tag of a column: `time/compute_seconds`, `comm/wire_bytes`, `eval/accuracy`."""
     if "/" in name:
         return name
     ends = (group for end, group in OF_ENDS.items() if name.endswith(end))

@@ -1,4 +1,4 @@
-"""What every tracker is, and several as one; `tracker=none` is the base class itself."""
+"""Base class of all trackers, which is `tracker=none`, and a tracker that forwards to several others."""
 
 import contextlib
 import tempfile
@@ -12,16 +12,18 @@ from accordion_bench.options.instantiate import Config, build
 from accordion_bench.options.option import Choice, with_options
 
 BY_STEP = "train_loss_by_step"
-FIGURES = "of this run, drawn at its end; a few seconds, in no measured time"
+FIGURES = "log figures of this run at its end; takes a few seconds, outside all measured times"
 
 
 @contextlib.contextmanager
 def figures_of(folder: Path, summary: dict[str, Any]) -> Iterator[Sequence[tuple[str, Path]]]:
-    """(name, PNG file) of each figure of a run alone, which is not marked as done yet; the files end with the block.
+    """Draw the figures of one run and yield a (name, PNG file) pair for each; the files are deleted after the block.
+
+    The run need not have a done marker yet.
 
     Args:
-        folder: of the run.
-        summary: that it will have.
+        folder: run folder.
+        summary: final summary of the run, not yet written.
     """
     from accordion_bench.report.compare.grouping import group
     from accordion_bench.report.read.load import read_run
@@ -34,38 +36,38 @@ def figures_of(folder: Path, summary: dict[str, Any]) -> Iterator[Sequence[tuple
 
 @with_options
 class Tracker(Component):
-    """Gets every metrics row beside metrics.jsonl; this one does nothing with it.
+    """Receives every metrics row in addition to metrics.jsonl; this base class ignores it.
 
     Attributes:
-        by_step: whether it wants the loss of each step, too.
+        by_step: whether the tracker also wants the loss of each step.
     """
 
     by_step = False
     chosen_as = {"none": Choice("rows go to no other place than the run folder")}
 
     def begin(self, cfg: dict[str, Any], folder: Path) -> None:
-        """The run starts (or goes on)."""
+        """Start logging a run, or continue a resumed one."""
 
     def log_losses(self, step: int, losses: Sequence[float]) -> None:
-        """The training losses of an epoch's steps, before its row; of a resumed epoch those since then.
+        """Log the training losses of an epoch's steps, before its row; for a resumed epoch only the steps since then.
 
         Args:
-            step: how many steps the run has taken after the last one of them.
-            losses: of each, the mean over the workers of the first process, so that nothing is sent for them.
+            step: number of steps taken by the run, including the last of these.
+            losses: one per step: mean over the workers of the first process, so that no communication is needed.
         """
 
     def log(self, row: dict[str, Any]) -> None:
-        """One epoch's row."""
+        """Log the row of one epoch."""
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """The run has come to its end."""
+        """End logging: the run is complete."""
 
 
 class Several(Tracker):
-    """Each row goes to several trackers, in their order.
+    """Tracker that forwards every call to several trackers, in order.
 
     Args:
-        trackers: that get it.
+        trackers: the trackers.
     """
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
@@ -90,26 +92,26 @@ class Several(Tracker):
 
 
 def build_tracker(nodes: Sequence[Config]) -> Tracker:
-    """The tracker of a run, or all of them as one.
+    """Build the tracker of a run; several are combined into one.
 
     Args:
-        nodes: the options of each.
+        nodes: the options of each tracker.
 
     Raises:
-        ConfigError: one refuses an option, or lacks its package.
+        ConfigError: a tracker refuses an option, or its package is missing.
     """
     trackers = [build(node, "tracker") for node in nodes]
     return trackers[0] if len(trackers) == 1 else Several(trackers)
 
 
 def tags_of(cfg: Config) -> list[str]:
-    """What a run can be found by: the names of its choices, and the tags that were typed."""
+    """Return the tags that a run can be found by: the names of its choices and the user's tags, sorted."""
     choices = (name.strip() for value in cfg["choices"].values() for name in value.split(","))
     return sorted({*filter(None, choices), *(cfg.get("tags") or [])})
 
 
 def scalars(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a row; nested ones as `plan/batch_size`, `plan/levels/fc.weight`. Lists are left out."""
+    """Return the numbers of a row, nested ones as `plan/batch_size`, `plan/levels/fc.weight`; omit lists."""
     found: dict[str, float] = {}
     for key, value in row.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""Weights & Biases tracker."""
 
 import atexit
 import importlib.util
@@ -18,17 +18,17 @@ from accordion_bench.runs.metrics import METRICS, OF_TEXTS
 from accordion_bench.runs.secrets import masked
 from accordion_bench.trackers.tracker import BY_STEP, FIGURES, Tracker, figures_of, scalars, tags_of
 
-# what curves may be drawn against, instead of wandb's own step; the first is what they are drawn against at first
+# possible x axes, instead of wandb's own step; the first one is the default
 AXES = ("payload_bytes", "wire_bytes", "seconds", "modelled_seconds", "epoch")
 VALIDATION = ("validation_accuracy", "validation_loss")
 OF_SPLITS = (*(f"{split}_{of.name}" for of in OF_TEXTS for split in ("test", "valid")), "perplexity_per_byte")
 CURVES = (*METRICS, *OF_SPLITS, "test_loss", "train_loss", *VALIDATION)
-TAG = 64  # characters; wandb takes no longer ones
-_running: Any = None  # this process's run, until its end
+TAG = 64  # characters; wandb accepts no longer tags
+_running: Any = None  # run of this process, until it ends
 
 
 def _give_up() -> None:
-    """A run did not come to its end: the next one starts, or the process ends."""
+    """End the open run as failed: it did not complete, and the next one starts or the process ends."""
     global _running
     if _running is not None:
         _running.finish(exit_code=1)
@@ -36,10 +36,12 @@ def _give_up() -> None:
 
 
 def refuse_environment(environ: Mapping[str, str]) -> None:
-    """Refuse a variable for wandb that wandb does not take, and would complain of when everything else has begun.
+    """Refuse a `WANDB_` environment variable with a value that wandb rejects.
+
+    wandb itself would report it only after everything else has started.
 
     Raises:
-        ConfigError: names the first one.
+        ConfigError: names the first such variable.
     """
     told = {name: value for name, value in environ.items() if name.startswith("WANDB_") and value}
     if not told:
@@ -64,10 +66,10 @@ def refuse_environment(environ: Mapping[str, str]) -> None:
 
 @with_options
 class Wandb(Tracker):
-    """Logs the configuration, every row, the run's figures and its summary to wandb.
+    """Tracker that logs the configuration, every row, the run's figures and its summary to wandb.
 
-    Metrics and losses are drawn against payload bytes; wire bytes, seconds, modelled seconds and epochs can be chosen.
-    A resumed run goes on under its old id.
+    Metrics and losses are plotted against payload bytes; wire bytes, seconds, modelled seconds and epochs are available
+    as x axes. A resumed run continues under its old id.
     """
 
     mode: Any = option(
@@ -75,7 +77,7 @@ class Wandb(Tracker):
         default="offline",
         choices=("offline", "online"),
     )
-    project: str = option("wandb's", default="accordion_bench")
+    project: str = option("name of the wandb project", default="accordion_bench")
     figures: bool = option(FIGURES, default=True)
 
     by_step = True
@@ -99,7 +101,7 @@ class Wandb(Tracker):
         from accordion_bench.methods.labels import label
 
         _give_up()
-        trust(cfg)  # this process has made the run of them
+        trust(cfg)  # this process created the run from these options
         self.folder, choices = folder, {**cfg["choices"], "network": link_name(cfg)}
         try:
             self.run = wandb.init(
@@ -114,7 +116,7 @@ class Wandb(Tracker):
                 tags=sorted({tag[:TAG] for tag in tags_of({**cfg, "choices": choices})}),
                 notes=cfg.get("note"),
                 config=masked(cfg),
-                settings=wandb.Settings(silent=True, console="off"),  # run.log has what the run says
+                settings=wandb.Settings(silent=True, console="off"),  # console output is in run.log
                 reinit="create_new",
             )
         except wandb.Error as error:
@@ -130,28 +132,27 @@ class Wandb(Tracker):
             self.run.define_metric(curve, step_metric=AXES[0])
         _running = self.run
         atexit.unregister(_give_up)
-        atexit.register(_give_up)  # before wandb's own, which would call it a success
+        atexit.register(_give_up)  # runs before wandb's own handler, which would report success
 
     def log_losses(self, step: int, losses: Sequence[float]) -> None:
         for i, loss in enumerate(losses, step - len(losses) + 1):
-            self.run.log({BY_STEP: loss, "step": i}, step=i, commit=i < step)  # the last one goes with the row
+            self.run.log({BY_STEP: loss, "step": i}, step=i, commit=i < step)  # the last one is committed with the row
 
     def log(self, row: dict[str, Any]) -> None:
-        self.run.log(scalars(row), step=row["step"], commit=True)  # a killed run has lost nothing
+        self.run.log(scalars(row), step=row["step"], commit=True)  # so a killed run loses no row
 
     def finish(self, summary: dict[str, Any]) -> None:
         global _running
         if self.figures:
             try:
                 self._log_figures(summary)
-            except Exception:  # must not cost the run
+            except Exception:  # a failed figure must not fail the run
                 log.exception("the figures for wandb could not be drawn")
         self.run.summary.update(scalars(summary))
         self.run.finish()
         _running = None
 
     def _log_figures(self, summary: dict[str, Any]) -> None:
-        """The report's figures of this run alone, which is not marked as done yet."""
         import wandb
 
         with figures_of(self.folder, summary) as drawn:

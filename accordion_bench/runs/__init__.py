@@ -1,1 +1,1 @@
-"""The run folder: what is written there, and when a run is the same as another."""
+"""The run folder: its files, checkpoints, and the test of whether two runs are the same."""

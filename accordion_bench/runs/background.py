@@ -1,9 +1,10 @@
-"""Checkpoints written beside training: a thread writes a copy of the state, and training goes on meanwhile.
+"""Asynchronous checkpoints: a thread writes a copy of the state while training continues.
 
-Training stops while the state is copied into the host's memory, which takes a few percent of writing it. Each process
-writes its own files and then a receipt of them; the leader's thread waits for all receipts and gives the folder its
-name. So a checkpoint appears as soon as its last file is on the disk, whatever the main threads do, and no collective
-is made for it. A failure is told where the processes meet: at the end of an epoch, and before the next checkpoint.
+Training blocks only while the state is copied to host memory, a few percent of the time of writing it. Each process
+writes its own files and then a receipt that lists them. The leader's thread waits for all receipts and renames the
+folder. A checkpoint therefore appears as soon as its last file is on disk, independently of the main threads, and
+needs no collective. A failure is reported where the processes synchronise: at the end of an epoch, and before the next
+checkpoint.
 """
 
 import contextlib
@@ -21,19 +22,19 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs import durable
 from accordion_bench.runs.saving import AtOnce, Files, Saving
 
-POLL = 0.05  # seconds between two looks for the receipts of other processes
-PATIENCE = 10.0  # seconds after an error in which the other processes' files may come
+POLL = 0.05  # seconds between checks for the receipts of other processes
+PATIENCE = 10.0  # seconds after an error to wait for the other processes' files
 RECEIPT = "receipt-{}.json"
 
 
 class HostCopy:
-    """Copies of nested state in the host's memory, which is kept from one copy to the next."""
+    """Copies nested state to host memory, which is reused by the next copy."""
 
     def __init__(self) -> None:
         self._memory: dict[tuple[Any, ...], Tensor] = {}
 
     def __call__(self, state: Any, place: tuple[Any, ...] = ()) -> Any:
-        """The same state in tensors that no training step writes; they are written anew by the next copy."""
+        """Return a copy that no training step writes to; the next copy overwrites its tensors."""
         if isinstance(state, Tensor):
             return self._of_tensor(state.detach(), place)
         if isinstance(state, Mapping):
@@ -53,10 +54,10 @@ class HostCopy:
 
 
 class Background(AtOnce):
-    """Writes one checkpoint at a time beside training.
+    """Writer of checkpoints that writes one at a time, concurrently with training.
 
     Args:
-        comm: of all workers.
+        comm: communicator of all workers.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -68,11 +69,11 @@ class Background(AtOnce):
         self._error: BaseException | None = None
 
     def write(self, saving: Saving, states: dict[str, dict[str, Any]]) -> None:
-        """Copy the state and begin to write it; the last checkpoint is finished.
+        """Copy the state and start to write it; the previous checkpoint must be finished.
 
         Args:
-            saving: the checkpoint that is begun.
-            states: of this process, by file name.
+            saving: the checkpoint to write.
+            states: state of this process, by file name.
         """
         copied = self.copied(states)
         self._saving, self._error = saving, None
@@ -82,33 +83,33 @@ class Background(AtOnce):
         self._thread.start()
 
     def look(self) -> None:
-        """Has writing failed in a process? Waits for no writing; every process calls it.
+        """Check whether writing has failed in any process, without waiting for it; every process calls this.
 
         Raises:
-            ConfigError: a disk is full; all raise the same.
+            ConfigError: a disk is full; all processes raise the same error.
         """
         if any(self.comm.everyones(self._error is not None)):
             self.finish()
 
     def finish(self) -> None:
-        """Wait until the checkpoint that is being written is whole; every process calls it.
+        """Wait until the checkpoint being written is complete; every process calls this.
 
         Raises:
-            ConfigError: a disk is full; all raise the same, and what was half written is gone.
+            ConfigError: a disk is full; all processes raise the same error, and the partial checkpoint is removed.
         """
         saving, thread = self._saving, self._thread
         if saving is None or thread is None:
             return
         self._written.wait()
         try:
-            self._agree(saving)  # all files are there, or the leader would wait for receipts that never come
+            self._agree(saving)  # all processes have written, or the leader would wait for receipts that never arrive
             thread.join()
             self._agree(saving)
         finally:
             self._saving = self._thread = None
 
     def close(self) -> None:
-        """Training ends, by an error perhaps: what is being written may still become whole, and none waits for long."""
+        """End writing when training ends, possibly by an error; the checkpoint may still complete within `PATIENCE`."""
         if self._thread is not None:
             self._written.wait()
             self._thread.join(PATIENCE)
@@ -131,9 +132,9 @@ class Background(AtOnce):
         raise ConfigError(heard[0])
 
     def _write(self, saving: Saving, states: dict[str, dict[str, Any]]) -> None:
-        """What the thread does."""
+        """Target of the thread."""
         self._try(saving, lambda: self._own(saving, states))
-        self._written.set()  # after the error, which is told as soon as this is set
+        self._written.set()  # after _error: it is read as soon as this event is set
         if self.comm.leader and self._error is None:
             self._try(saving, lambda: self._whole(saving))
 
@@ -153,7 +154,7 @@ class Background(AtOnce):
             saving.end(files)
 
     def _of_all(self, saving: Saving) -> Files | None:
-        """The files of all processes, by their receipts, which go; None where one of them has failed."""
+        """Collect the files of all processes from their receipts, and remove these; None if a process has failed."""
         found: Files = {}
         for rank in range(self.comm.processes):
             receipt = saving.part / RECEIPT.format(rank)

@@ -1,9 +1,9 @@
-"""Checkpoints: one file per worker and one that all share, as a folder that appears whole or not at all.
+"""Checkpoints: saving and loading one file per worker and one shared file, in a folder that appears atomically.
 
     checkpoint/step-00000042/manifest.json  shared.pt  worker-0.pt  worker-1.pt ...
 
-Everything is keyed by parameter name and loads with `weights_only=True`. The files of all processes must land in one
-folder: on several machines the run folder has to be on a shared file system.
+All state is keyed by parameter name and loads with `weights_only=True`. All processes write to the same folder, so with
+several hosts the run folder must be on a shared file system.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +29,7 @@ from accordion_bench.runs.saving import PLACE, AtOnce, Saving, together
 
 
 class OfAll(Protocol):
-    """Who has state that all workers have in common; its keys are used by no other."""
+    """Owner of state that is equal on all workers; no other owner uses its keys."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -37,7 +37,7 @@ class OfAll(Protocol):
 
 
 class OfEach(Protocol):
-    """Who has state of each local worker; its keys are used by no other."""
+    """Owner of state of each local worker; no other owner uses its keys."""
 
     def worker_state(self, row: int) -> dict[str, Any]: ...
 
@@ -45,39 +45,41 @@ class OfEach(Protocol):
 
 
 class Owners(NamedTuple):
-    """All that have state, in the order in which it is to be loaded."""
+    """All owners of state, in loading order."""
 
     of_all: Sequence[OfAll]
     of_each: Sequence[OfEach]
 
 
 class LoadedAlone(NamedTuple):
-    """State that one function puts in its place, whole."""
+    """Owner that only loads: one function restores the whole state."""
 
     load_state_dict: Callable[[dict[str, Any]], None]
 
     def state_dict(self) -> dict[str, Any]:
-        """It is saved by others."""
+        """Return no state: other owners save it."""
         return {}
 
 
 class GlobalGenerator:
-    """The state of torch's global generators of one process; in another placement that of its first worker's counts.
+    """State of torch's global random generators of a process.
+
+    After a change of placement each process continues from the state of its first worker.
 
     Args:
-        device: of the run; a GPU has a generator of its own.
+        device: device of the run; a GPU has its own generator.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def worker_state(self, row: int) -> dict[str, Any]:
-        """For checkpoints."""
+        """Return the state for a checkpoint."""
         cuda = {"cuda_rng": torch.cuda.get_rng_state(self.device)} if self.device.type == "cuda" else {}
         return {"rng": torch.get_rng_state(), **cuda}
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
-        """Continue from `worker_state()`."""
+        """Restore the state that `worker_state()` returned."""
         if row > 0:
             return
         torch.set_rng_state(state["rng"])
@@ -86,24 +88,24 @@ class GlobalGenerator:
 
 
 def latest(run: Path) -> Path | None:
-    """The newest whole checkpoint of a run folder."""
+    """Return the newest complete checkpoint of a run folder, None if there is none."""
     return next(iter(checkpoints(run)), None)
 
 
 def save(saving: Saving, comm: Comm, owners: Owners, writer: AtOnce) -> Path:
-    """Save the state after a step, then remove older checkpoints; every process calls it.
+    """Save the state after a step, then remove older checkpoints; every process calls this.
 
     Args:
-        saving: the checkpoint that is to be written.
-        comm: of all workers.
-        owners: whose state it is.
-        writer: of this run; what it is still writing is finished first.
+        saving: the checkpoint to write.
+        comm: communicator of all workers.
+        owners: owners of the state.
+        writer: writer of this run; a checkpoint that it is still writing is finished first.
 
     Returns:
-        its folder, which is there once the writer has finished.
+        the checkpoint's folder, which exists once the writer has finished.
 
     Raises:
-        ConfigError: the disk is full; the checkpoints that were there are as they were.
+        ConfigError: the disk is full; existing checkpoints are unchanged.
     """
     writer.finish()
     comm.settle(charged=False)
@@ -119,13 +121,13 @@ def save(saving: Saving, comm: Comm, owners: Owners, writer: AtOnce) -> Path:
 
 
 def load_newest(run: Path, comm: Comm, owners: Owners) -> tuple[Path | None, list[str]]:
-    """Put freshly built owners into the newest state that all processes can read; every process calls it.
+    """Load the newest checkpoint that all processes can read into freshly built owners; every process calls this.
 
     Returns:
-        that checkpoint, None where there is none; and what is wrong with each newer one.
+        that checkpoint, None if there is none; and one problem for each newer checkpoint that could not be read.
 
     Raises:
-        ConfigError: there are checkpoints, and none can be read; or the newest one holds another program's state.
+        ConfigError: there are checkpoints but none is readable, or the newest readable one is another program's.
     """
     problems: list[str] = []
     for name in comm.everyones([path.name for path in checkpoints(run)])[0]:
@@ -148,19 +150,23 @@ def load_newest(run: Path, comm: Comm, owners: Owners) -> tuple[Path | None, lis
 
 
 def load(path: Path, comm: Comm, owners: Owners) -> None:
-    """Put freshly built owners into the saved state; every process calls it.
+    """Load one checkpoint into freshly built owners; every process calls this.
 
     Raises:
-        Damaged: it is not as it was written.
+        Damaged: the checkpoint is damaged.
     """
     _put(read(path, comm.local if owners.of_each else ()), comm, owners)
 
 
 def read(path: Path, workers: Iterable[int]) -> list[dict[str, Any]]:
-    """The state that all workers have in common, then that of some workers, by their numbers.
+    """Read the shared state of a checkpoint, followed by the state of the given workers.
+
+    Args:
+        path: folder of the checkpoint.
+        workers: numbers of the workers.
 
     Raises:
-        Damaged: it is not as it was written.
+        Damaged: the checkpoint is damaged.
     """
     manifest = read_manifest(path)
     shared = _loaded(path / "shared.pt", manifest)
@@ -178,15 +184,19 @@ def _put(states: Sequence[dict[str, Any]], comm: Comm, owners: Owners) -> None:
 
 def _loaded(path: Path, manifest: Manifest) -> dict[str, Any]:
     if path.name not in manifest.files:
-        raise Damaged(f"{FILE} says nothing of {path.name}")
+        raise Damaged(f"{FILE} does not list {path.name}")
     state = weights.read(path, manifest.files[path.name])
     if state.pop(PLACE, None) != [path.name, step_of(path.parent)]:
-        raise Damaged(f"{path.name} is another worker's, or of another step")
+        raise Damaged(f"{path.name} belongs to another worker or step")
     return state
 
 
 def merged(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """One dictionary of all; no two may use the same key."""
+    """Return the union of the dictionaries.
+
+    Raises:
+        ValueError: two of them use the same key.
+    """
     found: dict[str, Any] = {}
     for state in states:
         if twice := found.keys() & state.keys():

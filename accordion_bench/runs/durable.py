@@ -1,8 +1,8 @@
-"""Files that outlive a power cut, with checksums inside of a run's own text files.
+"""Durable file writes, and checksums embedded in a run's own text files.
 
-A checksum (CRC-32) tells damage: a flipped digit is as good a digit. A JSON object ends with `"crc32": "0a1b2c3d"`, a
-YAML file with the line `# crc32: 0a1b2c3d`; each is of all that stands before its digits. What has none, as files of
-earlier versions, is read as it is. A file that is changed on purpose is written without its checksum.
+A checksum (CRC-32) detects damage that parsing does not, such as a changed digit. A JSON object ends with
+`"crc32": "0a1b2c3d"`, a YAML file with the line `# crc32: 0a1b2c3d`; each covers all text before its digits. A file
+without a checksum, as earlier versions wrote it, is read unchecked. To change a file on purpose, remove its checksum.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from accordion_bench.options.checks import ConfigError, as_typed
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the entries of a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -29,20 +29,20 @@ def sync(path: Path) -> None:
 
 
 def replace(part: Path, final: Path) -> None:
-    """Give what has been written completely its name; a reader sees the old or the new one, whatever happens."""
+    """Rename a complete file to its final name, atomically and durably; a reader sees the old or the new one."""
     sync(part)
     os.replace(part, final)
     sync(final.parent)
 
 
 def new_file(path: Path) -> BinaryIO:
-    """A new file to write; whatever has its name (a link of another user, say) is removed and never followed."""
+    """Open a new file for writing; an existing one, for instance another user's link, is removed and never followed."""
     path.unlink(missing_ok=True)
     return path.open("xb")  # O_EXCL follows no link
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole."""
+    """Write a whole file atomically and durably."""
     part = path.with_name(f"{path.name}.part")
     with new_file(part) as file:
         file.write(text.encode())
@@ -50,10 +50,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line, never behind the end of another: a file that a crash has cut off does not end with one.
+    """Append one line, first ending an incomplete last line that a crash may have left.
 
     Raises:
-        OSError: it is no regular file, or cannot be written.
+        OSError: it is not a regular file, or cannot be written.
     """
     with os.fdopen(to_append(path), "ab") as file:
         size = os.fstat(file.fileno()).st_size
@@ -62,7 +62,11 @@ def append_line(path: Path, line: str) -> None:
 
 
 def to_append(path: str | Path, flags: int = os.O_RDWR | os.O_APPEND | os.O_CREAT) -> int:
-    """A descriptor of a regular file; no link is followed, and no reader of a pipe is waited for.
+    """Open a regular file and return its descriptor; never follow a link or wait for the reader of a pipe.
+
+    Args:
+        path: path of the file.
+        flags: flags of `os.open`.
 
     Raises:
         OSError: it is a pipe, a folder, a link, ...
@@ -70,16 +74,19 @@ def to_append(path: str | Path, flags: int = os.O_RDWR | os.O_APPEND | os.O_CREA
     found = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(found).st_mode):
         os.close(found)
-        raise OSError(errno.EINVAL, "no regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return found
 
 
 @contextlib.contextmanager
 def room(run: Path) -> Iterator[None]:
-    """Around what is written into a run folder.
+    """Context in which a run folder is written: an error of the file system becomes a `ConfigError`.
+
+    Args:
+        run: the run folder.
 
     Raises:
-        ConfigError: the system has refused it: the disk is full, say.
+        ConfigError: the system refused a write, for instance because the disk is full.
     """
     try:
         yield
@@ -87,9 +94,9 @@ def room(run: Path) -> Iterator[None]:
         if error.errno is None:
             raise
         what = f"{error.strerror} ({error.filename or run})"
-        again = f"mend that, and type {as_typed('resume', str(run))} to go on from the last checkpoint"
+        again = f"fix that, and type {as_typed('resume', str(run))} to continue from the last checkpoint"
         raise ConfigError(
-            f"{run} must be a folder that takes what the run writes, got: {what}; "
+            f"{run} must be a folder that the run can write to, got: {what}; "
             f"{again if run.is_dir() else 'type paths.runs=FOLDER, another one'}"
         ) from error
 
@@ -102,25 +109,25 @@ ANY_LAST_LINE = re.compile(r"([0-9a-f]{8})\s*\Z")
 
 
 class Changed(ValueError):
-    """A text is not as it was written."""
+    """A text does not match its checksum."""
 
 
 def json_text(content: dict[str, Any], indent: int | None = None) -> str:
-    """A JSON object with its checksum as the last member."""
+    """Return a JSON object with its checksum as the last member."""
     text = json.dumps({**{key: value for key, value in content.items() if key != KEY}, KEY: ""}, indent=indent)
     at = text.rindex('""')
     return f'{text[:at]}"{_of(text[:at])}"{text[at + 2 :]}'
 
 
 def checked_json(text: str, content: Any) -> Any:
-    """What a JSON text means, without its checksum.
+    """Verify the checksum of a JSON text, if it has one, and return the content without it.
 
     Args:
-        text: as it was read.
-        content: as it was parsed; loses its checksum.
+        text: the text as read.
+        content: the parsed text; its checksum is removed in place.
 
     Raises:
-        Changed: the text has a checksum, and it is another one's.
+        Changed: the checksum does not match.
     """
     if not isinstance(content, dict):
         return content
@@ -136,22 +143,22 @@ def checked_json(text: str, content: Any) -> Any:
 
 
 def _renamed(head: str, digits: str) -> bool:
-    """Whether the last key before the digits was the checksum's, until one of its letters changed."""
+    """Whether the digits are a valid checksum whose key is damaged, so that it is no longer found by its name."""
     key = LAST_KEY.search(head)
     return key is not None and _of(f"{head[: key.start(1)]}{KEY}{head[key.end(1) :]}") == digits
 
 
 def yaml_text(text: str) -> str:
-    """A YAML text with its checksum as the last line, a comment."""
+    """Return a YAML text with its checksum as the last line, a comment."""
     head = f"{text}# {KEY}: "
     return f"{head}{_of(head)}\n"
 
 
 def check_yaml(text: str) -> None:
-    """Look at the checksum of a YAML text, where it has one.
+    """Verify the checksum of a YAML text, if it has one.
 
     Raises:
-        Changed: it is another one's.
+        Changed: the checksum does not match.
     """
     last = text[text.rstrip().rfind("\n") + 1 :]
     if KEY not in last:

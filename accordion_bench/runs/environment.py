@@ -1,4 +1,4 @@
-"""What a reader needs to repeat a run: command, commit, versions, hardware."""
+"""Record of a run's environment, needed to repeat it: command, commit, versions, hardware."""
 
 import functools
 import importlib.metadata
@@ -15,21 +15,21 @@ from accordion_bench import __version__
 from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.runs.secrets import masked, masked_command
 
-NETLAB = "ACCORDION_BENCH_NETLAB"  # what a netlab says of itself to the runs inside
+NETLAB = "ACCORDION_BENCH_NETLAB"  # JSON with which a netlab describes itself to the runs inside
 
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "numba", "scikit-learn")
 
 
 def environment(threads: int | None = None, sweep: str = "", kernels: str = "") -> dict[str, Any]:
-    """What a reader needs to repeat the run: command, commit, versions, hardware, and what else went on there.
+    """Return the record of the environment: command, commit, versions, hardware, system load.
 
-    Secrets that were typed are masked: folders are handed on.
+    Secrets in the command are masked, because run folders are shared.
 
     Args:
-        threads: of each process.
-        sweep: that the run belongs to; "" = none.
-        kernels: with what its codecs compute, `numba` or `torch`; "" = with nothing that there are kernels for.
+        threads: threads per process.
+        sweep: sweep that the run belongs to; "" = none.
+        kernels: implementation of the codecs, `numba` or `torch`; "" = no codec with kernels is used.
     """
     from accordion_bench.comm import on_device  # imports torch, which reports do without
 
@@ -60,9 +60,9 @@ def environment(threads: int | None = None, sweep: str = "", kernels: str = "") 
 
 @functools.cache
 def _commit() -> str:
-    """The checkout's commit, with `+changes` where files differ from it; empty outside a checkout.
+    """Return the checkout's commit, with `+changes` if tracked files differ from it; "" outside a checkout.
 
-    Of a process's first run for all of them: what changes later is in no module that it has imported.
+    It is read once per process: later changes do not affect modules that are already imported.
     """
     here = package_dir()
     try:
@@ -77,7 +77,7 @@ def _commit() -> str:
 
 
 def _load() -> float | None:
-    """Processes that want to run, mean of the last minute; None where the system does not say."""
+    """Return the mean number of runnable processes in the last minute; None if the system does not provide it."""
     try:
         return round(os.getloadavg()[0], 2)
     except OSError:

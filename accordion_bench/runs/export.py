@@ -1,4 +1,4 @@
-"""python -m accordion_bench.runs.export RUN --dcp FOLDER: a checkpoint as torch.distributed.checkpoint has it."""
+"""python -m accordion_bench.runs.export RUN --dcp FOLDER: convert a checkpoint to torch.distributed.checkpoint."""
 
 import argparse
 import sys
@@ -23,7 +23,7 @@ parameter name, and `position` (epoch, step, step_in_epoch)."""
 
 @output.command
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit status: 0, or 2 for a refusal."""
+    """Run the command line and return the exit status: 0, or 2 for an invalid argument."""
     words = argparse.ArgumentParser(
         "accordion_bench.runs.export", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -40,17 +40,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def export(run: Path, folder: Path) -> int:
-    """Write the newest checkpoint that can be read; damaged ones are told of on standard error.
+    """Write the newest readable checkpoint; damaged ones are reported on standard error.
 
     Args:
         run: folder of the run.
-        folder: new or empty; it is made.
+        folder: output folder, new or empty; it is created.
 
     Returns:
-        its optimizer steps.
+        number of optimizer steps of the checkpoint.
 
     Raises:
-        ConfigError: there is no checkpoint, none can be read, or the folder holds something.
+        ConfigError: there is no checkpoint, none is readable, or the folder is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--dcp must be a new or empty folder, got {folder}; type another one")
@@ -71,7 +71,7 @@ def export(run: Path, folder: Path) -> int:
         except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(of_something_else(path, error)) from error
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # one process is what is meant
+            warnings.simplefilter("ignore", UserWarning)  # which warns that only one process saves, as intended
             dcp.save(state, checkpoint_id=folder, no_dist=True)
         step: int = shared["step"]
         return step
@@ -79,11 +79,11 @@ def export(run: Path, folder: Path) -> int:
 
 
 def exported(shared: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
-    """What is exported of a checkpoint.
+    """Return the exported part of a checkpoint.
 
     Args:
-        shared: what all workers have in common.
-        first: of worker 0. Where workers take local steps, its optimizer is the one that is exported.
+        shared: state shared by all workers.
+        first: state of worker 0; with local steps its optimizer is exported.
     """
     optimizer = first["replica"]["optimizer"] if first["replica"] else shared["optimizer"]
     return {

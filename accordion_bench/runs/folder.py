@@ -1,7 +1,9 @@
-"""The run folder: config, environment, metrics, summary, done marker. Readable whatever happens to the run.
+"""The run folder: reading and writing config, environment, metrics, summary and done marker.
 
 config.yaml  environment.json  metrics.jsonl  summary.json  weights.pt  labels.json  run.log  run.lock
 checkpoint/  done
+
+The folder stays readable if the run crashes.
 """
 
 import contextlib
@@ -25,7 +27,7 @@ log = logging.getLogger("accordion_bench")
 METRICS = "metrics.jsonl"
 _FILE, _FOLDER, _LINK = stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK
 KINDS = {_FILE: "a file", _FOLDER: "a folder", _LINK: "a link", stat.S_IFIFO: "a pipe"}
-# what a run replaces as a whole, and what it adds to, with what may have its name
+# files that a run replaces whole; and files and folders that it appends to, with the accepted file types
 REPLACED = (
     *("config.yaml", "environment.json", METRICS, "summary.json", "done", "weights.pt", "best.pt"),
     *("weights.safetensors", "best.safetensors"),
@@ -38,7 +40,7 @@ APPENDED = {
 
 
 class _Log(logging.FileHandler):
-    """run.log: where it cannot be written, the run that cannot be written either says so, once."""
+    """Handler of run.log that ignores write errors: the run's own writes report them, once."""
 
     def _open(self) -> TextIOWrapper:
         return open(durable.to_append(self.baseFilename), "a", encoding=self.encoding)
@@ -47,22 +49,22 @@ class _Log(logging.FileHandler):
         pass
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what a full disk has not taken
+        with contextlib.suppress(OSError):  # unwritten data of a full disk
             super().close()
 
 
 def damaged(file: Path, why: str) -> str:
-    """The sentence for a file of a run that something else than the run has written."""
+    """Return the error message for a file of a run that was changed by something else."""
     return (
         f"{file} must be as the run has written it, got {why}; restore it, or type the run's own options for a new run"
     )
 
 
 class RunFolder:
-    """One run's folder. Files are written whole or appended by lines, so that a reader never sees a torn one.
+    """Folder of one run. Files are written whole or appended by lines, so a reader never sees a partial one.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -78,15 +80,15 @@ class RunFolder:
         sweep: str = "",
         kernels: str = "",
     ) -> "RunFolder":
-        """A new folder under `root`, unique even among runs of the same second, with the configuration in it.
+        """Create a folder with the configuration under `root`; its name is unique even among runs of the same second.
 
         Args:
             root: `paths.runs`.
-            label: in its name.
-            config: of the run.
-            threads: of each process.
-            sweep: that the run belongs to; "" = none.
-            kernels: with what its codecs compute, see `environment`.
+            label: part of the name.
+            config: configuration of the run.
+            threads: threads per process.
+            sweep: sweep that the run belongs to; "" = none.
+            kernels: implementation of the codecs, see `environment`.
         """
         name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{label}-{secrets.token_hex(3)}"
         folder = cls(Path(root) / name)
@@ -104,10 +106,10 @@ class RunFolder:
         self._write("config.yaml", durable.yaml_text(yaml.safe_dump(config, sort_keys=False)))
 
     def read_config(self) -> dict[str, Any]:
-        """Read config.yaml; renamed options have their names of today.
+        """Read config.yaml; renamed options have their current names.
 
         Raises:
-            ConfigError: it is damaged.
+            ConfigError: the file is damaged.
         """
         return config_in_todays_words(self._saved_config())
 
@@ -120,52 +122,52 @@ class RunFolder:
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(damaged(file, str(error).splitlines()[0])) from None
         if not isinstance(saved, dict):
-            raise ConfigError(damaged(file, "no options in it"))
+            raise ConfigError(damaged(file, "no options"))
         return saved
 
     def refuse_strange(self) -> None:
-        """Refuse what is no file, or no folder, where a run that goes on would write, append or remove.
+        """Refuse unexpected file types where a resumed run would write, append or remove.
 
-        Of what it replaces as a whole a link may have the name: it is removed, and never followed.
+        A file that the run replaces whole may be a link, which is removed and never followed.
 
         Raises:
-            ConfigError: there is a pipe, say, a folder in the place of a file, or a link that would be followed.
+            ConfigError: for instance a pipe, a folder in the place of a file, or a link that would be followed.
         """
         whole = [part for name in REPLACED for part in (name, f"{name}.part")]
         for name, may_be in {**dict.fromkeys(whole, (_FILE, _LINK)), **APPENDED}.items():
             with contextlib.suppress(FileNotFoundError):
                 kind = stat.S_IFMT((self.path / name).lstat().st_mode)
                 if kind not in may_be:
-                    raise ConfigError(damaged(self.path / name, KINDS.get(kind, "something else than a file")))
+                    raise ConfigError(damaged(self.path / name, KINDS.get(kind, "an unknown file type")))
 
     def reopen(self, epochs: int) -> None:
-        """Let a run have another number of epochs; a finished one is unfinished then."""
+        """Change the number of epochs of a run; a finished run becomes unfinished."""
         saved = self._saved_config()
         self.remove_summary()
         self.write_config({**saved, "epochs": epochs})
 
     def retell(self, said: dict[str, Any]) -> None:
-        """Let a run say other words of itself; all else stays, the end of a finished run, too.
+        """Change the description of a run; everything else stays, including its finished state.
 
         Args:
-            said: `label`, `tags` or `note` of `RunConfig`, as they are to be.
+            said: new values of `label`, `tags` or `note` of `RunConfig`.
         """
         saved = self._saved_config()
         if {key: saved.get(key) for key in said} != said:
             self.write_config({**saved, **said})
 
     def remove_summary(self) -> None:
-        """Remove what says how the run has ended: it goes on."""
+        """Remove the done marker and the summary, because the run continues."""
         with durable.room(self.path):
             (self.path / "done").unlink(missing_ok=True)
             (self.path / "summary.json").unlink(missing_ok=True)
 
     def note_resumption(self, threads: int | None, kernels: str) -> None:
-        """Note in environment.json what is other than it was when the run began; of a damaged one nothing.
+        """Append to environment.json what changed since the run started; a damaged file is left unchanged.
 
         Args:
-            threads: of each process.
-            kernels: with what its codecs compute, see `environment`.
+            threads: threads per process.
+            kernels: implementation of the codecs, see `environment`.
         """
         with contextlib.suppress(ConfigError):
             first = self.read_json("environment.json")
@@ -182,7 +184,7 @@ class RunFolder:
         """Read one JSON file.
 
         Raises:
-            ConfigError: it is damaged.
+            ConfigError: the file is damaged.
         """
         file = self.path / name
         try:
@@ -190,7 +192,7 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise ConfigError(damaged(file, str(error).splitlines()[0])) from None
         if not isinstance(content, dict):
-            raise ConfigError(damaged(file, "no names in it"))
+            raise ConfigError(damaged(file, "no JSON object"))
         return content
 
     def _write(self, name: str, text: str) -> None:
@@ -203,7 +205,7 @@ class RunFolder:
             durable.append_line(self.path / METRICS, durable.json_text(row))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All rows of metrics.jsonl that are as they were written; those that a crash has cut off are none."""
+        """Return all intact rows of metrics.jsonl; rows truncated by a crash are omitted."""
         rows = []
         with contextlib.suppress(OSError, untrusted.Refused):
             for line in untrusted.split_lines(self.path / METRICS, most=None):
@@ -214,9 +216,9 @@ class RunFolder:
         return rows
 
     def keep_metrics_before(self, epoch: int) -> str:
-        """Drop the rows from `epoch` on, which a resumed run writes again; what is wrong with those before.
+        """Drop the rows from `epoch` on, which a resumed run writes again; return what is wrong with the others, or "".
 
-        Where something is, the file stays beside the new one as it was.
+        If something is wrong, the original file is kept as metrics.jsonl.damaged.
         """
         rows, before = [row for row in self.read_metrics() if row["epoch"] < epoch], ""
         with contextlib.suppress(OSError, untrusted.Refused):
@@ -225,11 +227,15 @@ class RunFolder:
         wrong = self.wrong_rows(epoch)
         if wrong and before:
             self._write(f"{METRICS}.damaged", before)
-            wrong += f"; what was there is in {METRICS}.damaged"
+            wrong += f"; the original file is {METRICS}.damaged"
         return wrong
 
     def changed_meanwhile(self, epochs: int) -> list[str]:
-        """What others have done to the files of a run that has written so many epochs, as sentences."""
+        """Return changes that others made to the files of a run, as sentences.
+
+        Args:
+            epochs: number of epochs that the run has written.
+        """
         found = []
         for read in (self.read_config, lambda: self.read_json("environment.json")):
             try:
@@ -239,7 +245,7 @@ class RunFolder:
         return [*found, *filter(None, [self.wrong_rows(epochs)])]
 
     def wrong_rows(self, epochs: int) -> str:
-        """What is wrong with the rows of so many epochs, as a sentence; "" where nothing is."""
+        """Return what is wrong with the rows of the first `epochs` epochs, as a sentence; "" if nothing is."""
         rows = self.read_metrics()
         if lacking := epochs - len({row["epoch"] for row in rows}):
             return f"metrics.jsonl lacks the rows of {counted(lacking, 'epoch')}: reports will call the run incomplete"
@@ -248,27 +254,27 @@ class RunFolder:
 
     @property
     def done(self) -> bool:
-        """Whether the run came to its end, and its summary can be read and be true."""
+        """Whether the run is complete and its summary is readable and consistent."""
         return self.marked and not self.wrong_summary()
 
     @property
     def marked(self) -> bool:
-        """Whether the run has left its done marker."""
+        """Whether the done marker exists."""
         return (self.path / "done").exists()
 
     def wrong_summary(self) -> str:
-        """What is wrong with summary.json, as a sentence; "" where nothing is."""
+        """Return what is wrong with summary.json, as a sentence; "" if nothing is."""
         try:
             summary = untrusted.read_json(self.path / "summary.json")
         except (OSError, ValueError) as error:
             return f"summary.json cannot be read ({str(error).splitlines()[0]})"
         if not isinstance(summary, dict) or not is_number(summary.get("metric")):
-            return "summary.json has no metric in it"
+            return "summary.json has no metric"
         return wrong_in_summary(summary, self.read_metrics()[-1:])
 
     @property
     def sweep(self) -> str:
-        """The sweep that the run belongs to; "" where there is none, or where that cannot be read."""
+        """Name of the sweep that the run belongs to; "" if there is none or it cannot be read."""
         try:
             return str(self.read_json("environment.json").get("sweep", ""))
         except ConfigError:
@@ -280,7 +286,7 @@ class RunFolder:
         self._write("done", "")
 
     def log_to_file(self) -> logging.Handler:
-        """Send the package's log to run.log, too."""
+        """Add a handler that writes the package's log to run.log, and return it."""
         handler = _Log(self.path / "run.log", encoding="utf-8")
         formatter = logging.Formatter("%(asctime)s UTC %(levelname)s %(message)s")
         formatter.converter = time.gmtime

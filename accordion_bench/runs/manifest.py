@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and whether its files are as they were written."""
+"""Manifest of a checkpoint: position in training, configuration, and checksums of its files."""
 
 import operator
 import re
@@ -15,18 +15,18 @@ NAME = re.compile(r"step-[0-9]{1,18}")
 
 
 class Damaged(Exception):
-    """A checkpoint is not as it was written; `str()` says which of its files is not."""
+    """A checkpoint is damaged; `str()` names the file."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """How far a run has come.
+    """Position in training.
 
     Args:
-        epoch: whole epochs.
-        step: optimizer steps.
-        step_in_epoch: steps of the epoch that is running.
-        steps_per_epoch: all steps of that one.
+        epoch: number of complete epochs.
+        step: number of optimizer steps.
+        step_in_epoch: number of steps taken in the current epoch.
+        steps_per_epoch: number of steps of the current epoch.
     """
 
     epoch: int
@@ -36,25 +36,25 @@ class Trained:
 
     @property
     def possible(self) -> bool:
-        """Whether a run can have come so far: an epoch has a step at least."""
+        """Whether the numbers are consistent; an epoch has at least one step."""
         within = 0 <= self.step_in_epoch <= self.steps_per_epoch and self.steps_per_epoch > 0
         return within and 0 <= self.epoch <= self.step - self.step_in_epoch
 
     @property
     def epochs(self) -> float:
-        """Epochs passed; whole ones at the end of the last step."""
+        """Number of epochs passed, with the fraction of the current one."""
         return self.epoch + self.step_in_epoch / self.steps_per_epoch
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What stands in a checkpoint beside the state.
+    """Content of a checkpoint's manifest.json.
 
     Args:
-        trained: how far the run had come.
-        config: everything that decides its result.
-        files: their sizes in bytes and checksums (CRC-32), by name.
-        computed: what decides last bits and stands in no configuration: `threads` of a process, `kernels` of codecs.
+        trained: position in training.
+        config: all options that affect the result.
+        files: size in bytes and checksum (CRC-32) of each file, by name.
+        computed: settings outside the configuration that affect the last bits: `threads` per process, codec `kernels`.
     """
 
     trained: Trained
@@ -63,33 +63,33 @@ class Manifest:
     computed: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
-        """As it is written."""
+        """Return the content of the file."""
         return durable.json_text(asdict(self), indent=1) + "\n"
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The whole checkpoints of a run folder, the newest first; damaged ones are among them."""
+    """Return the complete checkpoints of a run folder, newest first, including damaged ones."""
     found = [path for path in (run / "checkpoint").glob("step-*") if NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
-    """Optimizer steps taken before a checkpoint."""
+    """Return the number of optimizer steps taken before a checkpoint."""
     return int(path.name.removeprefix("step-"))
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint.
+    """Read the manifest of a checkpoint.
 
     Raises:
-        Damaged: it is missing, or cannot be read.
+        Damaged: it is missing or cannot be read.
     """
     try:
         content: Any = untrusted.read_json(path / FILE)
         files = {name: (size, checksum) for name, (size, checksum) in content["files"].items()}
         trained = Trained(**{name: operator.index(number) for name, number in content["trained"].items()})
         if not trained.possible or trained.step != step_of(path):
-            raise Damaged(f"{FILE} tells of step {trained.step} in epoch {trained.epoch}, which cannot be")
+            raise Damaged(f"{FILE} says step {trained.step} in epoch {trained.epoch}, which is impossible")
         return Manifest(trained, dict(content["config"]), files, dict(content["computed"]))
     except FileNotFoundError:
         raise Damaged(f"{FILE} is missing") from None
@@ -98,7 +98,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def newest_manifest(run: Path) -> Manifest | None:
-    """That of the newest checkpoint whose manifest can be read; None where there is none."""
+    """Return the newest checkpoint manifest that can be read; None if there is none."""
     for path in checkpoints(run):
         try:
             return read_manifest(path)
@@ -108,7 +108,7 @@ def newest_manifest(run: Path) -> Manifest | None:
 
 
 def of_something_else(path: Path, error: Exception) -> str:
-    """The sentence for a checkpoint that can be read, and is not understood."""
+    """Return the error message for a checkpoint that is readable but has unexpected content."""
     why = " ".join(str(error).split())[:200]
     return (
         f"resume must be a run whose checkpoints this version has written, got {path}, which holds something else "
@@ -117,7 +117,7 @@ def of_something_else(path: Path, error: Exception) -> str:
 
 
 def none_readable(run: Path, problems: list[str]) -> ConfigError:
-    """What to say where no checkpoint can be read."""
+    """Return the error for a run without a readable checkpoint."""
     return ConfigError(
         f"resume must be a run with a checkpoint that can be read, got {run}, where {'; '.join(problems)}; "
         f"type rm -r {run / 'checkpoint'} to start it again"

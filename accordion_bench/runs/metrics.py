@@ -1,4 +1,4 @@
-"""What runs are judged by, what rows and summaries of metrics may hold, and whether a run has learned anything."""
+"""Metrics for evaluating runs, validity checks of rows and summaries, and detection of runs that learned nothing."""
 
 import functools
 import itertools
@@ -12,15 +12,15 @@ from accordion_bench.options.units import digits
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric.
+    """Description of one metric.
 
     Args:
-        name: the column in metrics.jsonl.
+        name: column in metrics.jsonl.
         higher_is_better: direction.
-        percent: a share in [0, 1], written in percent.
-        points: what differences of it are counted in; "" where its own numbers are all there is.
-        counted: what a data set's `subset` counts where it is evaluated.
-        least, typical: what a target is at least where it is no share, and an example of one.
+        percent: whether it is a share in [0, 1], displayed in percent.
+        points: unit of differences; "" = the unit of the values.
+        counted: unit in which a data set's `subset` counts the evaluation set.
+        least, typical: lower bound of a target that is not a share, and an example of a target.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Metric:
 
     @property
     def words(self) -> str:
-        """Its name in a sentence: `bits per byte`."""
+        """Name in a sentence: `bits per byte`."""
         return self.name.replace("_", " ")
 
     @property
     def worst(self) -> float:
-        """What every value is better than."""
+        """Infinite value that every other value is better than."""
         return -math.inf if self.higher_is_better else math.inf
 
     def better(self, a: float, b: float) -> bool:
@@ -50,59 +50,62 @@ class Metric:
         return value >= target if self.higher_is_better else value <= target
 
     def scaled(self, value: float) -> float:
-        """The number that is written: percent for shares."""
+        """Return the displayed number: percent for shares."""
         return 100 * value if self.percent else value
 
     @property
     def unit(self) -> str:
-        """Of the number that is written: `%` or none."""
+        """Unit of the displayed number: `%` or ""."""
         return "%" if self.percent else ""
 
     def show(self, value: float) -> str:
-        """`95.61 %`, `97.2`."""
+        """Return the displayed value: `95.61 %`, `97.2`."""
         return f"{100 * value:.2f} %" if self.percent else digits(value, 4)
 
 
 def split_of(column: str) -> str:
-    """The split that a column of a metric is of: `validation_accuracy`, `valid_perplexity`; else the test split."""
+    """Return the split of a metric's column: validation for `validation_accuracy`, `valid_perplexity`; else test."""
     return "validation" if column.startswith("valid") else "test"
 
 
 PERPLEXITY = Metric("perplexity", False, False, counted="words", least=1.0, typical=100)
-# of bytes; their perplexity is 2 to the power of it, and has another name than that of words, which is no byte's
+# of bytes; perplexity per byte is 2 ** bits_per_byte, and is named apart from the perplexity of words
 BITS_PER_BYTE = Metric("bits_per_byte", False, False, "bits", "bytes", typical=2.5)
 TOKEN_PERPLEXITY = Metric("token_perplexity", False, False, counted="tokens", least=1.0, typical=30)
 OF_TEXTS = (PERPLEXITY, BITS_PER_BYTE, TOKEN_PERPLEXITY)
 METRICS = {m.name: m for m in (Metric("accuracy", True, True, "points"), *OF_TEXTS)}
-# what a user's own loop is judged by where its rows have no metric
+# metrics of a user's own loop whose rows have no other metric
 LOSSES = {m.name: m for m in (Metric("test_loss", False, False), Metric("train_loss", False, False))}
 
 
 def metric(name: str) -> Metric:
-    """The metric of that name; an unknown one counts as a number of which more is better."""
+    """Return the metric of that name; an unknown name is a number of which more is better."""
     return METRICS.get(name) or LOSSES.get(name) or Metric(name, True, False)
 
 
 Row = Mapping[str, Any]
-SPLITS = ("validation_", "valid_", "test_")  # before the name of a metric
-SPENT = ("_bytes", "_seconds", "_floats", "rounds")  # ends of columns of what was spent until then
-BY_MEDIANS = ("modelled_", "outlier_")  # begins of those that may fall: a later median counts for all steps
-FROM_ZERO = ("epoch", "step", "lr", "seconds")  # others that are never below 0
-# of a row, what no summary repeats
+SPLITS = ("validation_", "valid_", "test_")  # prefixes of the name of a metric
+SPENT = ("_bytes", "_seconds", "_floats", "rounds")  # suffixes of cumulative columns
+BY_MEDIANS = (
+    "modelled_",
+    "outlier_",
+)  # prefixes of those that may decrease: a later median counts for all steps
+FROM_ZERO = ("epoch", "step", "lr", "seconds")  # other columns that are never negative
+# columns of a row that the summary does not repeat
 OF_AN_EPOCH = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error", "looks")
 
 
 def is_number(value: Any, or_none: bool = False) -> bool:
-    """Whether it is a number, or None; no truth value."""
+    """Whether a value is a number and not a bool; with `or_none`, None counts, too."""
     return (isinstance(value, int | float) and not isinstance(value, bool)) or (or_none and value is None)
 
 
 def wrong_in_rows(rows: Sequence[Row], whole: bool = True) -> str:
-    """What rows of metrics cannot be, as the end of a sentence; "" where they can.
+    """Return what is invalid in rows of metrics, as the end of a sentence; "" if nothing is.
 
     Args:
-        rows: by epoch.
-        whole: they are all rows of a run, whose epochs count from 0.
+        rows: rows, by epoch.
+        whole: whether these are all rows of a run, whose epochs count from 0.
     """
     epochs = [row["epoch"] for row in rows]
     for at, epoch in enumerate(epochs):
@@ -117,7 +120,7 @@ def wrong_in_rows(rows: Sequence[Row], whole: bool = True) -> str:
         if _adds_up(name):
             for (_, before), (epoch, value) in itertools.pairwise(values):
                 if value < before:
-                    return f"{name} falling from {before} to {value} in the row of epoch {epoch}: it only grows"
+                    return f"{name} falling from {before} to {value} in the row of epoch {epoch}: it never decreases"
     for row in rows:
         for look in row.get("looks") or []:
             for name, value in look.items():
@@ -128,11 +131,11 @@ def wrong_in_rows(rows: Sequence[Row], whole: bool = True) -> str:
 
 
 def wrong_in_summary(summary: Row, rows: Sequence[Row]) -> str:
-    """What the summary of a run with these rows cannot say, as a sentence; "" where it can.
+    """Return how the summary of a run contradicts its rows or is invalid, as a sentence; "" if it does not.
 
     Args:
-        summary: of a run that has finished.
-        rows: all of them, or those that are left.
+        summary: summary of a finished run.
+        rows: all rows, or the available ones.
     """
     name = str(summary.get("metric_name", "accuracy"))
     for key, value in summary.items():
@@ -167,7 +170,7 @@ def _wrong_best(summary: Row, rows: Sequence[Row]) -> str:
 
 @functools.lru_cache(1000)
 def bounds(name: str) -> tuple[float, float, str]:
-    """The least and the largest value of a column, and both in words; what is not finite is a result, too."""
+    """Return the lower and upper bound of a column, and both in words; non-finite values are results, too."""
     judged = METRICS.get(name)
     for split in SPLITS:
         judged = judged or METRICS.get(name.removeprefix(split))
@@ -183,31 +186,31 @@ def bounds(name: str) -> tuple[float, float, str]:
 
 
 def _adds_up(name: str) -> bool:
-    """Whether a column says what was spent since the run began."""
+    """Whether a column is cumulative over the run."""
     return name in ("step", "seconds") or (name.endswith(SPENT) and not name.startswith(BY_MEDIANS))
 
 
 def _differ(a: float, b: float) -> bool:
-    """Whether two numbers are others; NaN is itself."""
+    """Whether two numbers differ; NaN equals NaN."""
     return a != b and not (a != a and b != b)
 
 
-WITHIN = 2.0  # standard errors of a share, inside which it cannot be told from chance
+WITHIN = 2.0  # standard errors of a share, within which it cannot be distinguished from chance
 
 
 def not_learned(
     judged: Metric, value: float, losses: Sequence[float], chance: float | None = None, samples: int = 0
 ) -> str | None:
-    """What a run that has learned nothing should be told; None for one that has.
+    """Return a warning for a run that has learned nothing; None for one that has.
 
     A share p of n samples has the standard error sqrt(p (1 - p) / n).
 
     Args:
         judged: the metric.
-        value: of it, at the end.
-        losses: the training loss of each epoch.
-        chance: the metric of a guess: 1 / classes, or the size of the vocabulary; None = unknown.
-        samples: of the test set.
+        value: final value of the metric.
+        losses: training loss of each epoch.
+        chance: metric of a random guess: 1 / classes, or the size of the vocabulary; None = unknown.
+        samples: size of the test set.
     """
     if chance is not None and judged.percent:
         noise = WITHIN * math.sqrt(chance * (1 - chance) / max(samples, 1))

@@ -1,4 +1,4 @@
-"""Sameness: which earlier run is the one that is asked for, and whether a process is running it."""
+"""Reuse of earlier runs: find a run with the same configuration, and lock a run's folder against other processes."""
 
 import contextlib
 import functools
@@ -15,28 +15,28 @@ from accordion_bench.run_config import SAID, completed
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.folder import RunFolder
 
-LOCK = "run.lock"  # in a run's folder; stays there, empty
-STARTING = ".starting"  # under paths.runs: a lock for each configuration of which equal runs are looked for
-# keys that decide no result
+LOCK = "run.lock"  # in a run's folder; an empty file that is never removed
+STARTING = ".starting"  # under paths.runs: one lock per configuration, held while an equal run is searched for
+# keys that do not affect the result
 FREE = (
     *(*SAID, "dataset.check", "threads", "paths", "tracker", "resume", "resume_sweep", "checkpoint", "profile"),
     *("graphs", "workers_at_once"),
 )
-# top-level options which, where they are plain numbers, look the same in every config.yaml: read before YAML is parsed
+# top-level options whose lines in config.yaml can be compared as text, before YAML is parsed, if they are plain numbers
 QUICK = ("seed", "epochs", "batch_size")
 
 
 def decisive(cfg: Config) -> Config:
-    """Everything that decides the result, the seed included.
+    """Return all options that affect the result, including the seed.
 
-    `choices` are only names; an option that is null is left out, and one that is lacking has the value that was in
-    effect before there was that option.
+    `choices` are omitted because they are only names, and so are null options. A missing option has the value that was
+    in effect before it existed.
     """
     return without(completed(cfg), (*FREE, "choices"))
 
 
 def without(cfg: Config, free: Sequence[str]) -> Config:
-    """A configuration without some dotted keys, and without nulls: as in runs from before there was that option."""
+    """Return a configuration without some dotted keys and without nulls, like runs from before an option existed."""
 
     def kept(node: Config, prefix: str) -> Config:
         return {
@@ -49,18 +49,18 @@ def without(cfg: Config, free: Sequence[str]) -> Config:
 
 
 def find_earlier(cfg: Config, sweep: str = "", wait: bool = True) -> RunFolder | None:
-    """The newest run under `paths.runs` with this configuration: a finished one, else one that can be continued.
+    """Find the newest run under `paths.runs` with this configuration: a finished one, else one that can be continued.
 
     Args:
-        cfg: as it would be saved, with the number of workers.
-        sweep: only runs of this one; "" = all.
-        wait: for the end of one that another process is running.
+        cfg: configuration as it would be saved, with the number of workers.
+        sweep: search only runs of this sweep; "" = all.
+        wait: wait for the end of such a run if another process is running it.
 
     Returns:
-        the folder of a finished run, or of one with a checkpoint; None where there is neither.
+        the folder of a finished run, or of one with a checkpoint; None if there is neither.
 
     Raises:
-        ConfigError: another process is running it, and there is no waiting.
+        ConfigError: another process is running it, and `wait` is False.
     """
     from accordion_bench.runs import checkpoint  # imports torch, which reports do without
 
@@ -90,13 +90,13 @@ def find_earlier(cfg: Config, sweep: str = "", wait: bool = True) -> RunFolder |
 
 @contextlib.contextmanager
 def one_at_a_time(cfg: Config) -> Iterator[None]:
-    """Around looking for an equal run and making one: of two equal runs that start at once, one finds the other.
+    """Lock a configuration while an equal run is searched for or created: the second of two equal runs finds the first.
 
     Args:
-        cfg: as it would be saved, with the number of workers.
+        cfg: configuration as it would be saved, with the number of workers.
     """
     folder = Path(cfg["paths"]["runs"]) / STARTING
-    with contextlib.suppress(OSError):  # where nothing can be written, making the run says so
+    with contextlib.suppress(OSError):  # an unwritable folder is reported when the run is created
         folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(json.dumps(decisive(cfg), sort_keys=True).encode()).hexdigest()
     with locks.locked(folder / f"{digest[:16]}.lock", wait=True):
@@ -104,7 +104,7 @@ def one_at_a_time(cfg: Config) -> Iterator[None]:
 
 
 def _lines(file: Path) -> set[str]:
-    """Those of a text file; none where it cannot be read."""
+    """Return the lines of a text file; none if it cannot be read."""
     try:
         return set(untrusted.read_text(file).splitlines())
     except (OSError, ValueError):
@@ -124,14 +124,14 @@ def _decisive(file: Path, changed: int) -> Config | None:
 
 @contextlib.contextmanager
 def hold(folder: RunFolder, wait: bool = False) -> Iterator[None]:
-    """Hold a run's folder against other processes, see `locks.locked`.
+    """Lock a run's folder against other processes, see `locks.locked`.
 
     Args:
-        folder: of the run.
-        wait: until no other process holds it.
+        folder: the run folder.
+        wait: wait until no other process holds the lock.
 
     Raises:
-        ConfigError: another process holds it, and there is no waiting.
+        ConfigError: another process holds the lock, and `wait` is False.
     """
     try:
         with locks.locked(folder.path / LOCK, wait):

@@ -1,4 +1,4 @@
-"""A checkpoint while it is being written: its folder, its files, and the moment in which it becomes whole."""
+"""Writing of one checkpoint: its folder, its files, and the atomic rename that makes it complete."""
 
 import shutil
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs import durable, weights
 from accordion_bench.runs.manifest import FILE, Manifest, checkpoints, step_of
 
-PLACE = "file"  # in each file: its own name, and after which step it was written
+PLACE = "file"  # key in each file: its name and the step after which it was written
 
 T = TypeVar("T")
 Files = dict[str, weights.Written]
@@ -23,8 +23,8 @@ class Saving:
 
     Args:
         run: the run folder.
-        begun: its manifest, which has no files yet.
-        keep: how many checkpoints stay, this one included.
+        begun: manifest, still without files.
+        keep: number of checkpoints to keep, including this one.
     """
 
     run: Path
@@ -33,52 +33,52 @@ class Saving:
 
     @property
     def final(self) -> Path:
-        """Its folder, once it is whole."""
+        """Folder of the complete checkpoint."""
         return self.run / "checkpoint" / f"step-{self.begun.trained.step:08d}"
 
     @property
     def part(self) -> Path:
-        """Its folder until then."""
+        """Folder of the checkpoint until it is complete."""
         return self.final.with_suffix(".part")
 
     def begin(self) -> None:
-        """An empty folder; the leader makes it."""
+        """Create an empty folder; only the leader calls this."""
         self.drop()
         self.part.mkdir(parents=True)
 
     def drop(self) -> None:
-        """Remove what is half written."""
+        """Remove the partial checkpoint."""
         shutil.rmtree(self.part, ignore_errors=True)
 
     def write(self, states: dict[str, dict[str, Any]]) -> Files:
-        """Write the files of one process; returns when they are on the disk.
+        """Write the files of one process; return when they are on disk.
 
         Raises:
-            OSError: the disk is full, say.
+            OSError: for instance, the disk is full.
         """
         step = self.begun.trained.step
         return {name: weights.write(self.part / name, {**state, PLACE: [name, step]}) for name, state in states.items()}
 
     def end(self, files: Files) -> None:
-        """Make it whole, and remove older ones; the leader does.
+        """Complete the checkpoint and remove older ones; only the leader calls this.
 
         Args:
-            files: of all processes.
+            files: files of all processes.
 
         Raises:
-            OSError: the disk is full, say.
+            OSError: for instance, the disk is full.
         """
         if (metrics := self.run / "metrics.jsonl").exists():
-            durable.sync(metrics)  # a checkpoint's epochs must have their rows
+            durable.sync(metrics)  # the rows of a checkpoint's epochs must be on disk first
         durable.write_text(self.part / FILE, replace(self.begun, files=files).text())
         shutil.rmtree(self.final, ignore_errors=True)
         durable.replace(self.part, self.final)
-        durable.sync(self.run)  # where the first one has made the folder
+        durable.sync(self.run)  # the first checkpoint has created the folder `checkpoint`
         remove_older(self.run, self.keep, self.begun.trained.step)
 
 
 def remove_older(run: Path, keep: int, step: int) -> None:
-    """Keep the newest checkpoints up to a step; later ones are of a future that is no more."""
+    """Keep the newest `keep` checkpoints up to `step`; remove all others, including those of an abandoned future."""
     kept = [path for path in checkpoints(run) if step_of(path) <= step][:keep]
     for path in (run / "checkpoint").glob("step-*"):
         if path not in kept:
@@ -86,44 +86,44 @@ def remove_older(run: Path, keep: int, step: int) -> None:
 
 
 class AtOnce:
-    """Writes checkpoints while training waits.
+    """Writer of checkpoints that blocks training.
 
     Args:
-        comm: of all workers.
+        comm: communicator of all workers.
     """
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
 
     def write(self, saving: Saving, states: dict[str, dict[str, Any]]) -> None:
-        """Write what is begun; every process calls it.
+        """Write the checkpoint; every process calls this.
 
         Args:
             saving: the checkpoint.
-            states: of this process, by file name.
+            states: state of this process, by file name.
 
         Raises:
-            ConfigError: a disk is full; all raise the same.
+            ConfigError: a disk is full; all processes raise the same error.
         """
         written = together(self.comm, saving, lambda: saving.write(states))
         files = {name: found for of_one in written for name, found in of_one.items()}
         together(self.comm, saving, lambda: saving.end(files) if self.comm.leader else None)
 
     def look(self) -> None:
-        """Has writing failed? Every process calls it."""
+        """Check whether writing has failed; every process calls this."""
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is whole; every process calls it."""
+        """Wait until the last checkpoint is complete; every process calls this."""
 
     def close(self) -> None:
-        """Training has ended, by an error perhaps."""
+        """End writing when training ends, possibly by an error."""
 
 
 def together(comm: Comm, saving: Saving, work: Callable[[], T]) -> list[T]:
-    """Let every process do its share of saving; what each has returned, once all are done.
+    """Run one step of saving on every process; return the results of all, once all are done.
 
     Raises:
-        ConfigError: the disk of one of them is full; all raise the same.
+        ConfigError: the disk of a process is full; all processes raise the same error.
     """
     told, done = "", None
     try:

@@ -1,7 +1,7 @@
-"""What others should not read: values named like a key, token, secret or password, and passwords within addresses.
+"""Masking of secrets: values named like a key, token, secret or password, and passwords within addresses.
 
-What is masked is in no report and in no environment.json; a run's own config.yaml holds what the run was told, because
-the run is continued from it.
+Reports and environment.json contain only masked values. A run's own config.yaml is not masked, because the run is
+resumed from it.
 """
 
 import enum
@@ -11,26 +11,26 @@ from collections.abc import Iterator
 from typing import Any
 
 MASK = "***"
-# in a name, in any case; `tokenizer`, `keyword` and `author` are none
+# in a name, in any case; `tokenizer`, `keyword` and `author` do not match
 KEY_OR_TOKEN = re.compile(r"key(?!board|ed\b|error|frame|point|word)|token(?!i[sz])", re.IGNORECASE)
 NEVER_SHOWN = re.compile(
     r"secret|passw(?:or)?d|pass_?phrase|credential|(?<![a-z])(?:pw|pwd|o?auth|authorization|bearer|cookie)(?![a-z])",
     re.IGNORECASE,
 )
-# a name that counts keys or tokens: max_tokens, num_key_value_heads, pad_token_id; its numbers are no secrets
+# names that count keys or tokens (max_tokens, num_key_value_heads, pad_token_id): their numbers are not secret
 COUNTS = re.compile(
     r"(?:keys|tokens)(?![a-z])|(?:^|[._-])(?:max|min|num|n)[._-]|[._-]?(?:count|dim|ids?|len|length|limit|size)$",
     re.IGNORECASE,
 )
 NUMBERS = re.compile(r"[-+\d.e,\s\[\]]+")
-WORDS = ("", "true", "false", "null", "none", MASK)  # which tell nothing
+WORDS = ("", "true", "false", "null", "none", MASK)  # which reveal nothing
 
 NAMED = re.compile(r"""(?<![\w.\-])([\w.\-]+)["']?\s*[=:]\s*""")  # a name before its value, anywhere in a text
 KEY = re.compile(r"[+~]*[\w.@/-]+")  # of an override, an option or a variable
-HEADERS = re.compile(r"authorization|cookie", re.IGNORECASE)  # whose values are several words
+HEADERS = re.compile(r"authorization|cookie", re.IGNORECASE)  # whose values have several words
 OF_LINE, OF_WORD, OF_ITEM = re.compile(r"""[^\n"']*"""), re.compile(r"[^\s,}\])&;]+"), re.compile(r"[^,}\])]+")
 BEARER = re.compile(r"(?i)(?<![\w-])(bearer\s+)([\w.~+/=-]+)")
-# user:PASS@host, with a scheme or without; and TOKEN@host of a web address
+# user:PASS@host, with or without a scheme; and TOKEN@host of a web address
 ADDRESS = re.compile(
     r"(?P<user>(?:\b[a-z][a-z0-9+.-]{0,30}://|(?<![\w.%+/:@-]))[\w.%+-]{0,200}:)(?!//)[^/\s]{1,4000}@(?=[\w\[])",
     re.IGNORECASE,
@@ -40,15 +40,15 @@ BRACKETS = {"[": "]", "{": "}", "(": ")"}
 
 
 class SecretKind(enum.IntEnum):
-    """What a name says of its value."""
+    """How the name of a value decides whether the value is masked."""
 
     SHOWN = 0
-    NUMBERS_SHOWN = 1  # it counts keys or tokens
+    NUMBERS_SHOWN = 1  # the name counts keys or tokens
     SECRET = 2
 
 
 def kind_of(name: object) -> SecretKind:
-    """What the name of an option or variable says of its value."""
+    """Return how to treat the value of an option or variable of this name."""
     if not isinstance(name, str):
         return SecretKind.SHOWN
     if NEVER_SHOWN.search(name):
@@ -59,12 +59,12 @@ def kind_of(name: object) -> SecretKind:
 
 
 def masked(content: Any, name: str = "", above: SecretKind = SecretKind.SHOWN) -> Any:
-    """Nested mappings and lists, with every secret in them as ***; all that stands below a secret's name is one.
+    """Return nested mappings and lists with every secret replaced by ***, including all values below a secret's name.
 
     Args:
-        content: whatever JSON or YAML holds.
-        name: under which it stands.
-        above: what the names above say.
+        content: content of a JSON or YAML file.
+        name: key of the content.
+        above: kind of the enclosing keys.
     """
     kind = max(above, kind_of(name))
     if isinstance(content, dict):
@@ -77,14 +77,14 @@ def masked(content: Any, name: str = "", above: SecretKind = SecretKind.SHOWN) -
 
 
 def masked_command(command: str) -> str:
-    """A command line with every secret as ***; without one as it is.
+    """Return a command line with every secret replaced by ***; unchanged if it contains none.
 
     Args:
-        command: quoted for a shell.
+        command: command line, quoted for a shell.
     """
     try:
         words = shlex.split(command)
-    except ValueError:  # a quotation that does not end
+    except ValueError:  # an unclosed quotation mark
         return masked_text(command)
     shown, before = [], ""
     for word in words:
@@ -101,7 +101,7 @@ def masked_command(command: str) -> str:
 
 
 def masked_text(text: str) -> str:
-    """Any text, such as `tracker={api_key:abc,mode:online}`, an address with a password, or a header of HTTP."""
+    """Mask secrets in a text: `tracker={api_key:abc,mode:online}`, addresses with passwords, HTTP headers, ..."""
     parts, shown_until = [], 0
     for start, end in _values(text):
         parts += [text[shown_until:start], MASK]
@@ -114,7 +114,7 @@ def masked_text(text: str) -> str:
 
 
 def _values(text: str) -> Iterator[tuple[int, int]]:
-    """Where the values of secrets begin and end in a text."""
+    """Yield the start and end of each secret value in a text."""
     at, depth = 0, 0
     for named in NAMED.finditer(text):
         start = named.end()
@@ -133,7 +133,7 @@ def _values(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _end_of_value(text: str, start: int, plain: re.Pattern[str]) -> int:
-    """Where a value ends: with its quotation, or its last bracket, else where another item or word begins."""
+    """Return where a value ends: at its closing quotation mark or bracket, else before the next item or word."""
     opened: list[str] = []
     quote = ""
     if text[start : start + 1] not in ("'", '"', *BRACKETS):
@@ -160,7 +160,7 @@ def _end_of_value(text: str, start: int, plain: re.Pattern[str]) -> int:
 
 
 def _hides(kind: SecretKind, value: str) -> bool:
-    """Whether a value is a secret, under a name of this kind."""
+    """Whether a value under a name of this kind is a secret."""
     if kind is SecretKind.SHOWN or value.lower() in WORDS:
         return False
     return kind is SecretKind.SECRET or not NUMBERS.fullmatch(value)

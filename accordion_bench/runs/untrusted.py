@@ -1,11 +1,10 @@
-"""Files of a run folder, which may come from anywhere: read within limits, or refused in one sentence.
+"""Safe reading of untrusted run folders: files within limits of size and depth, refused with one sentence otherwise.
 
-Only regular files are read, so that nothing waits for a pipe or a device. Depth and size are looked at before anything
-is built: PyYAML's and json's own recursion, and what aliases stand for, have no end that a process survives.
+Only regular files are read, so that no read blocks on a pipe or a device. Depth and size are checked before anything is
+parsed, because PyYAML and json recurse without a limit and YAML aliases can expand to any size.
 
-What they say is made printable once, where it is read: nothing later has to look at it again. A name with a newline
-would be a line of its own in a table, one with an escape sequence a command to the terminal, one that is half of a
-character (a surrogate) could not be written at all.
+Texts are made printable once, when they are read, so later code need not check them. In a table a newline in a name
+would start another line; an escape sequence would be a command to the terminal; a lone surrogate cannot be encoded.
 """
 
 import contextlib
@@ -19,34 +18,34 @@ from typing import Any
 
 from accordion_bench.runs import durable
 
-SMALL = 4 << 20  # bytes, of config.yaml, summary.json, environment.json, a manifest
-LARGE = 256 << 20  # bytes, of metrics.jsonl: thirty times as many as a long run with all columns has written
-VALUES = 10_000_000  # of metrics.jsonl
-DEPTH = 50  # of lists and mappings inside each other
-NODES = 50_000  # of config.yaml, with what its aliases stand for
-DIGITS = 300  # of a number; more are beyond what a float holds
+SMALL = 4 << 20  # bytes; limit of config.yaml, summary.json, environment.json, a manifest
+LARGE = 256 << 20  # bytes; limit of metrics.jsonl: thirty times the size that a long run with all columns wrote
+VALUES = 10_000_000  # values; limit of metrics.jsonl
+DEPTH = 50  # levels of nested lists and mappings
+NODES = 50_000  # values; limit of config.yaml, with expanded aliases
+DIGITS = 300  # characters; limit of a number: longer ones exceed a float
 STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 BRACKETS = re.compile(r"[\[\]{}]")
 
 
 class Refused(ValueError):
-    """A file that is not read; `str()` says why, with the file's name."""
+    """A file is not read; `str()` gives the reason with the file's name."""
 
 
 class NotAsWritten(Refused):
-    """A file, or a line of one, whose checksum says that something else than the run has changed it."""
+    """The checksum of a file, or of a line, does not match: something else than the run has changed it."""
 
 
 def read_bytes(file: Path, most: int | None = SMALL) -> bytes:
-    """All of a regular file.
+    """Read a whole regular file.
 
     Args:
-        file: or a link to one.
-        most: bytes that it may have; None = any number.
+        file: path of a file, or of a link to one.
+        most: largest size in bytes; None = unlimited.
 
     Raises:
-        OSError: there is none, or it must not be read.
-        Refused: it is no regular file, or larger.
+        OSError: the file does not exist, or reading it is not permitted.
+        Refused: it is not a regular file, or it is too large.
     """
     if not stat.S_ISREG(os.stat(file).st_mode):
         raise Refused(f"{file.name} is no regular file")
@@ -60,21 +59,21 @@ def read_bytes(file: Path, most: int | None = SMALL) -> bytes:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open without waiting, should the file have become a pipe since it was looked at."""
+    """Open without blocking, in case the file became a pipe since it was checked."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_first_line(file: Path, most: int = SMALL) -> str:
-    """The first line of a text file, whatever the file's size; without its end.
+    """Read the first line of a text file of any size, without the line end.
 
     Args:
-        file: or a link to one.
-        most: bytes that it may have.
+        file: path of a file, or of a link to one.
+        most: largest length of the line in bytes.
 
     Raises:
-        OSError: there is none, or it must not be read.
-        ValueError: it is no UTF-8.
-        Refused: it is no regular file, or its first line is longer.
+        OSError: the file does not exist, or reading it is not permitted.
+        ValueError: the line is not UTF-8.
+        Refused: it is not a regular file, or its first line is too long.
     """
     if not stat.S_ISREG(os.stat(file).st_mode):
         raise Refused(f"{file.name} is no regular file")
@@ -86,7 +85,7 @@ def read_first_line(file: Path, most: int = SMALL) -> str:
 
 
 def read_text(file: Path) -> str:
-    """A small text file.
+    """Read a text file of at most `SMALL` bytes.
 
     Raises:
         OSError, ValueError: it cannot be read.
@@ -95,11 +94,11 @@ def read_text(file: Path) -> str:
 
 
 def read_yaml(file: Path) -> Any:
-    """What a YAML file holds.
+    """Read and parse a YAML file.
 
     Raises:
-        OSError, ValueError: it cannot be read, or is not as it was written.
-        yaml.YAMLError: it is no YAML.
+        OSError, ValueError: it cannot be read, or its checksum does not match.
+        yaml.YAMLError: it is not YAML.
     """
     import yaml
 
@@ -111,28 +110,28 @@ def read_yaml(file: Path) -> Any:
         return yaml.load(text, loader)
     except (ValueError, yaml.YAMLError):
         raise
-    except Exception as error:  # whatever PyYAML's constructors meet in `!!bool x`, `!!timestamp x`, `!!int ""`
-        raise Refused(f"{file.name} holds a value of another type than it says ({type(error).__name__})") from None
+    except Exception as error:  # PyYAML's constructors raise various errors for `!!bool x`, `!!timestamp x`, `!!int ""`
+        raise Refused(f"{file.name} holds a value that does not match its tag ({type(error).__name__})") from None
 
 
 def read_json(file: Path) -> Any:
-    """What a JSON file holds, without its checksum.
+    """Read and parse a JSON file; the checksum is removed.
 
     Raises:
-        OSError, ValueError: it cannot be read, is no JSON, or is not as it was written.
+        OSError, ValueError: it cannot be read, is not JSON, or its checksum does not match.
     """
     return parse_json(read_text(file), file.name)
 
 
 def read_lines(file: Path, most: int | None = LARGE) -> Iterator[tuple[str, Any]]:
-    """The lines of a JSONL file and what they hold, without checksums, up to the first that is cut off, or no JSON.
+    """Yield the lines of a JSONL file and their parsed content without checksums, up to the first incomplete line.
 
     Args:
-        file: to read.
-        most: bytes that it may have; None = any number, of any number of values.
+        file: path of the file.
+        most: largest size in bytes; None = unlimited size and number of values.
 
     Raises:
-        OSError, Refused: it cannot be read, or a line is not as it was written.
+        OSError, Refused: it cannot be read, or the checksum of a line does not match.
     """
     for number, line in enumerate(split_lines(file, most), 1):
         try:
@@ -145,10 +144,10 @@ def read_lines(file: Path, most: int | None = LARGE) -> Iterator[tuple[str, Any]
 
 
 def split_lines(file: Path, most: int | None = LARGE) -> list[str]:
-    """The lines of a text file; what is no UTF-8 is replaced.
+    """Read the lines of a text file; invalid UTF-8 is replaced.
 
     Args:
-        file: to read.
+        file: path of the file.
         most: as for `read_lines`.
 
     Raises:
@@ -161,14 +160,14 @@ def split_lines(file: Path, most: int | None = LARGE) -> list[str]:
 
 
 def parse_json(text: str, name: str = "it") -> Any:
-    """What a JSON text means, without its checksum.
+    """Parse a JSON text; the checksum is removed.
 
     Args:
-        text: of a file or a line.
-        name: of its file or line, for the sentence.
+        text: text of a file or a line.
+        name: name of the file or line, for the error message.
 
     Raises:
-        ValueError: it is no JSON, nested too deeply, or not as it was written.
+        ValueError: it is not JSON, is nested too deeply, or its checksum does not match.
     """
     if text.count("[") + text.count("{") > DEPTH and _is_deep(text):
         raise Refused(f"{name} is nested deeper than {DEPTH}")
@@ -181,11 +180,11 @@ def _as_written(name: str) -> Iterator[None]:
     try:
         yield
     except durable.Changed:
-        raise NotAsWritten(f"{name} is not as it was written: its checksum is another one's") from None
+        raise NotAsWritten(f"{name} is not as it was written: its checksum does not match") from None
 
 
 def _is_deep(text: str) -> bool:
-    """Whether too many brackets are open at once; those in strings are none."""
+    """Whether brackets outside strings are nested too deeply."""
     depth = 0
     for bracket in BRACKETS.finditer(STRINGS.sub("", text)):
         depth += 1 if bracket[0] in "[{" else -1
@@ -195,7 +194,7 @@ def _is_deep(text: str) -> bool:
 
 
 def _check_events(events: Iterator[Any], name: str) -> None:
-    """Refuse YAML that is too deep or too large, an alias counted as all that it stands for.
+    """Refuse YAML that is too deep or too large, where an alias counts as all values that it expands to.
 
     Raises:
         Refused: it is.
@@ -221,7 +220,7 @@ def _check_events(events: Iterator[Any], name: str) -> None:
         elif isinstance(event, yaml.AliasEvent):
             stands_for = sizes.get(event.anchor, 1)
             if stands_for is None:
-                raise Refused(f"{name} holds a list or mapping that is inside itself")
+                raise Refused(f"{name} holds a list or mapping that contains itself")
             nodes += stands_for
         if len(opened) > DEPTH:
             raise Refused(f"{name} is nested deeper than {DEPTH}")
@@ -229,16 +228,16 @@ def _check_events(events: Iterator[Any], name: str) -> None:
             raise Refused(f"{name} holds more than {NODES:,} values")
 
 
-NAME, SENTENCE, TEXT = 200, 1000, 10_000  # letters that are kept: of labels, of keys, of texts such as a command
-LARGEST_INTEGER = 2**63  # of integers; what is larger becomes a float, which may be infinite
+NAME, SENTENCE, TEXT = 200, 1000, 10_000  # largest lengths: of labels, of keys, of texts such as a command
+LARGEST_INTEGER = 2**63  # a larger integer becomes a float, which may be infinite
 
 
 def printable(text: str, longest: int = NAME) -> str:
-    """One line of what can be seen: white space as spaces, anything else that cannot be seen as question marks.
+    """Return one printable line: white space becomes spaces, other unprintable characters become question marks.
 
     Args:
-        text: from anywhere.
-        longest: letters, after which ... stands.
+        text: any text.
+        longest: largest length; a longer text is cut and ends with an ellipsis.
     """
     if len(text) > longest:
         text = text[: longest - 1] + "…"
@@ -248,9 +247,9 @@ def printable(text: str, longest: int = NAME) -> str:
 
 
 def plain(content: Any) -> Any:
-    """What a JSON or YAML file holds, as dict, list, str, int, float, bool and None only; texts and keys printable.
+    """Reduce parsed JSON or YAML to dict, list, str, int, float, bool and None; make texts and keys printable.
 
-    YAML knows dates, sets and bytes, too, which are texts here, and keys of any kind.
+    YAML also has dates, sets and bytes, which become texts, and keys of any type.
     """
     if isinstance(content, str):
         return printable(content, TEXT)
@@ -273,9 +272,9 @@ def _as_float(number: int) -> float:
 
 
 def needs_no_look(json_text: str) -> bool:
-    """Whether no text in valid JSON can be unprintable, which is seen without parsing it.
+    """Whether no text in valid JSON can be unprintable, decided without parsing it.
 
-    Control characters are no valid JSON, and json.dumps writes every other odd character as an escape sequence: rows of
-    our own runs, which may be millions of values, are never looked through.
+    Valid JSON has no control characters, and json.dumps escapes every other unprintable character. So rows written by
+    this package, which may be millions of values, need no check.
     """
     return json_text.isascii() and "\\" not in json_text and "\x7f" not in json_text

@@ -1,4 +1,4 @@
-"""Weights as files: one checked file of tensors, and what a run leaves of its model."""
+"""Weight files: checksummed files of tensors, and loading of the weights that a run has saved."""
 
 import io
 import os
@@ -20,14 +20,14 @@ Written = tuple[int, int]  # size in bytes, checksum (CRC-32)
 
 
 class Counted:
-    """A file that is being written: its size, its checksum (CRC-32), and why it could not be written."""
+    """Writable file that records the size, the checksum (CRC-32) and the error of the write that failed."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.size, self.checksum = file, 0, 0
         self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
-        """For torch.save."""
+        """Write data; called by torch.save."""
         self.checksum = zlib.crc32(data, self.checksum)
         self.size += len(data)
         try:
@@ -37,25 +37,25 @@ class Counted:
             raise
 
     def flush(self) -> None:
-        """For torch.save."""
+        """Do nothing; called by torch.save."""
 
 
 def write(path: Path, content: dict[str, Any], dump: Callable[[Any, Any], object] = torch.save) -> Written:
-    """Write a file and wait until it is on the disk; its size and checksum.
+    """Write a file and wait until it is on disk; return its size and checksum.
 
     Args:
-        path: of the file.
-        content: that it is to hold.
-        dump: writes the content into an open file.
+        path: path of the file.
+        content: content of the file.
+        dump: function that writes the content to an open file.
 
     Raises:
-        OSError: the disk is full, say.
+        OSError: for instance, the disk is full.
     """
     with durable.new_file(path) as file:
         counted = Counted(file)
         try:
             dump(content, cast(IO[bytes], counted))
-        except RuntimeError as of_torch:  # of its archive, not of the disk
+        except RuntimeError as of_torch:  # torch's error about its archive hides that of the disk
             raise counted.error or of_torch from None
         file.flush()
         os.fsync(file.fileno())
@@ -63,15 +63,15 @@ def write(path: Path, content: dict[str, Any], dump: Callable[[Any, Any], object
 
 
 def read(path: Path, written: Written | None) -> dict[str, Any]:
-    """What a file holds, tensors on the CPU.
+    """Read a file of tensors, on the CPU.
 
     Args:
-        path: of the file.
-        written: what `write` has returned of it; None where that was not kept: then the checksums count that torch
-            has put beside each tensor, which torch itself does not look at.
+        path: path of the file.
+        written: size and checksum returned by `write`; None = unknown: then the checksums that torch stores with each
+            tensor are verified, which torch itself does not do.
 
     Raises:
-        Damaged: it is missing, or not as it was written.
+        Damaged: the file is missing or damaged.
     """
     name = path.name
     try:
@@ -101,23 +101,23 @@ OF_TORCH, SAFETENSORS = ".pt", ".safetensors"
 
 
 def _safetensors() -> Any:
-    """The library's part for torch; of the extra `safetensors`."""
+    """Import safetensors.torch, of the extra `safetensors`."""
     import safetensors.torch
 
     return safetensors.torch
 
 
 def _dump_tensors(state: Mapping[str, Tensor], file: BinaryIO) -> None:
-    """As safetensors; tied tensors, which the format does not know, are written each."""
+    """Write in the safetensors format; tied tensors, which it does not support, are written separately."""
     file.write(_safetensors().save({name: tensor.contiguous().clone() for name, tensor in state.items()}))
 
 
 def save_weights(path: Path, state: Mapping[str, Tensor]) -> Written:
-    """Write a model's state dict; the file is replaced as a whole. Returns its size and checksum.
+    """Write a model's state dict, replacing the file atomically; return its size and checksum.
 
     Args:
-        path: of the file, whose suffix says the format: `.pt` or `.safetensors`.
-        state: the tensors by name.
+        path: path of the file; the suffix selects the format: `.pt` or `.safetensors`.
+        state: tensors by name.
 
     Raises:
         ConfigError: the disk is full.
@@ -127,7 +127,7 @@ def save_weights(path: Path, state: Mapping[str, Tensor]) -> Written:
         try:
             written = write(part, dict(state), _dump_tensors if path.suffix == SAFETENSORS else torch.save)
             durable.replace(part, path)
-            for other in {OF_TORCH, SAFETENSORS} - {path.suffix}:  # of a run that goes on in the other format
+            for other in {OF_TORCH, SAFETENSORS} - {path.suffix}:  # left by a resumed run that used the other format
                 path.with_suffix(other).unlink(missing_ok=True)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -136,13 +136,13 @@ def save_weights(path: Path, state: Mapping[str, Tensor]) -> Written:
 
 
 def load_weights(path: str | Path) -> dict[str, Tensor]:
-    """The weights of a run, compared with their checksum; on the CPU.
+    """Load the weights of a run on the CPU, verified against their checksum.
 
     Args:
-        path: `weights.pt`, `best.pt` or such a file in safetensors, or the folder of a run, for its last epoch's.
+        path: path of `weights.pt`, `best.pt` or such a file in safetensors, or of a run, for its last epoch's.
 
     Raises:
-        ConfigError: the file is missing, or not as the run has written it; a ValueError.
+        ConfigError: the file is missing or damaged; a subclass of ValueError.
 
     Example:
         >>> torch.save({"weight": torch.ones(2)}, "best.pt")  # as a run does
@@ -160,7 +160,7 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def _written(file: Path) -> Written | None:
-    """As the summary of the run has it; None of a run that goes on, or of an earlier version."""
+    """Return size and checksum from the run's summary; None for an unfinished run or one of an earlier version."""
     if not (file.parent / "summary.json").exists():
         return None
     written = RunFolder(file.parent).read_json("summary.json").get("files")

@@ -188,7 +188,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(tmp_path):
     """Bit for bit: the old checkpoint is whole, and what was half written is gone."""
     train.run(start(tmp_path / "straight", *ARMS["topk"]))
     cfg = start(tmp_path / "stopped", *ARMS["topk"])
-    told = "takes what the run writes, got: No space left on device .*; mend that, and type resume=.* to go on"
+    told = "that the run can write to, got: No space left on device .*; fix that, and type resume=.* to continue"
     with full_disk(after=5 + 3), pytest.raises(ConfigError, match=told):
         train.run({**cfg, "checkpoint": tiny.saving(7)})
     folder = tiny.only(tmp_path / "stopped")

@@ -281,7 +281,7 @@ def test_the_files_of_two_workers_are_not_swapped(copied):
         files[a], files[b] = files[b], files[a]
 
     changed_manifest(path, swap)
-    with pytest.raises(manifest.Damaged, match=r"worker-0.pt is another worker's, or of another step"):
+    with pytest.raises(manifest.Damaged, match=r"worker-0.pt belongs to another worker or step"):
         checkpoint._loaded(path / a, manifest.read_manifest(path))
 
 

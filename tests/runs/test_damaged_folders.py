@@ -129,7 +129,7 @@ def test_a_metric_that_is_no_number(metric, runs, tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     assert RunFolder(folder).done
     (folder / "summary.json").write_text(durable.json_text({**summary, "metric": metric}))
-    assert not RunFolder(folder).done and RunFolder(folder).wrong_summary() == "summary.json has no metric in it"
+    assert not RunFolder(folder).done and RunFolder(folder).wrong_summary() == "summary.json has no metric"
     doors(cfg, folder)
 
 
@@ -167,8 +167,8 @@ def test_a_folder_that_takes_no_log_is_told(tmp_path):
     """Nor one that cannot be made."""
     config = RunConfig.from_dict(composed.run(tmp_path))
     (tmp_path / "run.log").mkdir()
-    with pytest.raises(ConfigError, match="must be a folder that takes what the run writes, got: Is a directory"):
+    with pytest.raises(ConfigError, match="must be a folder that the run can write to, got: Is a directory"):
         launch.train(config, place(config), RunFolder(tmp_path))
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="must be a folder that takes what the run writes, got: Not a directory"):
+    with pytest.raises(ConfigError, match="must be a folder that the run can write to, got: Not a directory"):
         RunFolder.create(str(tmp_path / "file"), "x", config.to_dict())

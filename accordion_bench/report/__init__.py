@@ -1,9 +1,9 @@
-"""Run folders as tidy tables, statistics and figures.
+"""Reports: run folders as pandas tables, statistics and figures.
 
 import accordion_bench as ab
 ab.report.load_metrics("results/runs")          # one row per run and epoch
 ab.report.compare("results/runs")               # one row per arm, with intervals
-ab.report.figure("results/runs", "comparison")  # as matplotlib draws it
+ab.report.figure("results/runs", "comparison")  # a matplotlib Figure
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-import accordion_bench.report.compare  # noqa: F401  first: imported later, the package would take the function's place
+import accordion_bench.report.compare  # noqa: F401  imported first: later, the package would shadow the function
 from accordion_bench.options import checks
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ PAPERS = {"one-column": 3.3, "two-column": 7.0}  # width of a figure in inches
 
 @dataclass(frozen=True)
 class Print:
-    """How figures are written.
+    """Output settings of figures.
 
     Args:
-        paper: one of PAPERS: a figure is as wide as one column, or as both.
-        formats: some of FIGURES. A PNG is always there: page and README show it.
-        bandwidths: bit/s of the links in the figure of modelled time.
+        paper: key of PAPERS: the figure is one column or two columns wide.
+        formats: a subset of FIGURES. A PNG is always written, because the page and README use it.
+        bandwidths: bandwidths in bit/s of the links in the figure of modelled time.
     """
 
     paper: str = "two-column"
@@ -50,14 +50,14 @@ AS_PNG = Print()
 
 
 def compare(runs: Runs) -> "pd.DataFrame":
-    """One row per arm: the numbers of table.csv, with the name of its setting in front.
+    """Compare arms: return one row per arm with the numbers of table.csv and the name of its setting.
 
     Args:
-        runs: run folders, files of metrics rows, folders that contain some, or what `read_runs` has returned.
+        runs: run folders, files of metrics rows, folders that contain some, or the result of `read_runs`.
 
     Returns:
         `setting`, then the columns of `tidy`: bytes, seconds and the metric (an accuracy as a share) with half widths
-        of 95 % intervals and the difference to dense. Empty where no run has finished.
+        of 95 % intervals and the difference to dense. Empty if no run has finished.
 
     Example:
         >>> ab.report.compare(runs)["arm"].tolist()  # runs = "results/runs", say
@@ -73,15 +73,15 @@ def compare(runs: Runs) -> "pd.DataFrame":
 
 
 def figure(runs: Runs, kind: str = "comparison", setting: str | None = None) -> "Figure":
-    """One figure of the report, as matplotlib draws it.
+    """Draw one figure of the report with matplotlib.
 
     Args:
-        runs: as of `compare`.
-        kind: a name as of the report's files: `comparison`, `accuracy_bytes`, `tradeoff`, `levels`, ...
-        setting: as in the column of `compare`; None = the only one.
+        runs: as for `compare`.
+        kind: name of a figure, as in the report's file names: `comparison`, `accuracy_bytes`, `tradeoff`, `levels`, ...
+        setting: value of the `setting` column of `compare`; None = the only one.
 
     Raises:
-        ConfigError: there is no such kind or setting, or these runs have nothing to show in it; a ValueError.
+        ConfigError: there is no such kind or setting, or the runs lack the data for it; a subclass of ValueError.
 
     Example:
         >>> drawn = ab.report.figure(runs, "comparison")
@@ -108,7 +108,7 @@ def figure(runs: Runs, kind: str = "comparison", setting: str | None = None) -> 
 
 
 def _settings(runs: Runs) -> "dict[str, list[Arm]]":
-    """The arms of each setting, by its name; runs that cannot be compared are left out, as in reports."""
+    """Return the arms of each setting by its name; runs that cannot be compared are omitted, as in reports."""
     from accordion_bench.report.compare.columns import tidy
     from accordion_bench.report.read.load import Run, read_runs
     from accordion_bench.report.render.captions import headings
@@ -121,10 +121,10 @@ def _settings(runs: Runs) -> "dict[str, list[Arm]]":
 
 
 def __getattr__(name: str) -> Any:
-    """What reads runs, imported when it is first asked for: the command line has its first words before.
+    """Import the functions that read runs on first use, so that the command line can print before the slow import.
 
     Raises:
-        AttributeError: there is nothing of that name.
+        AttributeError: the name is unknown.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

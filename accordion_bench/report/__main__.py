@@ -1,6 +1,7 @@
-"""python -m accordion_bench.report RUN...: the answer on stdout; tables, figures and a page in --out.
+"""python -m accordion_bench.report RUN...: print the answer; write tables, figures and a page to --out.
 
-On a terminal the table has as many of six columns as fit; elsewhere it is that of table.md."""
+On a terminal the table shows as many of six columns as fit; otherwise it equals table.md.
+"""
 
 import argparse
 import math
@@ -15,12 +16,12 @@ from accordion_bench.options.explain import explain
 from accordion_bench.report import FIGURES, FORMATS, PAPERS, Print
 from accordion_bench.runs.untrusted import printable
 
-OF_FILES, OF_SERVE = ("out", "formats", "bandwidths", "figures", "pdf", "paper"), "port"  # options that say how
+OF_FILES, OF_SERVE = ("out", "formats", "bandwidths", "figures", "pdf", "paper"), "port"  # options of one mode
 
 
 @output.command
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Run the command line and return the exit status."""
     parser = _parser()
     args = parser.parse_args(argv)
     try:
@@ -38,10 +39,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Serve, or write.
+    """Serve the page or write the report.
 
     Raises:
-        ConfigError: something was typed that cannot be, holds no run, or cannot be written.
+        ConfigError: an argument is invalid, contains no run, or cannot be written to.
     """
     _refuse_idle(args, parser)
     if args.config_dir is not None:
@@ -52,7 +53,7 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     drawn += ["pdf"] if args.pdf else []
     printed = Print(checks.choice("--paper", args.paper, tuple(PAPERS)), tuple(drawn), bandwidths)
     print(f"reading the runs in {printable(' '.join(args.runs))}", file=sys.stderr, flush=True)
-    from accordion_bench.report.compare import show  # what follows takes seconds to import
+    from accordion_bench.report.compare import show  # these take seconds to import
     from accordion_bench.report.read import load
     from accordion_bench.report.render import tables, write
 
@@ -76,7 +77,7 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     try:
         args.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=args.out):
-            pass  # before anything takes long
+            pass  # fail before the slow work
         every = args.figures is not None or args.pdf or args.paper != Print().paper
         written = write.write(runs, args.out, folders, formats, printed, every)
     except OSError as error:
@@ -90,31 +91,31 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("accordion_bench.report", description=__doc__)
-    of_runs = "run folders, files of metrics rows that a loop of your own has written, or folders that contain some"
+    of_runs = "run folders, files of metrics rows written by your own loop, or folders that contain some"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=of_runs)
     parser.add_argument(
         "--out", type=Path, default=Path("results/report"), help="folder for tables and figures (%(default)s)"
     )
-    parser.add_argument("--formats", default="md,csv,latex,html", help="of the tables, some of %(default)s")
-    links = "of the links in the figure of modelled time, accuracy_modelled, bit/s or such as 10gbit (%(default)s)"
+    parser.add_argument("--formats", default="md,csv,latex,html", help="formats of the tables, a subset of %(default)s")
+    links = "links in the figure accuracy_modelled (modelled time), in bit/s or as 10gbit (%(default)s)"
     parser.add_argument("--bandwidths", default="1e8,1e9,1e10", help=links)
-    every = "every figure as a file: some of png,pdf,svg; else those of README.md and those that the page does not draw"
+    every = "write every figure, as some of png,pdf,svg; default: those of README.md and those missing on the page"
     parser.add_argument("--figures", metavar="FORMATS", help=every)
     parser.add_argument("--pdf", action="store_true", help="short for --figures png,pdf")
     widths = ", ".join(f"{name} ({inches:g} inches)" for name, inches in PAPERS.items())
     parser.add_argument("--paper", default=Print().paper, help=f"width of every figure: {widths} (%(default)s)")
-    followed = "write nothing: a page, on this machine alone, that follows the runs while they go on"
+    followed = "write no files; serve a page on this machine that follows the runs as they progress"
     parser.add_argument("--serve", action="store_true", help=followed)
-    port = "of --serve (%(default)s); 0 = any that is free"
+    port = "port of --serve (%(default)s); 0 = any free port"
     parser.add_argument("--port", type=int, default=8765, metavar="N", help=port)
-    parser.add_argument("--config-dir", metavar="FOLDER", help="YAML files of your own, whose classes are trusted")
-    trust = "import the classes that the run folders name: only of folders whose code you would run"
+    parser.add_argument("--config-dir", metavar="FOLDER", help="your own YAML files, whose classes are trusted")
+    trust = "import the classes named in the run folders; only for folders whose code you trust"
     parser.add_argument("--trust", action="store_true", help=trust)
     return parser
 
 
 def _refuse_idle(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Refuse an option that would do nothing."""
+    """Refuse an option that would have no effect."""
     typed = [name for name in (*OF_FILES, OF_SERVE) if getattr(args, name) != parser.get_default(name)]
     if args.serve and (of_files := [name for name in typed if name != OF_SERVE]):
         raise checks.ConfigError(f"--serve writes no files, got --{of_files[0]}; leave it out")

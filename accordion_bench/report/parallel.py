@@ -1,4 +1,4 @@
-"""The same work on many things, in as many processes as there are cores, with its progress on stderr."""
+"""Parallel map over processes, with progress on stderr."""
 
 import gc
 import multiprocessing
@@ -17,18 +17,18 @@ from accordion_bench.processes.interrupt import end_with_parent
 
 S = TypeVar("S")
 T = TypeVar("T")
-PATIENCE = 9.5  # seconds without a line
-MANY = 200  # items, from which processes are worth their start
-TOGETHER = 8  # items that one message holds
+PATIENCE = 9.5  # seconds between lines of progress
+MANY = 200  # smallest number of items for which starting processes pays off
+TOGETHER = 8  # items per message
 
 
 def told(items: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """The items; meanwhile stderr shows how many are done.
+    """Yield the items while showing progress on stderr.
 
     Args:
-        items: to go through.
-        total: how many.
-        what: is done, such as `drawing`.
+        items: the items.
+        total: number of items.
+        what: the activity, such as `drawing`.
     """
     if output.can_draw(sys.stderr):
         yield from tqdm(items, total=total, desc=what, file=sys.stderr, leave=False, delay=1, mininterval=0.2)
@@ -42,12 +42,12 @@ def told(items: Iterable[T], total: int, what: str) -> Iterator[T]:
 
 
 def each(work: Callable[[S], T], items: Sequence[S], what: str) -> list[T]:
-    """The results of all items, in their order. Where a process was killed, all are computed in this process.
+    """Return the results of all items, in order. If a process is killed, all are recomputed in this process.
 
     Args:
-        work: a function of a module.
-        items: few enough bytes to be sent.
-        what: is done, for the progress.
+        work: function defined at module level.
+        items: arguments, small enough to be sent to a process.
+        what: the activity, for the progress.
     """
     if len(items) >= MANY and cores() > 1:
         try:
@@ -61,15 +61,15 @@ def each(work: Callable[[S], T], items: Sequence[S], what: str) -> list[T]:
 def each_apart(
     work: Callable[..., T], items: Sequence[tuple[Any, ...]], what: str, killed: Callable[..., T]
 ) -> list[T]:
-    """The results of all items, in their order, where one of them may use up the memory.
+    """Return the results of all items, in order, when one of them may exhaust the memory.
 
-    Each is sent by itself. Where a process was killed, each item that is left has a process of its own.
+    Each item is sent separately. If a process is killed, each remaining item gets its own process.
 
     Args:
-        work: a function of a module.
-        items: arguments, few enough bytes to be sent.
-        what: is done, for the progress.
-        killed: the result for an item whose own process was killed, too.
+        work: function defined at module level.
+        items: arguments, small enough to be sent to a process.
+        what: the activity, for the progress.
+        killed: function that returns the result of an item whose own process was killed, too.
     """
 
     def submitted(pool: ProcessPoolExecutor, item: tuple[Any, ...]) -> "Future[T] | None":
@@ -103,7 +103,7 @@ def each_apart(
 
 
 def cores() -> int:
-    """How many processes may compute at once: several where processes are forked safely."""
+    """Return the number of processes that may compute at once; more than one only where forking is safe."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
@@ -112,7 +112,7 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 
 
 def _begin() -> None:
-    """In each process: the collector skips what the parent had, and torch uses none of the parent's threads."""
+    """Initialise a process: freeze inherited objects for the garbage collector, and limit torch to one thread."""
     end_with_parent()
     gc.freeze()
     if "torch" in sys.modules:

@@ -1,8 +1,7 @@
-"""Unfinished runs, and a page that shows their progress: python -m accordion_bench.report --serve RUNS.
+"""Live page of unfinished and finished runs: python -m accordion_bench.report --serve RUNS.
 
-Running runs are curves beside the others. The server is for this machine alone: it listens on 127.0.0.1, answers only
-who has asked for localhost, and knows two addresses, the page and its version. No path of a request is ever one of a
-file.
+Running runs are drawn as curves beside the others. The server is local: it listens on 127.0.0.1, answers only requests
+for localhost, and serves two paths, the page and its version. No request path is ever used as a file path.
 """
 
 import hashlib
@@ -31,13 +30,13 @@ from accordion_bench.report.render.rebuilt import classes_apart
 from accordion_bench.report.render.write import left_out, sound, texts
 from accordion_bench.runs.untrusted import printable
 
-PATIENCE, EPOCHS = 300, 3  # seconds, or epochs of the run, without a new row: then it is not said to be running
+PATIENCE, EPOCHS = 300, 3  # seconds, or epochs of the run, without a new row after which it no longer counts as running
 
 
 def is_running(run: Run) -> bool:
-    """Whether an unfinished run goes on, as far as its file tells: its last row is young, for epochs as long as its.
+    """Whether an unfinished run is still running, judged by the age of its last row.
 
-    A run that was killed a moment ago counts as running until `PATIENCE` seconds, or `EPOCHS` of its epochs, are over.
+    A run that was just killed counts as running for the longer of `PATIENCE` seconds and `EPOCHS` of its epochs.
     """
     if run.finished or run.last_epoch is None or "stopped_by" in run.summary:
         return False
@@ -51,7 +50,7 @@ def is_running(run: Run) -> bool:
 
 
 def so_far(run: Run) -> Run:
-    """A running run as if its last row were its end; unchanged where its rows cannot be understood."""
+    """Return a running run as if its last row were its end; unchanged if its rows are invalid."""
     if run.attached:
         summary = run.summary
         why = problem_of_rows(_ends_now(run, summary), summary, run.rows, run.path.name)
@@ -62,34 +61,34 @@ def so_far(run: Run) -> Run:
 
 
 def _ends_now(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a run that has no more epochs than its rows."""
+    """Return the configuration of a run with as many epochs as it has rows."""
     return {**run.config, "epochs": summary["epochs"]}
 
 
 def how_far(run: Run) -> str:
-    """`running, epoch 7 of 30`."""
+    """Return the progress: `running, epoch 7 of 30`."""
     return f"running, epoch {len(run.rows)} of {run.config.get('epochs', '?')}"
 
 
 def arm_so_far(run: Run) -> Arm | None:
-    """A running run as an arm of its own, with its progress in the label; None where its rows cannot be understood.
+    """Return a running run as a separate arm, with its progress in the label; None if its rows are invalid.
 
     Args:
-        run: for which `is_running`.
+        run: a run for which `is_running` is true.
     """
     try:
         arms, _ = group([so_far(run)])
-    except Exception:  # of a stranger's run: it must not end the report of the others
+    except Exception:  # an untrusted run must not break the report of the others
         return None
     return replace(arms[0], label=f"{arms[0].label}, seed {run.seed}: {how_far(run)}") if arms else None
 
 
 def beside(parts: Sequence[Sequence[Arm]], running: Sequence[Arm]) -> list[list[Arm]]:
-    """The running arms of each setting; those of settings in which nothing has finished, after them, each its own.
+    """Return the running arms of each setting, followed by one list for each setting in which nothing has finished.
 
     Args:
-        parts: the finished arms of each setting.
-        running: one per run, see `arm_so_far`.
+        parts: finished arms of each setting.
+        running: one arm per run, see `arm_so_far`.
     """
     settings = [_keys(arms[0]) for arms in parts]
     found: list[list[Arm]] = [[] for _ in parts]
@@ -103,20 +102,20 @@ def beside(parts: Sequence[Sequence[Arm]], running: Sequence[Arm]) -> list[list[
 
 
 def _keys(arm: Arm) -> set[tuple[str, ...]]:
-    """Those of its setting, see `grouping.setting_keys`."""
+    """Return the keys of an arm's setting, see `grouping.setting_keys`."""
     return set(map(tuple, json.loads(arm.setting)))
 
 
 def live_page(
     ended: Sequence[Run], running: Sequence[Run], folders: Sequence[tuple[str, str]] = (), follow: str = ""
 ) -> str:
-    """The page as one HTML text, without the figures that are drawn for papers: they take longest.
+    """Return the page as one HTML text, without the slow figures for papers.
 
     Args:
-        ended: finished runs, and unfinished ones that go on no more.
-        running: those that go on.
-        folders: names of those without a run, and why; see `load.no_runs`.
-        follow: the script by which the page follows its runs.
+        ended: finished runs, and unfinished ones that are no longer running.
+        running: runs that are still running.
+        folders: names of folders without a run, with the reason; see `load.no_runs`.
+        follow: script that reloads the page when its runs change.
     """
     ended, parts, repeats, _ = sound(ended, texts)
     absent = left_out(ended, repeats, folders)
@@ -129,17 +128,17 @@ def live_page(
 
 
 HOST = "127.0.0.1"
-NAMES = (HOST, "localhost")  # that a browser may ask for: other names that resolve to this address are refused
-LEAST = 2.0  # seconds between two questions of a page
-SHARE = 10  # of the time that a page takes to build, so many times pass until the next: runs need the machine
-WAIT = 10  # seconds, after which a connection that says nothing is closed
+NAMES = (HOST, "localhost")  # accepted host names; other names that resolve to this address are refused
+LEAST = 2.0  # least seconds between two polls of a page
+SHARE = 10  # polls are at least this many build times apart, because the runs need the machine
+WAIT = 10  # seconds after which an idle connection is closed
 FOLLOW = Path(__file__).with_name("follow.js").read_text(encoding="utf-8")
 
 Stamp = tuple[tuple[int, int] | None, ...]
 
 
 class Followed:
-    """The page of the runs under some paths, built again when one of them has changed.
+    """Page of the runs under some paths, rebuilt when a run has changed.
 
     Args:
         paths: run folders, files of metrics rows, or folders that contain some, now or later.
@@ -152,24 +151,24 @@ class Followed:
         self._alone = threading.Lock()
 
     def version(self) -> str:
-        """A hash of the runs and of what is known of them."""
+        """Return a hash of the runs' files and of which of them are running."""
         with self._alone, classes_apart():
             return self._look()[0]
 
     def page(self) -> str:
-        """The page of the current runs."""
+        """Return the page of the current runs."""
         with self._alone, classes_apart():
             version, ended, running = self._look()
             if version != self._built:
                 start = time.monotonic()
-                # of the page before: how long this one takes is only known in the end
+                # pause of the previous page: how long this one takes to build is not yet known
                 known = f'"use strict";\nconst version = "{version}", pause = {1000 * self._pause:.0f};\n'
                 self._page = live_page(ended, running, no_runs(self.paths), known + FOLLOW)
                 self._built, self._pause = version, max(LEAST, SHARE * (time.monotonic() - start))
             return self._page
 
     def _look(self) -> tuple[str, list[Run], list[Run]]:
-        """The version, the runs that have ended, and those that go on; only what has changed is read."""
+        """Return the version, the ended runs and the running ones; read only runs that have changed."""
         found = {path: stamp(path) for path in find_runs(self.paths)}
         changed = [path for path, now in found.items() if path not in self._read or self._read[path][0] != now]
         read = dict(zip(changed, each(read_run, changed, "reading"), strict=True))
@@ -183,7 +182,7 @@ class Followed:
 
 
 def stamp(path: Path) -> Stamp:
-    """Times of modification and sizes of the files of a run, which change with their contents."""
+    """Return modification times and sizes of the files of a run."""
 
     def of_file(file: Path) -> tuple[int, int] | None:
         try:
@@ -196,7 +195,7 @@ def stamp(path: Path) -> Stamp:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves the page and its version; all other requests are refused."""
+    """Request handler that serves the page and its version, and refuses all other requests."""
 
     server: "Server"
     timeout = WAIT
@@ -207,14 +206,14 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host", "").partition(":")[0].lower() not in NAMES:
             self._send(HTTPStatus.FORBIDDEN, f"The address must be http://localhost:{self.server.server_port}/.\n")
         elif self.path not in answers:
-            self._send(HTTPStatus.NOT_FOUND, "There is nothing here but the page / and its /version.\n")
+            self._send(HTTPStatus.NOT_FOUND, "Only the page / and its /version are served.\n")
         else:
             make, kind = answers[self.path]
             try:
                 self._send(HTTPStatus.OK, make(), kind)
             except ConnectionError:
                 raise
-            except Exception as error:  # of a stranger's runs, or a full disk: the server goes on
+            except Exception as error:  # of untrusted runs or a full disk: keep serving
                 why = printable(f"{type(error).__name__}: {error}", longest=500)
                 self._send(HTTPStatus.INTERNAL_SERVER_ERROR, f"The page could not be built: {why}\n")
 
@@ -225,7 +224,7 @@ class Handler(BaseHTTPRequestHandler):
             "Content-Type": f"text/{kind}; charset=utf-8",
             "Content-Length": str(len(body)),
             "Cache-Control": "no-store",
-            "Content-Security-Policy": "frame-ancestors 'none'",  # beside the page's own
+            "Content-Security-Policy": "frame-ancestors 'none'",  # in addition to the page's own
             "Cross-Origin-Resource-Policy": "same-origin",
             "Referrer-Policy": "no-referrer",
             "X-Content-Type-Options": "nosniff",
@@ -236,18 +235,18 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not shown on the terminal."""
+        """Suppress the log of requests."""
 
 
 class Server(ThreadingHTTPServer):
-    """The server of one page.
+    """HTTP server of one page.
 
     Args:
-        followed: its page.
-        port: 0 = any that is free.
+        followed: the page.
+        port: 0 = any free port.
 
     Raises:
-        OSError: the port is not to be had.
+        OSError: the port is not available.
     """
 
     daemon_threads = True
@@ -257,7 +256,7 @@ class Server(ThreadingHTTPServer):
         super().__init__((HOST, port), Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Errors of closed connections are ignored."""
+        """Report an error on stderr; ignore closed connections."""
         error = sys.exception()
         if not isinstance(error, ConnectionError | TimeoutError):
             print(printable(f"a request failed: {type(error).__name__}: {error}", longest=500), file=sys.stderr)
@@ -268,22 +267,22 @@ def serve(paths: Sequence[str], port: int) -> None:
 
     Args:
         paths: see `Followed`.
-        port: 0 = any that is free.
+        port: 0 = any free port.
 
     Raises:
-        ConfigError: the port is not to be had.
+        ConfigError: the port is not available.
     """
     if not 0 <= port <= 65535:
-        raise ValueRefused("--port", "a number from 0 (any that is free) to 65535", port, 8765)
+        raise ValueRefused("--port", "a number from 0 (any free port) to 65535", port, 8765)
     try:
         server = Server(Followed(paths), port)
     except OSError as error:
         why = f"{port}: {error.strerror}"
         raise ConfigError(f"--port must be a free port of this machine, got {why}; type --port=0 for any") from None
     with server:
-        server.followed.version()  # which reads all runs, before a page waits for them
+        server.followed.version()  # reads all runs before the first request waits for them
         print(f"http://localhost:{server.server_port}/ follows the runs; Ctrl-C ends it", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print("\nended: the page in the browser stays as it is")
+            print("\nstopped: the page in the browser is no longer updated")

@@ -158,7 +158,7 @@ def test_looks_of_another_kind_are_a_sentence(looks, fine, tmp_path):
     rows[0]["looks"] = looks
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     problem = read_run(path).problem
-    assert problem == "" if fine else "whose looks is of another kind" in problem
+    assert problem == "" if fine else "whose looks is of the wrong type" in problem
 
 
 CUSTOM = {"_target_": "accordion_bench.network.link_model.Network", "bandwidth": 1e8, "latency": 1e-4}

@@ -114,4 +114,4 @@ def test_a_line_over_workers_joins_arms_of_one_label_and_one_method(tmp_path, se
 def test_what_is_no_label_in_a_strangers_folder(label, tmp_path):
     run_folder(tmp_path, "topk", label=label)
     (run,) = load.read_runs([tmp_path])
-    assert run.label == "TopK 10 %" and run.problem == "label of config.yaml is missing or of another kind"
+    assert run.label == "TopK 10 %" and run.problem == "label of config.yaml is missing or of the wrong type"

@@ -400,7 +400,7 @@ def test_a_run_may_lack_any_key(tmp_path, key):
     null = read(rows_file(tmp_path / "nulls" / "a.jsonl", {**run, key: None}))
     absent = read(rows_file(tmp_path / "a.jsonl", {name: value for name, value in run.items() if name != key}))
     assert null.problem == absent.problem and null.label == absent.label
-    said = {"workers": "workers is missing in the rows of a.jsonl, or of another kind"}
+    said = {"workers": "workers is missing in the rows of a.jsonl, or of the wrong type"}
     assert absent.problem == said.get(key, "")
     expected = {"compressor": "unknown method rank 2, attached", "options": "powersgd, attached"}
     assert absent.label == expected.get(key, "PowerSGD rank 2, attached")
@@ -473,14 +473,14 @@ def test_a_damaged_line_with_others_after_it_is_told(tmp_path):
     file = rows_file(tmp_path / "a.jsonl")
     lines = file.read_text().splitlines()
     file.write_text("\n".join([lines[0], lines[1][:40] + lines[1], *lines[2:]]) + "\n")
-    assert read(file).problem == "line 2 of a.jsonl is no row of metrics, and others follow it: delete it"
+    assert read(file).problem == "line 2 of a.jsonl is not a row of metrics, and others follow it: delete it"
 
 
 def test_several_runs_in_one_file_are_told(tmp_path):
     first = rows_file(tmp_path / "a.jsonl", about(seed=0)).read_text()
     second = rows_file(tmp_path / "b.jsonl", about(seed=1)).read_text()
     (tmp_path / "a.jsonl").write_text(first + second)
-    said = "line 5 of a.jsonl is another run's than line 1: write each run into a file of its own"
+    said = "line 5 of a.jsonl belongs to another run than line 1: write each run to a separate file"
     assert read(tmp_path / "a.jsonl").problem == said
 
 
@@ -530,8 +530,10 @@ def test_a_file_that_is_none_is_told(tmp_path, capsys, no_figures):  # noqa: F81
     given = [tmp_path / "bad.jsonl", folder / "metrics.jsonl", rows_file(tmp_path / "good.jsonl")]
     assert report_main([*map(str, given), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().err
-    assert "bad.jsonl: no folder, and no file of metrics rows: its first line cannot be read as JSON" in said
-    assert "metrics.jsonl: no folder, and no file of metrics rows: its first line lacks an epoch or the run" in said
+    assert "bad.jsonl: neither a folder nor a file of metrics rows: its first line cannot be read as JSON" in said
+    assert (
+        "metrics.jsonl: neither a folder nor a file of metrics rows: its first line lacks an epoch or the run" in said
+    )
     assert "good.jsonl" not in said
     assert report_main([str(given[0]), "--out", str(tmp_path / "out")]) == 2
     assert "RUN must be a run folder, a file of metrics rows or a folder" in capsys.readouterr().err

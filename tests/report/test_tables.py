@@ -370,7 +370,7 @@ def test_cells_of_a_sweep_without_a_run_are_named(tmp_path, no_figures):  # noqa
     ]
     (runs / "sweep.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"torn')
     expected = [
-        "deleted: done in sweep.jsonl, but not here any more",
+        "deleted: done in sweep.jsonl, but no longer here",
         "seed=2 +experiment=a/b: refused in sweep.jsonl: seed is odd",
         "seed=4: failed in sweep.jsonl",
     ]

@@ -181,7 +181,7 @@ def test_a_model_is_compared_with_its_own_measurement():
 def test_a_torn_column_is_a_problem():
     one = run()
     one.rows[0]["seconds_by_phase"][0].pop()
-    assert "seconds_by_phase is of another kind" in problem(one.config, one.summary, one.rows, True)
+    assert "seconds_by_phase is of the wrong type" in problem(one.config, one.summary, one.rows, True)
 
 
 def test_looks_within_an_epoch_are_brought_to_the_same_speed():

@@ -1,1 +1,1 @@
-"""Run folders as tidy tables: what there is, what is finished, what is missing."""
+"""Reading of run folders: discovery, validation, and conversion to tables."""

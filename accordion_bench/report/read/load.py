@@ -1,4 +1,4 @@
-"""Runs: where they lie, and as data whatever they have left behind, finished or not."""
+"""Discovery and loading of runs, finished or not, as objects and as pandas tables."""
 
 import gc
 import os
@@ -23,13 +23,13 @@ from accordion_bench.runs.untrusted import TEXT, needs_no_look, plain, printable
 
 METRICS_FILE = "metrics.jsonl"
 FILES = ("config.yaml", METRICS_FILE, "summary.json", "environment.json")
-Paths = str | Path | Iterable[str | Path]  # one path, or several
-DEEPEST = 50  # folders inside each other that are looked into
-RECORD = "sweep.jsonl"  # beside run folders: a line per cell of a sweep, the newest last
+Paths = str | Path | Iterable[str | Path]  # one path or several
+DEEPEST = 50  # levels of nested folders that are searched
+RECORD = "sweep.jsonl"  # next to run folders: one line per cell of a sweep, the newest last
 
 
 def find_runs(paths: Paths) -> list[Path]:
-    """The run folders and files of metrics rows among `paths` and at any depth inside, each once, in this order."""
+    """Find the run folders and files of metrics rows among `paths` and at any depth below, each once, in this order."""
     found: dict[Path, Path] = {}
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         for run in _inside(path):
@@ -38,10 +38,10 @@ def find_runs(paths: Paths) -> list[Path]:
 
 
 def _inside(path: Path) -> list[Path]:
-    """The runs under `path`, itself included; nothing is looked for inside a run folder, nor in hidden folders.
+    """Return the runs under `path`, including itself; run folders and hidden folders are not searched.
 
-    A link to a folder is followed where it was given, and nowhere below, so that a circle of links has an end. Files of
-    metrics rows have any name where they are given, and end in .jsonl where they are found.
+    A link to a folder is followed only if it was given as `path`, so that circular links end. A given file of metrics
+    rows may have any name; a found one must end in .jsonl.
     """
     if os.path.isfile(path):
         return [path] if is_rows_file(path) else []
@@ -60,16 +60,16 @@ def _inside(path: Path) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's, finished or not: it has one of the files.
+    """Whether a folder is a run folder, finished or not: it contains one of FILES.
 
-    A file of metrics rows may have the name of one of them.
+    A file of metrics rows that is named metrics.jsonl does not make its folder a run folder.
     """
     found = [path / name for name in FILES if os.path.isfile(path / name)]
     return bool(found) and (found != [path / METRICS_FILE] or not is_rows_file(path / METRICS_FILE))
 
 
 def no_runs(paths: Iterable[str | Path]) -> list[tuple[str, str]]:
-    """What among `paths`, and which folders and recorded cells directly inside them, hold no run; and why not.
+    """List the paths, and the folders and recorded sweep cells directly inside, that contain no run, with the reason.
 
     Args:
         paths: run folders, files of metrics rows, folders that contain some, or records of sweeps.
@@ -95,7 +95,7 @@ def no_runs(paths: Iterable[str | Path]) -> list[tuple[str, str]]:
 
 
 def _visible(folder: Path) -> list[Path]:
-    """What is in a folder and not hidden; nothing where it must not be read."""
+    """Return the entries of a folder that are not hidden; none if it cannot be read."""
     try:
         return [path for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError:
@@ -103,7 +103,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _cells_without_a_run(record: Path) -> list[tuple[str, str]]:
-    """Cells that have left no folder, or whose folder is gone, by the newest line of each."""
+    """Return the cells of a sweep without a folder, or whose folder was removed, by the newest line of each cell."""
     cells, damaged = {}, list[str]()
     for line in _lines(record, damaged):
         if isinstance(line.get("overrides"), list):
@@ -115,16 +115,16 @@ def _cells_without_a_run(record: Path) -> list[tuple[str, str]]:
         if not isinstance(folder, str):
             found.append((cell, f"{said}: {error}" if error and isinstance(error, str) else said))
         elif not os.path.isdir(record.parent / Path(folder).name):
-            found.append((Path(folder).name, f"{said}, but not here any more"))
+            found.append((Path(folder).name, f"{said}, but no longer here"))
     return found
 
 
 def _lines(file: Path, damaged: list[str]) -> list[dict[str, Any]]:
-    """The whole lines of a JSONL file that hold a mapping; [] where it cannot be read.
+    """Return the complete lines of a JSONL file that contain a mapping; [] if it cannot be read.
 
     Args:
-        file: to read.
-        damaged: gets a sentence for each line that is not as it was written.
+        file: path of the file.
+        damaged: receives a sentence for each line whose checksum does not match.
     """
     try:
         texts = untrusted.split_lines(file)
@@ -136,12 +136,12 @@ def _lines(file: Path, damaged: list[str]) -> list[dict[str, Any]]:
             lines.append(plain(untrusted.parse_json(text, f"line {number}")))
         except untrusted.NotAsWritten as error:
             damaged.append(str(error))
-        except ValueError:  # torn
+        except ValueError:  # incomplete line
             pass
     return [line for line in lines if isinstance(line, dict)]
 
 
-# ---- what a run holds
+# ---- runs
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,13 @@ class Run:
     """One run folder, or one file of metrics rows.
 
     Args:
-        path: the folder, or the file.
-        config, environment, summary: its files; empty where a file is missing or cannot be read. All texts in them and
-            in the rows are printable lines, secrets are masked. Of a file of metrics rows they are made of its rows.
-        rows: whole lines of metrics.jsonl, one per epoch.
+        path: path of the folder or file.
+        config, environment, summary: content of its files; empty if a file is missing or unreadable. All texts in them
+            and in the rows are printable lines, and secrets are masked. For a file of metrics rows they are derived
+            from its rows.
+        rows: complete lines of metrics.jsonl, one per epoch.
         problem: why the run counts as unfinished; "" for a finished run.
-        attached: a user's own training loop has written the rows.
+        attached: whether the rows were written by a user's own training loop.
     """
 
     path: Path
@@ -167,34 +168,34 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of the folder or file, printable."""
+        """Printable name of the folder or file."""
         return printable(self.path.name)
 
     @property
     def environments(self) -> list[dict[str, Any]]:
-        """The environment at its start, and each in which it was resumed."""
+        """Environment at the start, followed by one for each resumption."""
         return [self.environment, *({**self.environment, **changes} for changes in self.environment.get("resumed", []))]
 
     @property
     def label(self) -> str:
-        """What the user calls its arm, else its method."""
+        """The user's label of its arm, else its method."""
         return self.called or self.method
 
     @property
     def called(self) -> str:
-        """What the user calls its arm by `label=`; "" where that is nothing, or no label."""
+        """The user's label of its arm, given as `label=`; "" if it is missing or invalid."""
         given = self.config.get("label")
         return given if is_label(given) else ""
 
     @property
     def method(self) -> str:
-        """`PowerSGD rank 2`; of a user's own loop `PowerSGD rank 2, attached`, or `its name (..., attached)`."""
+        """Name of its method: `PowerSGD rank 2`; of a user's own loop `PowerSGD rank 2, attached` or `NAME (...)`."""
         choices = self.config.get("choices")
         if not choices:
             return "?"
         try:
             method = label(self.config)
-        except Exception:  # of an unfinished run, whose problem stands beside it
+        except Exception:  # only for an unfinished run, whose problem is reported
             return "?"
         if not self.attached:
             return printable(method)
@@ -211,15 +212,15 @@ class Run:
 
     @property
     def last_epoch(self) -> int | None:
-        """Last epoch with a metrics row, counted from 0; None = no epoch was finished."""
+        """Last epoch with a metrics row, counted from 0; None = no epoch was completed."""
         epoch = self.rows[-1]["epoch"] if self.rows else None
         return epoch if isinstance(epoch, int) else None
 
 
 def read_runs(paths: Paths) -> list[Run]:
-    """Every run found under `paths`."""
+    """Read every run found under `paths`."""
     enabled = gc.isenabled()
-    gc.disable()  # reading makes millions of objects and no garbage, which would be looked through again and again
+    gc.disable()  # reading creates millions of objects and no garbage, so collections would be slow and useless
     try:
         return each(read_run, find_runs(paths), "reading")
     finally:
@@ -228,7 +229,7 @@ def read_runs(paths: Paths) -> list[Run]:
 
 
 def trust_classes(paths: Paths) -> None:
-    """Trust the classes that the runs under `paths` name: their labels and level maps import them from now on."""
+    """Trust the classes named in the runs under `paths`, so that labels and level maps import them from now on."""
     for path in find_runs(paths):
         config = _mapping(path / "config.yaml", [])
         if os.path.isfile(path) and (rows := _rows(path, [])):
@@ -237,7 +238,7 @@ def trust_classes(paths: Paths) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """One run, from anywhere; never raises for what is missing, torn or strange."""
+    """Read one untrusted run; missing, incomplete or invalid content never raises but becomes its `problem`."""
     return _read_file(path) if os.path.isfile(path) else _read_folder(path)
 
 
@@ -253,11 +254,11 @@ def _read_folder(path: Path) -> Run:
 
 
 def _read_file(path: Path) -> Run:
-    """A file of metrics rows."""
+    """Read a file of metrics rows."""
     refused: list[str] = []
     found = _rows(path, refused)
     if refused or not found or not isinstance(found[0].get("run"), dict):
-        why = refused[0] if refused else "its first line is no row of metrics"
+        why = refused[0] if refused else "its first line is not a row of metrics"
         return Run(path, problem=printable(why, longest=500), attached=True)
     config, environment, summary, rows = made_of(found)
     config, summary = masked(config_in_todays_words(config)), masked(summary)
@@ -268,7 +269,7 @@ def _read_file(path: Path) -> Run:
 
 
 def _shown(environment: dict[str, Any]) -> dict[str, Any]:
-    """What is known of the kinds that it must have, secrets masked, and the same of each resumption."""
+    """Return the entries of a valid type, also for each resumption, with secrets masked."""
     wrong = wrong_keys(EnvironmentFile, environment, present=True)
     known = masked({key: value for key, value in environment.items() if key not in wrong})
     if command := known.get("command"):
@@ -279,7 +280,7 @@ def _shown(environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mapping(file: Path, refused: list[str]) -> dict[str, Any]:
-    """A JSON or YAML file that holds a mapping; {} where it is missing, torn, or refused, which is added to a list."""
+    """Read a JSON or YAML file with a mapping; {} if it is missing or invalid; a refusal is appended to `refused`."""
     try:
         content = untrusted.read_json(file) if file.suffix == ".json" else untrusted.read_yaml(file)
     except untrusted.Refused as error:
@@ -291,7 +292,7 @@ def _mapping(file: Path, refused: list[str]) -> dict[str, Any]:
 
 
 def _rows(file: Path, refused: list[str]) -> list[dict[str, Any]]:
-    """The rows of a file up to the first that is torn or damaged; a refusal is added to a list."""
+    """Read the rows of a file up to the first incomplete or damaged one; a refusal is appended to `refused`."""
     rows = []
     try:
         for line, row in untrusted.read_lines(file):
@@ -306,7 +307,7 @@ def _rows(file: Path, refused: list[str]) -> list[dict[str, Any]]:
 
 
 def load_runs(paths: Paths) -> pd.DataFrame:
-    """One row per run: where it stands, its label and seed, the summary, and the configuration by dotted keys.
+    """Load one row per run: its state, label and seed, the summary, and the configuration by dotted keys.
 
     Args:
         paths: run folders, files of metrics rows, or folders that contain some.
@@ -329,7 +330,7 @@ def _head(run: Run) -> dict[str, Any]:
 
 
 def load_metrics(paths: Paths) -> pd.DataFrame:
-    """One row per run and epoch: `run`, `label`, `seed`, `finished`, and every column of metrics.jsonl.
+    """Load one row per run and epoch: `run`, `label`, `seed`, `finished`, and every column of metrics.jsonl.
 
     Args:
         paths: run folders, files of metrics rows, or folders that contain some.
@@ -349,7 +350,7 @@ def load_metrics(paths: Paths) -> pd.DataFrame:
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of a nested dict by dotted key, without `choices`; an empty dict is no leaf."""
+    """Return the leaves of a nested dict by dotted key, without `choices`; an empty dict is not a leaf."""
     leaves: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, dict):

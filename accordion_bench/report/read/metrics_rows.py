@@ -1,8 +1,8 @@
-"""Rows of metrics: in memory, and in files that a user's own training loop has written with `comm.metrics()`.
+"""Rows of metrics: compact storage in memory, and files that a user's own loop has written with `comm.metrics()`.
 
-In memory they are kept by column: a thousand runs of 300 epochs are 13 million values, and a dict for each row has no
-room. A loop of one's own leaves no run folder. What config.yaml, environment.json and summary.json would say is made of
-its rows, one line per epoch, and nothing else is known of the loop.
+In memory the rows are stored by column: a thousand runs of 300 epochs have 13 million values, too many for a dict per
+row. A user's own loop has no run folder. The content of config.yaml, environment.json and summary.json is derived from
+its rows, one line per epoch; nothing else is known about the loop.
 """
 
 import marshal
@@ -20,7 +20,7 @@ Values = Sequence[Any]
 
 
 class MetricsRow(Mapping[str, Any]):
-    """One row, read as a dict is."""
+    """One row, a read-only mapping."""
 
     __slots__ = ("_at", "_rows")
 
@@ -43,11 +43,11 @@ class MetricsRow(Mapping[str, Any]):
 
 
 class MetricsRows(Sequence[MetricsRow]):
-    """Rows that cannot be changed.
+    """Immutable sequence of rows, stored by column.
 
     Args:
-        columns: by name, one value per row; None where a row has none.
-        names: the columns that each row has, in its order.
+        columns: values by column name, one per row; None if a row lacks the column.
+        names: names of the columns of each row, in order.
     """
 
     def __init__(self, columns: Mapping[str, Values], names: Sequence[Mapping[str, None]]) -> None:
@@ -55,7 +55,7 @@ class MetricsRows(Sequence[MetricsRow]):
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]]) -> "MetricsRows":
-        """Rows as they were read, or such already."""
+        """Convert rows; an instance of this class is returned unchanged."""
         if isinstance(rows, cls):
             return rows
         kinds: dict[tuple[str, ...], dict[str, None]] = {}
@@ -64,7 +64,7 @@ class MetricsRows(Sequence[MetricsRow]):
         return cls({name: small([row.get(name) for row in rows]) for name in every}, names)
 
     def replaced(self, **columns: Sequence[Any]) -> "MetricsRows":
-        """The same rows with other values in columns that they have."""
+        """Return the same rows with new values in existing columns."""
         return MetricsRows({**self.columns, **{name: small(values) for name, values in columns.items()}}, self.names)
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class MetricsRows(Sequence[MetricsRow]):
 
 
 class Packed(Sequence[Any]):
-    """Lists and mappings as bytes, a tenth of what they take as objects; equal ones once."""
+    """Sequence of lists and mappings as bytes, a tenth of the size of the objects; equal values are stored once."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         different: dict[bytes, bytes] = {}
@@ -97,7 +97,7 @@ class Packed(Sequence[Any]):
 
 
 def small(values: Sequence[Any]) -> Values:
-    """The same values in as little memory as their kind allows."""
+    """Return the values in the most compact container for their type."""
     kinds = set(map(type, values))
     if kinds == {float}:
         return array("d", values)
@@ -111,14 +111,14 @@ def small(values: Sequence[Any]) -> Values:
 
 ENDING = ".jsonl"
 UNKNOWN_MODEL, UNKNOWN_DATA, UNKNOWN_METHOD = "unknown model", "unknown data", "unknown method"
-LINK = "1gbit"  # of conf/network: what the modelled columns are modelled on where `run` does not say
-JUDGED_BY = (*METRICS, *LOSSES)  # the first of these columns that the rows have
-# of one loop the same in all rows
+LINK = "1gbit"  # of conf/network: default link of the modelled columns if `run` does not name one
+JUDGED_BY = (*METRICS, *LOSSES)  # the first of these columns in the rows is the metric
+# keys that are equal in all rows of one loop
 SAME = ("name", "compressor", "adaptive", "sync", "options", "workers", "seed", "model", "parameters", "dataset")
 
 
 class RowsAsFiles(NamedTuple):
-    """What the files of a run folder would hold."""
+    """Content that the files of a run folder would have."""
 
     config: dict[str, Any]
     environment: dict[str, Any]
@@ -127,29 +127,29 @@ class RowsAsFiles(NamedTuple):
 
 
 def is_rows_file(path: Path) -> bool:
-    """Whether a file is one of metrics rows; its first line tells."""
+    """Whether a file contains metrics rows, judged by its first line."""
     return not why_not(path)
 
 
 def why_not(path: Path) -> str:
-    """Why a file is none of metrics rows; "" where it is one."""
+    """Return why a file does not contain metrics rows; "" if it does."""
     try:
         first = untrusted.parse_json(untrusted.read_first_line(path), path.name)
-    except (OSError, ValueError):  # a refusal is one of the latter
-        return "no folder, and no file of metrics rows: its first line cannot be read as JSON"
+    except (OSError, ValueError):  # including untrusted.Refused
+        return "neither a folder nor a file of metrics rows: its first line cannot be read as JSON"
     epoch = first.get("epoch") if isinstance(first, dict) else None
     if type(epoch) is not int or epoch < 0 or not isinstance(first.get("run"), dict):
-        return "no folder, and no file of metrics rows: its first line lacks an epoch or the run of comm.metrics()"
+        return "neither a folder nor a file of metrics rows: its first line lacks an epoch or the run of comm.metrics()"
     return ""
 
 
 def made_of(rows: Sequence[dict[str, Any]]) -> RowsAsFiles:
-    """What a run folder would hold, from at least one row.
+    """Derive the content of a run folder from at least one row.
 
-    A loop that was stopped and begun again writes epochs again: from there on its later rows count.
+    A loop that was stopped and restarted repeats epochs; the later rows of an epoch replace the earlier ones.
 
     Args:
-        rows: as read, texts printable; the first one has its `run`, each one an epoch.
+        rows: rows as read, with printable texts; the first one has its `run`, each one an epoch.
     """
     kept: list[dict[str, Any]] = []
     for row in rows:
@@ -163,35 +163,35 @@ def made_of(rows: Sequence[dict[str, Any]]) -> RowsAsFiles:
 
 
 def cut_short(path: Path, rows: Sequence[dict[str, Any]]) -> str:
-    """Why the rows of a file are not one whole loop's; "" where they are, but for a last line that is torn.
+    """Return why the rows of a file are not those of one loop; "" if they are. An incomplete last line is ignored.
 
     Args:
-        path: of the file.
-        rows: as read, up to the first line that is damaged.
+        path: path of the file.
+        rows: rows as read, up to the first damaged line.
     """
     first = rows[0]
     for number, row in enumerate(rows, 1):
         other = row.get("run", first["run"]) != first["run"]
         if other and any(_told(row, key) != _told(first, key) for key in SAME):
-            return f"line {number} of {path.name} is another run's than line 1: write each run into a file of its own"
+            return f"line {number} of {path.name} belongs to another run than line 1: write each run to a separate file"
     try:
         lines = untrusted.read_bytes(path, untrusted.LARGE).decode("utf-8", errors="replace").splitlines()
     except (OSError, untrusted.Refused) as error:
         return str(error)
     if any(line.strip() for line in lines[len(rows) + 1 :]):
-        return f"line {len(rows) + 1} of {path.name} is no row of metrics, and others follow it: delete it"
+        return f"line {len(rows) + 1} of {path.name} is not a row of metrics, and others follow it: delete it"
     return ""
 
 
 def _told(row: Mapping[str, Any], key: str) -> Any:
-    """What a row says of its run: what the user has passed to `comm.metrics()`, beside `run`, comes first."""
+    """Return what a row says about its run; a value passed by the user to `comm.metrics()` overrides that in `run`."""
     run = row.get("run")
     by_attach = run.get(key) if isinstance(run, dict) else None
     return by_attach if row.get(key) is None else row[key]
 
 
 def _config(first: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Options in the bench's words; kinds are looked at later, see `schema.problem_of_rows`."""
+    """Return the derived configuration; its types are checked later, see `schema.problem_of_rows`."""
     run = first["run"]
     options = run["options"] if isinstance(run.get("options"), dict) else {}
     adaptive = run.get("adaptive")
@@ -227,14 +227,14 @@ def _config(first: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict
 
 
 def summary_of(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What summary.json would say after these rows.
+    """Return the content of summary.json after these rows.
 
     Args:
-        run: `workers`, and `processes` and `parameters` where they are known.
-        rows: at least one.
+        run: `workers`, and `processes` and `parameters` if known.
+        rows: at least one row.
     """
     known = [name for name in JUDGED_BY if any(is_number(row.get(name)) for row in rows)]
-    judged, last = metric((known or JUDGED_BY)[0]), rows[-1]  # accuracy, where they have none of all
+    judged, last = metric((known or JUDGED_BY)[0]), rows[-1]  # accuracy, if they have none of these
     values = [(row[judged.name], row["epoch"]) for row in rows if is_number(row.get(judged.name))]
     best, best_epoch = judged.worst, None
     for value, epoch in values:

@@ -1,7 +1,7 @@
-"""What the files of a run must hold before the run is in a mean: one schema for each, read by one function.
+"""Validation of a run's files: one schema per file, and the decision whether a run enters the means.
 
-Whether a run has finished, and left behind everything that tables and figures need, is asked of run folders and of
-files of metrics rows.
+The same checks apply to run folders and to files of metrics rows: the run must be finished, and contain everything that
+tables and figures need.
 """
 
 import functools
@@ -19,33 +19,33 @@ from accordion_bench.runs.metrics import LOSSES, METRICS, is_number, metric, wro
 from accordion_bench.runs.untrusted import NAME
 
 P = ParamSpec("P")
-LARGEST = 1e100  # of numbers that are squared and multiplied; those of no run come near
+LARGEST = 1e100  # bound of numbers that are squared and multiplied; no run comes near it
 MOST_WORKERS = 1_000_000
 CHOICES = ("model", "dataset", "compressor")
 COLUMNS = ("epoch", "lr", "payload_bytes", "wire_bytes", "seconds")  # numbers, in every row
-COUNTED = ("payload_bytes", "wire_bytes")  # null in every row where a third-party hook has sent them
-FINITE = ("_bytes", "_seconds", "rounds", "step")  # ends of columns that are finite numbers or null
-NUMBERS = ("_error",)  # ends of columns that are any numbers or null
-PARTS = tuple(f"{part}_seconds" for part in ("data", "compute", "update", "policy"))  # which every run has measured
+COUNTED = ("payload_bytes", "wire_bytes")  # null in every row if a third-party hook has sent the bytes
+FINITE = ("_bytes", "_seconds", "rounds", "step")  # suffixes of columns that are finite numbers or null
+NUMBERS = ("_error",)  # suffixes of columns that are any numbers or null
+PARTS = tuple(f"{part}_seconds" for part in ("data", "compute", "update", "policy"))  # measured by every run
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is an integer above 0."""
+    """Whether a value is an integer above 0."""
     return is_number(value) and isinstance(value, int) and value > 0
 
 
 def is_batch_size(value: Any) -> bool:
-    """Whether it is samples per worker and step: a number, or a list of one for each worker."""
+    """Whether a value is a batch size per worker: a number, or a list with one for each worker."""
     return is_count(value) or (isinstance(value, list) and value != [] and all(map(is_count, value)))
 
 
 def is_finite(value: Any) -> bool:
-    """Whether it is a number that can be squared and multiplied."""
+    """Whether a value is a number that can be squared and multiplied without overflow."""
     return is_number(value) and -LARGEST < value < LARGEST
 
 
 def is_finite_or_none(value: Any) -> bool:
-    """The same, or null."""
+    """Whether a value is None, or finite as in `is_finite`."""
     return value is None or is_finite(value)
 
 
@@ -79,13 +79,13 @@ Phase = Annotated[
         and (phase[0] != "compute" or isinstance(phase[1], int))
     ),
 ]
-# columns of lists: what `network.exchanges_from` reads, what `compare.times` reads, what `Score.look` keeps
+# columns of lists, as read by `network.exchanges_from`, read by `compare.times`, and written by `Score.look`
 LISTS = {"seconds_by_bucket": list[Exchange], "seconds_by_phase": list[Phase], "looks": list[dict[str, Number | None]]}
 
 
 @dataclass(frozen=True)
 class SummaryFile:
-    """summary.json; all its other bytes, seconds, rounds and steps are finite numbers or null."""
+    """Schema of summary.json; all its other bytes, seconds, rounds and steps are finite numbers or null."""
 
     epochs: Count
     workers: Count
@@ -97,7 +97,7 @@ class SummaryFile:
 
 @dataclass(frozen=True)
 class ChoicesEntry:
-    """`choices` of config.yaml; all others are names or null."""
+    """Schema of `choices` in config.yaml; all others are names or null."""
 
     model: str
     dataset: str
@@ -106,7 +106,7 @@ class ChoicesEntry:
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """config.yaml."""
+    """Schema of config.yaml."""
 
     epochs: Count
     batch_size: BatchSize
@@ -126,7 +126,7 @@ class ConfigFile:
 
 @dataclass(frozen=True)
 class NetworkEntry:
-    """`network` of config.yaml, where a run has modelled times."""
+    """Schema of `network` in config.yaml, if a run has modelled times."""
 
     bandwidth: Finite
     latency: Finite
@@ -137,7 +137,7 @@ class NetworkEntry:
 
 @dataclass(frozen=True)
 class EnvironmentFile:
-    """environment.json; a value of another type is left out."""
+    """Schema of environment.json; a value of another type is omitted."""
 
     command: str
     commit: str
@@ -155,12 +155,12 @@ class EnvironmentFile:
 
 
 def wrong_keys(schema: type, content: Mapping[str, Any], present: bool = False) -> list[str]:
-    """The keys whose values are of another kind than a schema says; one that is missing counts as null.
+    """Return the keys whose values do not match a schema; a missing key counts as null.
 
     Args:
-        schema: a class of this module; a key with a default may be missing.
-        content: of the file.
-        present: only of those that are there.
+        schema: a schema class of this module; a key with a default may be missing.
+        content: content of the file.
+        present: check only keys that are present.
     """
     kinds, may_lack = _kinds(schema)
     return [
@@ -172,14 +172,14 @@ def wrong_keys(schema: type, content: Mapping[str, Any], present: bool = False) 
 
 @functools.cache
 def _kinds(schema: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """The kind of each key, and the keys that may be missing."""
+    """Return the type of each key, and the keys that may be missing."""
     return get_type_hints(schema, include_extras=True), frozenset(
         f.name for f in fields(schema) if f.default != MISSING
     )
 
 
 def _is_of(kind: Any, value: Any) -> bool:
-    """Whether a value as JSON has it is of a type; of an annotated one its check decides, a tuple is a list."""
+    """Whether a JSON value matches a type: an annotated type is decided by its check, and a tuple is a list."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return bool(kind.__metadata__[0](value))
@@ -217,11 +217,11 @@ def _wrong_in_config(config: Mapping[str, Any], summary: Mapping[str, Any]) -> l
     return found
 
 
-# ---- whether a run is in a mean
+# ---- whether a run enters the means
 
 
 def _never_raises(find: Callable[P, str]) -> Callable[P, str]:
-    """What cannot be understood is a problem, too: one stranger's files must not end the report of the others."""
+    """Return an exception as a problem: the invalid files of one run must not break the report of the others."""
 
     @functools.wraps(find)
     def found(*args: P.args, **kwargs: P.kwargs) -> str:
@@ -241,11 +241,11 @@ def _no_sense(error: Exception) -> str:
 def problem(
     config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], done: bool
 ) -> str:
-    """Why a run is in no mean; "" where it is in one.
+    """Return why a run does not enter the means; "" if it does.
 
     Args:
-        config, summary, rows: its files; empty where a file is missing or cannot be read.
-        done: whether it has left its done marker.
+        config, summary, rows: content of its files; empty if a file is missing or unreadable.
+        done: whether the done marker exists.
     """
     if not isinstance(config.get("choices"), dict):
         return "no readable config.yaml"
@@ -260,7 +260,7 @@ def problem(
     missing = [f"{key} of summary.json" for key in _wrong_in_summary(summary)]
     missing += [f"{key} of config.yaml" for key in _wrong_in_config(config, summary)]
     if missing:
-        return f"{missing[0]} is missing or of another kind"
+        return f"{missing[0]} is missing or of the wrong type"
     if len(rows) < summary["epochs"]:
         return "metrics.jsonl is incomplete"
     hooked = bool(hook_of(dict(config)))
@@ -282,14 +282,14 @@ def problem(
 def problem_of_rows(
     config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], file: str
 ) -> str:
-    """Why a file of metrics rows is in no mean; "" where it is in one: from its first row on.
+    """Return why a file of metrics rows does not enter the means; "" if it does, possibly from its first row on.
 
-    It has no done marker, so that nothing tells whether more rows will come, unless they say of how many epochs the
-    loop is. Any column but the epoch may be null or missing, and the metric in all rows but the last.
+    It has no done marker, so it counts as unfinished only if its rows give the loop's number of epochs. Any column but
+    the epoch may be null or missing; the metric may be missing in all rows but the last.
 
     Args:
-        config, summary, rows: what is made of the file, see `metrics_rows.made_of`.
-        file: its name.
+        config, summary, rows: derived content, see `metrics_rows.made_of`.
+        file: name of the file.
     """
     judged = metric(summary["metric_name"])
     values = [row[judged.name] for row in rows if is_number(row.get(judged.name))]
@@ -301,27 +301,27 @@ def problem_of_rows(
         return f"the last {judged.name} is {summary['metric']}"
     if judged.percent and (far := [value for value in values if not 0 <= value <= 1]):
         return f"{judged.name} must be a share from 0 to 1, got {far[0]}; type comm.metrics({judged.name}=0.91)"
-    if config["batch_size"] is None:  # which a loop need not tell
+    if config["batch_size"] is None:  # a loop need not report it
         config = {**config, "batch_size": 1}
     if missing := [*_wrong_in_summary(summary), *_wrong_in_config(config, summary)]:
-        return f"{missing[0].removeprefix('choices.')} is missing in the rows of {file}, or of another kind"
+        return f"{missing[0].removeprefix('choices.')} is missing in the rows of {file}, or of the wrong type"
     if summary["epochs"] < config["epochs"]:
         return f"{file} has rows up to epoch {summary['epochs']} of {config['epochs']}: still running, or stopped"
     if strange := _strange_row(rows, ("epoch",), (), file):
         return strange
     if wrong := wrong_in_rows(rows, whole=False):
-        return f"{file} has {wrong}; a loop that goes on takes its sums along with comm.load_state_dict()"
+        return f"{file} has {wrong}; a resumed loop restores its sums with comm.load_state_dict()"
     return _not_understood(config, summary.get("modelled_seconds") is not None, file)
 
 
 def _strange_row(rows: Sequence[Mapping[str, Any]], needed: Sequence[str], measured: Sequence[str], file: str) -> str:
-    """What is wrong with the first row that cannot be read; rows with the same columns of the same types are alike.
+    """Return what is wrong with the first invalid row; rows with the same columns of the same types are checked once.
 
     Args:
-        rows: of a file.
+        rows: rows of a file.
         needed: columns that must be numbers.
-        measured: columns that must not be null, where a row has them.
-        file: its name.
+        measured: columns that must not be null, if a row has them.
+        file: name of the file.
     """
     seen = set()
     for row in rows:
@@ -347,12 +347,12 @@ def _strange(row: Mapping[str, Any], levels: Any, needed: Sequence[str], measure
         else:
             continue
         if not fine:
-            return f"whose {column} is no number"
+            return f"whose {column} is not a number"
     if not all(isinstance(group, dict | None) for group in (levels, *map(row.get, ("plan", "decisions", "norms")))):
-        return "whose plan, decisions or norms are of another kind"
+        return "whose plan, decisions or norms are of the wrong type"
     for column, kind in LISTS.items():
         if not _is_of(kind, row.get(column) or []):
-            return f"whose {column} is of another kind"
+            return f"whose {column} is of the wrong type"
     return ""
 
 
@@ -361,11 +361,11 @@ def _not_understood(config: Mapping[str, Any], modelled: bool, file: str) -> str
         label(dict(config))
         if modelled:
             network_of(config)
-    except Exception as error:  # options of whatever kind
+    except Exception as error:  # options may be of any type
         return f"{file} {_no_sense(error)}"
     return ""
 
 
 def network_of(config: Mapping[str, Any]) -> Network:
-    """The network that a run was modelled on."""
+    """Return the network on which a run was modelled."""
     return Network(**{key: value for key, value in config["network"].items() if key != "_target_"})

@@ -1,1 +1,1 @@
-"""Arms beside each other: labels, statistics, verdicts."""
+"""Comparison of arms: grouping of runs, statistics over seeds, table columns, and verdicts in words."""

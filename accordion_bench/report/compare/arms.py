@@ -1,4 +1,4 @@
-"""Arms: runs that differ only in their seed; and the dense one that each is compared with."""
+"""Arms (runs that differ only in their seed), and the dense baseline that each arm is compared with."""
 
 import math
 from collections.abc import Collection, Iterable, Sequence
@@ -14,12 +14,12 @@ from accordion_bench.run_config import completed
 from accordion_bench.runs.reuse import FREE as ALWAYS_FREE
 from accordion_bench.runs.reuse import without
 
-# what does not change what a run computes
+# options that do not change what a run computes
 FREE = (*ALWAYS_FREE, "seed", "choices", "measure", "target", "target_every")
-# what is compared: that these differ from dense is not said
+# options that are compared: a difference to dense in these is not reported
 METHOD = ("compressor", "sync", "adaptive", "batch_size", "attached")
-TOLD_OF_DATA = ("subset", "validation")  # options of a data set that headings tell in words
-NAMED = ("arm", "compressor", "adaptive", "sync")  # of a user's own loop, which need not tell its options
+TOLD_OF_DATA = ("subset", "validation")  # options of a data set that headings describe in words
+NAMED = ("arm", "compressor", "adaptive", "sync")  # choices of a user's own loop, which need not report its options
 HOOK = ("comm.hook", "comm.hook_state", "comm.hook_options")
 
 
@@ -28,12 +28,13 @@ class Arm:
     """Finished runs of one configuration, one per seed.
 
     Args:
-        label: as in tables and figures; unique within a report.
-        runs: by rising seed.
-        setting: one text for everything that must be equal before arms are compared.
-        batches: batch sizes per worker of all arms of the setting, without its controls.
-        control: this is an experiment's control of one worker, in the setting of the arms that it is for.
-        apart: what tells its setting from another one with the same model, data, workers, batch and epochs; "" = none.
+        label: name in tables and figures, unique within a report.
+        runs: runs, by ascending seed.
+        setting: text that is equal for arms that may be compared.
+        batches: batch sizes per worker of all arms of the setting except its controls.
+        control: whether this is an experiment's one-worker control, in the setting of the arms that it belongs to.
+        apart: what distinguishes its setting from another with the same model, data, workers, batch and epochs; "" =
+            none.
     """
 
     label: str
@@ -57,60 +58,60 @@ class Arm:
 
     @property
     def called(self) -> str:
-        """The name that `label=` gives it, where all runs with a label have the same; else ""."""
+        """The user's label, given as `label=`, if all labelled runs have the same; else ""."""
         names = {run.called for run in self.runs} - {""}
         return names.pop() if len(names) == 1 else ""
 
     @property
     def method(self) -> str:
-        """The name of its method, which depends on its options and not on its label."""
+        """Name of the method, which depends on its options and not on the label."""
         return self.runs[0].method
 
     @property
     def dense(self) -> bool:
-        """Whether others may be compared with it as their baseline."""
+        """Whether the arm can be the baseline of others."""
         return is_dense(self.config) and not self.control
 
     @property
     def attached(self) -> bool:
-        """Whether a user's own training loop has written the rows."""
+        """Whether the rows were written by a user's own training loop."""
         return self.runs[0].attached
 
     @property
     def metric(self) -> str:
-        """The name of what is evaluated, a column of metrics.jsonl: see `accordion_bench.runs.metrics`."""
+        """Name of the metric, a column of metrics.jsonl: see `accordion_bench.runs.metrics`."""
         return self.runs[0].summary.get("metric_name", "accuracy")
 
     @property
     def selected_by(self) -> str:
-        """The column of metrics.jsonl by which `target` and the best epoch were chosen."""
+        """Column of metrics.jsonl that is compared with `target` and selects the best epoch."""
         return self.runs[0].summary.get("selected_by") or self.metric
 
     @property
     def scale(self) -> str:
-        """`full`, or the shorter form of an experiment: `small`, `tiny`."""
+        """`full`, or the shortened form of an experiment: `small`, `tiny`."""
         return self.config.get("scale") or "full"
 
     @property
     def workers(self) -> int:
-        """The number of workers that took part in training."""
+        """Number of workers that took part in training."""
         return int(self.runs[0].summary["workers"])
 
     @property
     def batch(self) -> int | None:
-        """Samples per step over all workers, at the start of the run; None where a loop does not tell."""
+        """Samples per step over all workers, at the start of the run; None if a user's loop does not report it."""
         size = self.config["batch_size"]
         return sum(size) if isinstance(size, list) else None if size is None else self.workers * size
 
     @property
     def batch_each(self) -> int | str | None:
-        """Samples per step of each worker, at the start; `64+32+32` where they differ, None where it is not told."""
+        """Samples per step and worker, at the start; `64+32+32` if workers differ, None if it is not reported."""
         size = self.config["batch_size"]
         return "+".join(map(str, size)) if isinstance(size, list) else size
 
     @property
     def batch_text(self) -> str:
-        """`batch 512` over all workers; `batch 512 at first` where a policy changes it."""
+        """`batch 512` over all workers; `batch 512 at first` if a policy changes it."""
         if self.batch is None:
             return "batch not told"
         grows = any(drives(policy) == "batch" for policy in policies_of(self.config).values())
@@ -118,62 +119,62 @@ class Arm:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The options that define the arm, by dotted keys."""
+        """Options that define the arm, by dotted keys."""
         return flat(fingerprint(self.runs[0]))
 
     def chosen(self, group: str) -> str:
-        """The choice in a config group, or the preset (`arm`, `experiment`); "" where there is none."""
+        """Return the choice in a config group, or the preset (`arm`, `experiment`); "" if there is none."""
         return (self.config.get("choices") or {}).get(group) or ""
 
     def named(self, group: str, besides: Collection[str] = ()) -> str:
-        """As `chosen`, with the options that are not those of the choice: `vgg19 (width=8)`."""
+        """Return the choice of a config group with the options that differ from it: `vgg19 (width=8)`."""
         return link_name(self.config) if group == "network" else named(self.config, group, besides)
 
     @property
     def task(self) -> str:
-        """`resnet8 on digits`, `vgg19 (width=8) on cifar10`; without what headings tell of the data in words."""
+        """`resnet8 on digits`, `vgg19 (width=8) on cifar10`; without data options that headings describe in words."""
         return f"{self.named('model')} on {self.named('dataset', TOLD_OF_DATA)}"
 
     def values(self, column: str) -> list[float]:
-        """A column of summary.json over the seeds; empty where a run has none (null)."""
+        """Return a column of summary.json over the seeds; [] if a run lacks it (null)."""
         found = [run.summary.get(column) for run in self.runs]
         known = [float(value) for value in found if isinstance(value, int | float)]
         return known if len(known) == len(found) else []
 
     @property
     def counted(self) -> bool:
-        """Whether its exchanges are counted: those of a third-party hook, or of some own loops, are not."""
+        """Whether its bytes are counted; those of third-party hooks and of some users' loops are not."""
         return bool(self.values("payload_bytes"))
 
     def sends(self, column: str = "wire_bytes") -> bool:
-        """Whether it has a place on an axis of bytes: what it sends is counted, and more than nothing."""
+        """Whether it can be drawn on an axis of bytes: its bytes are counted and above 0."""
         return bool(self.values(column)) and self.mean(column) > 0
 
     def mean(self, column: str) -> float:
-        """Mean of a summary column over the seeds; NaN where there is none."""
+        """Return the mean of a summary column over the seeds; NaN if there is none."""
         values = self.values(column)
         return math.fsum(values) / len(values) if values else math.nan
 
 
 def fingerprint(run: Run) -> dict[str, Any]:
-    """The configuration without what may differ inside an arm, with the number of workers that really ran.
+    """Return the options that are equal within an arm, with the number of workers that actually ran.
 
-    An option that is null is left out; one that is lacking has the value that was in effect before there was it.
+    Null options are omitted; a missing option has the value that was in effect before it existed.
     """
     kept = without(run.config if run.attached else completed(run.config), FREE)
-    kept["adaptive"] = policies_of(run.config)  # a preset changes no result: its scheme stands under sync
+    kept["adaptive"] = policies_of(run.config)  # a preset itself changes no result: its scheme is under sync
     kept["scale"] = run.config.get("scale") or "full"
     if run.attached:
         kept["attached"] = {name: run.config["choices"].get(name) for name in NAMED}
     if isinstance(lab := run.environment.get("netlab"), dict):
         kept["link"] = lab_text(lab)
-    if "processes" in run.summary:  # a launcher's are in no configuration
+    if "processes" in run.summary:  # processes of a launcher are not in the configuration
         kept["processes"] = run.summary["processes"]
     return {**kept, "workers": run.summary.get("workers", run.config.get("workers"))}
 
 
 def lab_text(lab: dict[str, Any]) -> str:
-    """The links of a netlab: `links of 100 Mbit/s, host 2 20 Mbit/s`."""
+    """Describe the links of a netlab: `links of 100 Mbit/s, host 2 20 Mbit/s`."""
 
     def speed(rate: float | None) -> str:
         return "unlimited" if rate is None else f"{rate / 1e6:g} Mbit/s"
@@ -185,10 +186,10 @@ def lab_text(lab: dict[str, Any]) -> str:
 
 
 def baseline(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
-    """The dense arm of the same setting that differs least in everything else; None where none was given.
+    """Return the dense arm of the same setting that differs least in all other options; None if there is none.
 
-    One of the bench for the bench's arms, and of a user's own loop for such, where there is one.
-    Of a dense arm it is the arm itself, or the nearest dense one with the smallest batch of the setting.
+    Equal batch size comes first, then origin: a bench arm prefers a bench baseline, a user's loop one of its kind. The
+    baseline of a dense arm is itself, or the nearest dense arm with the smallest batch of the setting.
     """
     dense = [other for other in arms if other.dense and other.setting == arm.setting]
     if arm.dense:
@@ -202,9 +203,10 @@ def baseline(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
 
 
 def differences(arm: Arm, other: Arm) -> list[str]:
-    """Options outside compressor, scheme, policy and batch in which two arms differ, as `key value (other value)`.
+    """Return the options in which two arms differ, apart from those of the method, as `key value (other value)`.
 
-    Of a group with another class only the name; of a user's own loop beside the bench only that it is one.
+    The method's options are compressor, scheme, policy and batch. For a group with another class only the name is
+    given; for a user's own loop compared with the bench only that fact.
     """
     if arm.attached != other.attached:
         return ["the training loop, attached beside the bench's own, whose other options are not known"]
@@ -216,7 +218,7 @@ def differences(arm: Arm, other: Arm) -> list[str]:
 
 
 def in_order(sizes: Iterable[int | str]) -> list[int | str]:
-    """Batch sizes in ascending order; those that differ between workers come last."""
+    """Sort batch sizes in ascending order; those that differ between workers come last."""
     return sorted(sizes, key=lambda size: (isinstance(size, str), size))
 
 

@@ -1,4 +1,4 @@
-"""Tables beside the comparison: time to a target, model against measurement, bytes that a network card has counted."""
+"""Additional tables: time to a target, modelled against measured time, and bytes counted by network interfaces."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ from accordion_bench.report.compare.times import communicates, comparable
 from accordion_bench.report.read.load import Run
 from accordion_bench.runs.metrics import Metric, metric, split_of
 
-CLOSE = 0.01  # relative: rates that are one rate
+CLOSE = 0.01  # relative tolerance within which two rates are equal
 
 
 class TableBeside(NamedTuple):
-    """A table beside the comparison: the headings, a row per arm, and an explanation of the numbers."""
+    """An additional table: heading, rows of cells (headings first, then one row per arm), and a note on the numbers."""
 
     heading: str
     cells: list[list[str]]
@@ -25,7 +25,7 @@ class TableBeside(NamedTuple):
 
 
 def against_model(arms: Sequence[Arm]) -> TableBeside:
-    """Modelled and measured time of the runs whose `network` describes the link that they really used."""
+    """Compare modelled with measured time, for runs whose `network` describes the link that they used."""
     rows = [["arm", "n", "modelled network", "measured", "modelled", "error"]]
     for arm in arms:
         if arm.values("comm_seconds") and arm.values("modelled_seconds") and all(map(describes_its_link, arm.runs)):
@@ -55,7 +55,7 @@ def describes_its_link(run: Run) -> bool:
 
 
 def on_the_link(arms: Sequence[Arm]) -> TableBeside:
-    """The ledger's bytes beside those that the interfaces have counted."""
+    """Compare the ledger's bytes with those counted by the interfaces."""
     rows = [["arm", "n", "sent per worker", "control", "sent by the interface", "counted over sent + control"]]
     for arm in arms:
         if counted := arm.values("link_sent_bytes"):
@@ -75,35 +75,35 @@ def on_the_link(arms: Sequence[Arm]) -> TableBeside:
 
 
 def percent(errors: Sequence[float]) -> str:
-    """`-3.2 %`, over several seeds `-3.2 ± 1.1 %`."""
+    """Format the mean error: `-3.2 %`, over several seeds `-3.2 ± 1.1 %`."""
     half = half_width(errors)
     return f"{math.fsum(errors) / len(errors):+.1f}" + ("" if math.isnan(half) else f" ± {half:.1f}") + " %"
 
 
 class Reached(NamedTuple):
-    """Time and payload until the target, for each seed that reached it; NaN where they are not known."""
+    """Time and payload until the target, one value per seed that reached it; NaN if unknown."""
 
     seconds: list[float]
     payload: list[float]
 
     @property
     def timed(self) -> list[float]:
-        """Seconds, where those of all these seeds are known."""
+        """Seconds, if they are known for all these seeds; else []."""
         return [] if any(map(math.isnan, self.seconds)) else self.seconds
 
     @property
     def untimed(self) -> str:
-        """The text in the place of a time."""
+        """Text shown in place of a time."""
         return "time not known" if self.seconds else "not reached"
 
 
 class Race(NamedTuple):
-    """Some arms and the target that all their runs share.
+    """Arms with the target that all their runs share.
 
     target: value of the metric.
-    column: of times: measured where every arm has communicated, else modelled.
+    column: column of times: measured if every arm has measured communication, else modelled.
     shown: the target in words.
-    arms: time and payload of each.
+    arms: time and payload of each arm.
     """
 
     target: float
@@ -117,14 +117,14 @@ class Race(NamedTuple):
 
     @property
     def drawn(self) -> bool:
-        """Whether there is anything to compare in a figure."""
+        """Whether a figure has anything to compare."""
         return len(self.arms) > 1 and any(own.timed for own in self.arms)
 
 
 def race(arms: Sequence[Arm]) -> Race | None:
-    """Time and payload of all arms until their target; None where the runs have no common one.
+    """Return time and payload of all arms until their target; None if the runs have no common target.
 
-    A user's own loop has no target, and takes that of the others.
+    A user's own loop has no target and takes that of the others.
     """
     wanted = {run.config.get("target") for arm in arms for run in arm.runs if not run.attached}
     target = wanted.pop() if len(wanted) == 1 else None
@@ -136,7 +136,7 @@ def race(arms: Sequence[Arm]) -> Race | None:
 
 
 def reached(arm: Arm, target: float, column: str) -> Reached:
-    """Seconds and payload of the seeds that have reached the target."""
+    """Return seconds and payload of the seeds that have reached the target."""
     judged = metric(arm.metric)
     first = [first_row(run.rows, judged, arm.selected_by, target) for run in arm.runs]
     rows = [row for row in first if row is not None]
@@ -151,19 +151,19 @@ def _spent(row: Mapping[str, Any], column: str) -> float:
 def first_row(
     rows: Sequence[Mapping[str, Any]], judged: Metric, selected_by: str, target: float
 ) -> Mapping[str, Any] | None:
-    """The first evaluation that reaches the target in the column `selected_by`."""
+    """Return the first evaluation that reaches the target in the column `selected_by`; None if none does."""
     looks = all_looks(rows)
     found = (row for row in looks if row.get(selected_by) is not None and judged.reaches(row[selected_by], target))
     return next(found, None)
 
 
 def all_looks(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """All evaluations in their order: those within an epoch are in its row, and come before that of its end."""
+    """Return all evaluations in order; those within an epoch, stored in its row, precede the one at its end."""
     return [look for row in rows for look in [*(row.get("looks") or []), row]]
 
 
 def to_target(arms: Sequence[Arm]) -> TableBeside:
-    """Time and payload until the target, and the time next to that of its dense arm; no rows without a target."""
+    """Compare time and payload until the target, and time relative to the dense arm; no rows without a target."""
     if (ways := race(arms)) is None:
         return TableBeside("", [], "")
     found = dict(zip([arm.label for arm in arms], ways.arms, strict=True))
@@ -188,7 +188,7 @@ def to_target(arms: Sequence[Arm]) -> TableBeside:
 
 
 def _of_dense(arm: Arm, dense: Arm | None, found: Mapping[str, Reached], column: str) -> str:
-    """The time over that of its dense arm, which all seeds of that must have reached."""
+    """Return the time relative to the dense arm, all of whose seeds must have reached the target."""
     if dense is None or len(found[dense.label].timed) < dense.n or not comparable(arm, dense, column):
         return NONE
     own, theirs = found[arm.label].timed, found[dense.label].timed
@@ -198,17 +198,17 @@ def _of_dense(arm: Arm, dense: Arm | None, found: Mapping[str, Reached], column:
 
 
 def first_look(arms: Sequence[Arm]) -> str:
-    """When the metric was compared with the target."""
+    """Describe when the metric was compared with the target."""
     every = {run.config.get("target_every") or 1 for arm in arms for run in arm.runs}
     return "end of the first epoch" if every == {1} else "first look within an epoch, or end of one,"
 
 
 def beside_tables(arms: Sequence[Arm]) -> list[TableBeside]:
-    """The tables of one setting that stand beside its comparison: those that have a row."""
+    """Return the additional tables of one setting that have at least one row."""
     every = (to_target(arms), against_model(arms), on_the_link(arms))
     return [table for table in every if len(table.cells) > 1]
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of one value or more."""
+    """Return the mean of at least one value."""
     return math.fsum(values) / len(values)

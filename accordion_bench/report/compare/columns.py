@@ -1,7 +1,7 @@
-"""The columns of the comparison, each declared once: its number in table.csv, and how people read it.
+"""Columns of the comparison, each declared once: its value in table.csv and its formatting everywhere else.
 
-A table of text (table.md, table.tex) has units and ratios in its cells, the page has units in its headings and a note
-beside each number, a terminal has room for five columns. `PLACES` says which columns stand where, in which order.
+Text tables (table.md, table.tex) have units and ratios in the cells. The page has units in the headings and a note next
+to each number. A terminal has room for five columns. `PLACES` lists the columns of each place, in order.
 """
 
 import functools
@@ -36,7 +36,7 @@ from accordion_bench.runs.metrics import Metric, metric, split_of
 
 BYTES = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 COUNTS = {"billions": 1e9, "millions": 1e6, "thousands": 1e3, "": 1.0}
-JUDGED, GAP, BEST = "JUDGED", "GAP", "BEST"  # columns whose keys have the name of the metric
+JUDGED, GAP, BEST = "JUDGED", "GAP", "BEST"  # placeholders of columns whose keys contain the name of the metric
 PLACES = {
     "table": "arm n JUDGED BEST GAP payload_bytes wire_bytes seconds exposed_seconds comm_seconds modelled_seconds "
     "modelled_comm_seconds rounds paper_floats",
@@ -45,7 +45,7 @@ PLACES = {
     "exposed_seconds comm_seconds modelled_comm_seconds seeds batch_size network baseline",
     "terminal": "JUDGED GAP wire_bytes seconds modelled_seconds n",
 }
-OFTEN = (JUDGED, GAP, "n", "wire_bytes", "seconds", "modelled_seconds")  # the page shows others where they are wanted
+OFTEN = (JUDGED, GAP, "n", "wire_bytes", "seconds", "modelled_seconds")  # the page shows other columns on request
 
 
 def _nothing(row: Row) -> str:
@@ -57,18 +57,18 @@ class Column:
     """One column of the comparison.
 
     Args:
-        key: its name in table.csv.
-        value: what table.csv holds of an arm, given the dense arm that it is compared with; None = the mean over its
-            seeds of what summary.json has under the key.
-        heading: in words; "" where table.csv alone has it.
-        unit: of its numbers on the page; "" for none.
-        show: a number, without unit, on the page.
-        note: what stands beside it there: its interval, its ratio to dense.
-        cell: of a row, a whole cell of a table of text: number, unit, interval and ratio.
-        brief: of a row, a cell on a terminal.
-        headings: by place, where another heading stands than `heading`.
-        scales: units and their sizes, of which the page takes the one in which the middle number is at least 1.
-        unknown: what the page shows where there is no number.
+        key: name in table.csv.
+        value: function that returns the value in table.csv of an arm, given its dense baseline; None = the mean over
+            the seeds of summary.json's entry `key`.
+        heading: heading in words; "" = only in table.csv.
+        unit: unit of the numbers on the page; "" = none.
+        show: function that formats a number on the page, without unit.
+        note: function that returns the note next to the number on the page: its interval or ratio to dense.
+        cell: function that formats a row's cell in a text table: number, unit, interval and ratio.
+        brief: function that formats a row's cell on a terminal.
+        headings: headings by place, where they differ from `heading`.
+        scales: units and their sizes; the page selects the one in which the median number is at least 1.
+        unknown: text on the page for a missing number.
     """
 
     key: str
@@ -84,15 +84,15 @@ class Column:
     unknown: str = NONE
 
     def of(self, arm: Arm, dense: Arm | None) -> Any:
-        """What table.csv holds."""
+        """Return the value in table.csv."""
         return arm.mean(self.key) if self.value is None else self.value(arm, dense)
 
     def headed(self, place: str) -> str:
-        """Its heading in one of PLACES."""
+        """Return the heading in one of PLACES."""
         return self.headings.get(place, self.heading)
 
     def scaled(self, numbers: Sequence[float]) -> "Column":
-        """In the unit in which the middle one of the numbers is at least 1."""
+        """Return the column in the unit in which the median of the numbers is at least 1."""
         values = sorted(number for number in numbers if not math.isnan(number)) if self.scales else []
         middle = values[len(values) // 2] if values else 0
         unit, factor = next(((unit, size) for unit, size in self.scales.items() if middle >= size), (self.unit, 1.0))
@@ -100,22 +100,22 @@ class Column:
 
 
 def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
-    """One row per arm, numbers only: what table.csv holds.
+    """Return one row per arm with numbers only, the content of table.csv.
 
-    Columns of what is evaluated carry its name: `accuracy` (a share in [0, 1]), `accuracy_ci95`, ..., or `perplexity`,
-    `perplexity_ci95`, ...; `metric` says which. Everything against dense is against the dense run named in `baseline`,
-    and empty where none was given; `*_times_less` below 1 means MORE than dense. Payload, wire and rounds are empty
-    where a third-party hook has sent what is not counted; `link_sent_bytes` is what interfaces have counted.
+    Columns of the metric contain its name: `accuracy` (a share in [0, 1]), `accuracy_ci95`, ..., or `perplexity`,
+    `perplexity_ci95`, ...; `metric` gives the name. Comparisons with dense refer to the arm named in `baseline`, and
+    are empty without one; `*_times_less` below 1 means MORE than dense. Payload, wire and rounds are empty if a
+    third-party hook sends uncounted bytes; `link_sent_bytes` is counted by the interfaces.
     """
     pairs = [(arm, baseline(arm, arms)) for arm in arms]
     return pd.DataFrame([{own.key: own.of(*pair) for own in columns(pair[0].metric)} for pair in pairs])
 
 
 def shown(table: pd.DataFrame, place: str) -> dict[str, Column]:
-    """The columns of a place, in its order, by the name that PLACES has for them.
+    """Return the columns of a place in order, keyed by their name in PLACES.
 
     Args:
-        table: of `tidy`, the arms of one setting.
+        table: result of `tidy` for the arms of one setting.
         place: one of PLACES.
     """
     judged = metric(table["metric"].iloc[0])
@@ -128,10 +128,10 @@ def shown(table: pd.DataFrame, place: str) -> dict[str, Column]:
 
 @functools.cache
 def columns(name: str) -> tuple[Column, ...]:
-    """All columns, in the order of table.csv.
+    """Return all columns, in the order of table.csv.
 
     Args:
-        name: of the metric that the arms are judged by.
+        name: name of the metric.
     """
     judged = metric(name)
     return (
@@ -190,11 +190,11 @@ def columns(name: str) -> tuple[Column, ...]:
     )
 
 
-# ---- what is evaluated
+# ---- the metric
 
 
 def _judged(judged: Metric) -> list[Column]:
-    """Mean, interval, deviation and best over the seeds, and the difference to dense."""
+    """Return the columns of mean, interval, deviation and best over the seeds, and of the difference to dense."""
     name, points = judged.name, judged.points if judged.percent else ""
 
     def show(value: float) -> str:
@@ -210,7 +210,7 @@ def _judged(judged: Metric) -> list[Column]:
         return Column(key, lambda arm, _: arm.mean(column), unit=judged.unit, show=show, cell=cell)
 
     def gap(row: Row) -> str:
-        """The difference to dense, with the name of that dense arm where a table has several."""
+        """Return the difference to dense, with the name of the baseline if the table has several."""
         text = show_difference(judged, row)
         return f"{text} vs {row['baseline']}" if row["several_baselines"] and text != NONE else text
 
@@ -250,7 +250,7 @@ def _judged(judged: Metric) -> list[Column]:
 
 
 def best_column(table: pd.DataFrame) -> tuple[str, str]:
-    """(Name, heading) of the best value: on the test split where it is known, else `best, validation`."""
+    """Return (name, heading) of the best value: on the test split if it is known, else `best, validation`."""
     name = table["metric"].iloc[0]
     if table[f"test_{name}_at_best"].notna().all():
         return f"test_{name}_at_best", "best"
@@ -271,7 +271,7 @@ def _gap_note(judged: Metric, row: Row) -> str:
 
 
 def _yes_or_no(shown: bool | None) -> str:
-    """Whether a difference was shown, as table.csv says it; "" where there is no statement."""
+    """Return whether a difference was shown, as in table.csv; "" without a statement."""
     if shown is None:
         return ""
     return "yes" if shown else "no"
@@ -300,13 +300,13 @@ def _times_less(column: str) -> Callable[[Arm, Arm | None], float]:
         if sent == 0:
             return math.inf
         theirs = dense.mean(column) if dense else 0.0
-        return theirs / sent if theirs else math.nan  # nothing is a multiple of nothing
+        return theirs / sent if theirs else math.nan  # the ratio of 0 and 0 is undefined
 
     return value
 
 
 def _paper_count(row: Row) -> str:
-    """The floats that the paper would count, and times less than the reference of the paper's tables."""
+    """Return the floats that the paper would count, and the ratio to the reference of the paper's tables."""
     named, most, own = row["paper_reference"], row["reference_floats"], row["paper_floats"]
     if named is None or row["arm"] in (named, row["baseline"]):
         return show_floats(own)
@@ -314,10 +314,10 @@ def _paper_count(row: Row) -> str:
 
 
 def paper_reference(table: pd.DataFrame) -> str | None:
-    """The arm that the papers' ratios are against: the compressed one that sends most; between batch sizes, dense.
+    """Return the reference of the papers' ratios: the compressed arm that sends most; between batch sizes, dense.
 
-    None where there is no such arm, and without a dense run: that ratio may stand beside the one to dense, never alone.
-    Controls of one worker are no such arm.
+    None if there is no such arm, or no dense run: that ratio is shown only in addition to the one to dense. One-worker
+    controls are excluded.
     """
     table = table[table["workers"] == table["workers"].max()]
     others = table[table["arm"] != table["baseline"]]
@@ -334,7 +334,7 @@ def paper_reference(table: pd.DataFrame) -> str | None:
 
 
 def _timed(key: str, heading: str) -> list[Column]:
-    """A time of training, and its interval."""
+    """Return the columns of a training time and of its interval."""
 
     def note(row: Row) -> str:
         interval = _plus_minus(row[f"{key}_ci95"], three_digits)
@@ -355,7 +355,7 @@ def _seconds(key: str, heading: str, in_text: str = "") -> Column:
 
 
 def _against_time(key: str) -> list[Column]:
-    """A time over dense's, and whether seeds tell them apart."""
+    """Return the columns of a time relative to dense, and of whether the seeds separate the two."""
     return [
         Column(f"{key}_over_dense", lambda arm, dense: over(arm, dense, key)),
         Column(f"{key}_within_noise", lambda arm, dense: within_noise(arm, dense, key)),
@@ -363,20 +363,20 @@ def _against_time(key: str) -> list[Column]:
 
 
 def over(arm: Arm, dense: Arm | None, column: str) -> float:
-    """Ratio of times, `seconds` or `modelled_seconds`; NaN where a side has none, or they do not compare."""
+    """Return the ratio to dense of `seconds` or `modelled_seconds`; NaN if one is missing or they do not compare."""
     if dense is None or not comparable(arm, dense, column):
         return math.nan
     return arm.mean(column) / dense.mean(column) if dense.mean(column) else math.nan
 
 
 def within_noise(arm: Arm, dense: Arm | None, column: str) -> bool:
-    """Whether times that compare cannot be told apart: a seed shares no work on the machine, so Welch's interval."""
+    """Whether comparable times cannot be separated, by Welch's interval: equal seeds do not pair times."""
     if dense is None or arm is dense or math.isnan(over(arm, dense, column)):
         return False
     return difference(arm.values(column), dense.values(column)).shown is False
 
 
-# ---- what stands beside a number
+# ---- notes next to a number
 
 
 def _plus_minus(half: float, show: Callable[[float], str]) -> str:

@@ -1,4 +1,4 @@
-"""Runs grouped into arms, and arms into settings, inside of which they may be compared."""
+"""Grouping of runs into arms, and of arms into settings within which they may be compared."""
 
 import json
 import math
@@ -13,18 +13,18 @@ from accordion_bench.report.compare.times import at_common_speed
 from accordion_bench.report.read.load import Run
 from accordion_bench.runs.untrusted import printable
 
-LONGEST = 500  # letters of a label with everything that tells it from others
-# what must be equal before two arms are compared at all; batch sizes may differ inside one experiment
+LONGEST = 500  # characters of a label with all distinguishing options
+# options that must be equal for two arms to be compared; batch sizes may differ within one experiment
 SETTING = ("model", "dataset", "workers", "epochs", "scale")
-# of a data set: with which its name alone does not say what is trained on and evaluated
+# options with which a data set's name alone does not determine the training and evaluation data
 PART_OF_DATA = ("dataset.subset", "dataset.validation", "dataset.limit_eval")
 
 
 def group(runs: Sequence[Run]) -> tuple[list[Arm], list[Run]]:
-    """Finished runs as arms in the order of their first run, and the runs that repeat a seed of their arm.
+    """Group finished runs into arms, in the order of their first run; also return runs that repeat a seed of their arm.
 
-    Of several runs with one seed the newest counts: repeats are no new evidence, and would make intervals too small.
-    Modelled times are brought to one speed, over all of them.
+    Of several runs with one seed only the newest counts: repeats are not independent and would make intervals too
+    narrow. Modelled times are rescaled to a common speed over all runs.
     """
     arms: dict[str, dict[Any, Run]] = {}
     repeats = []
@@ -41,7 +41,7 @@ def group(runs: Sequence[Run]) -> tuple[list[Arm], list[Run]]:
 
 
 def _text(options: Any) -> str:
-    """A text that is the same for equal options; 1 and 1.0 are equal."""
+    """Return a text that is the same for equal options; 1 and 1.0 are equal."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -58,8 +58,10 @@ def _started(run: Run) -> tuple[str, str]:
 
 
 def settings(arms: Sequence[Arm]) -> list[list[Arm]]:
-    """Arms that may be compared with each other: same metric, model, data, workers, epochs, scale and (see `_placed`)
-    batch; each control of one worker after the arm from which it differs least."""
+    """Group arms that may be compared: same metric, model, data, workers, epochs, scale and (see `_placed`) batch.
+
+    Each one-worker control follows the arm from which it differs least.
+    """
     found: dict[str, list[Arm]] = {}
     for arm in arms:
         found.setdefault(arm.setting, []).append(arm)
@@ -67,9 +69,9 @@ def settings(arms: Sequence[Arm]) -> list[list[Arm]]:
 
 
 def _beside(arms: Sequence[Arm]) -> list[Arm]:
-    """Dense first, then by what a worker has sent, the most first; what is not counted is last.
+    """Sort arms: dense first, then by bytes sent per worker, descending; uncounted ones last.
 
-    Each control comes after the arm of the setting from which it differs in the fewest options.
+    Each control follows the arm of the setting from which it differs in the fewest options.
     """
     ordered = sorted((arm for arm in arms if not arm.control), key=_place)
     for control in reversed([arm for arm in arms if arm.control]):
@@ -80,21 +82,21 @@ def _beside(arms: Sequence[Arm]) -> list[Arm]:
 
 
 def _place(arm: Arm) -> tuple[bool, float, bool]:
-    """The key to sort by. Of arms that have sent equally much, those of the bench come first, then the older ones."""
+    """Return the sort key. Of arms with equal bytes, those of the bench come first, then the older ones."""
     sent = arm.mean("wire_bytes")
     return not arm.dense, math.inf if math.isnan(sent) else -sent, arm.attached
 
 
 def _unequal(arm: Arm, other: Arm) -> list[str]:
-    """The options in which two arms differ."""
+    """Return the keys of the options in which two arms differ."""
     return [key for key in arm.options.keys() | other.options.keys() if arm.options.get(key) != other.options.get(key)]
 
 
 def _placed(arms: Sequence[Arm]) -> list[Arm]:
-    """Each arm with its setting: one batch size, or those that one experiment compares; then labels say the batch.
+    """Assign each arm its setting: arms of one batch size, or of one experiment; labels then include the batch.
 
-    A control stands in the setting of the arms that it is for, a user's own loop in that of the bench's runs
-    that train the same. What the user calls an arm stays as it is.
+    A control joins the setting of the arms that it belongs to, a user's own loop that of the bench's runs that train
+    the same. The user's own labels are unchanged.
     """
     joint: list[set[tuple[str, str]]] = []  # keys of each setting
     keys = [setting_keys(arm) for arm in arms]
@@ -120,16 +122,16 @@ def _placed(arms: Sequence[Arm]) -> list[Arm]:
 
 
 def _beside_bench(arm: Arm, arms: Sequence[Arm], numbers: Sequence[int]) -> int | None:
-    """The setting of the bench's runs that train what a user's own loop trains; None where it is not one setting."""
+    """Return the setting of the bench's runs that train the same as a user's loop; None if that is not exactly one."""
     pairs = zip(arms, numbers, strict=True)
     found = {number for other, number in pairs if not other.attached and _trains_as(arm, other)}
     return found.pop() if len(found) == 1 else None
 
 
 def _trains_as(arm: Arm, bench: Arm) -> bool:
-    """Whether a loop says of itself what is true of the bench's runs: model, data set, workers, batch size, epochs.
+    """Whether a loop reports the same model, data set, workers, batch size and epochs as the bench's runs have.
 
-    A model is the same by its name in the bench, or by its class and number of parameters.
+    A model is the same if its name in the bench agrees, or its class and number of parameters.
     """
     own, theirs = arm.config, bench.config
     if arm.metric != bench.metric or arm.workers != bench.workers or own["epochs"] != theirs["epochs"]:
@@ -148,9 +150,9 @@ def _trains_as(arm: Arm, bench: Arm) -> bool:
 
 
 def _controlled(arm: Arm, arms: Sequence[Arm], numbers: Sequence[int]) -> int | None:
-    """The setting of the arms that one worker is the control of: its experiment's others, which share one setting.
+    """Return the setting of the arms that a one-worker arm controls: the other arms of its experiment, in one setting.
 
-    None where it is no control: a sweep over numbers of workers has its name with more of them, too.
+    None if it is no control: in a sweep over numbers of workers, arms with more workers have its name, too.
     """
     name, experiment = arm.chosen("arm"), arm.chosen("experiment")
     if arm.workers > 1 or not name or not experiment:
@@ -165,19 +167,22 @@ def _controlled(arm: Arm, arms: Sequence[Arm], numbers: Sequence[int]) -> int | 
 
 
 def _task(arm: Arm) -> list[Any]:
-    """What is trained, whatever the number of workers and of epochs."""
+    """Return what is trained, regardless of the number of workers and epochs."""
     return [arm.metric, *(fingerprint(arm.runs[0]).get(key) for key in SETTING if key not in ("workers", "epochs"))]
 
 
 def setting_keys(arm: Arm) -> set[tuple[str, str]]:
-    """Arms that share a key are of one setting: the batch size is a key, and each experiment of an arm."""
+    """Return the keys of an arm's setting; arms that share a key are in one setting.
+
+    The batch size is a key, and so is each experiment of the arm.
+    """
     same = _text([arm.metric, *(fingerprint(arm.runs[0]).get(key) for key in SETTING)])
     experiments = {(run.config.get("choices") or {}).get("experiment") for run in arm.runs}
     return {(same, f"batch_size {arm.config.get('batch_size')}"), *((same, str(name)) for name in experiments if name)}
 
 
 def _with_settings_told_apart(arms: Sequence[Arm]) -> list[Arm]:
-    """Where two settings have the same heading, each arm with the options of model and data in which they differ."""
+    """Set `apart` of arms whose settings have the same heading to the model and data options in which they differ."""
     firsts: dict[str, Arm] = {}
     for arm in arms:
         if not arm.control:
@@ -192,7 +197,7 @@ def _with_settings_told_apart(arms: Sequence[Arm]) -> list[Arm]:
 
 
 def _apart(arm: Arm, twins: Sequence[Arm]) -> str:
-    """`dataset.augment=False`, `perplexity`; of a user's own loop, whose options are not known, `attached`."""
+    """Return `dataset.augment=False`, `perplexity`; for a user's own loop, whose options are unknown, `attached`."""
     if arm.attached:
         return "attached"
     twins = [twin for twin in twins if not twin.attached]
@@ -203,7 +208,7 @@ def _apart(arm: Arm, twins: Sequence[Arm]) -> str:
 
 
 def _with_methods(arms: Sequence[Arm]) -> list[Arm]:
-    """Where several methods of one setting have the same label, `label (method)`: they are never one arm."""
+    """Relabel arms of one setting that share a label but not the method to `label (method)`: they are never merged."""
     result = []
     for arm in arms:
         several = arm.called and len({twin.method for twin in _twins(arm, arms)}) > 1
@@ -212,12 +217,12 @@ def _with_methods(arms: Sequence[Arm]) -> list[Arm]:
 
 
 def _twins(arm: Arm, arms: Sequence[Arm]) -> list[Arm]:
-    """Arms of one setting with one label, the arm itself included."""
+    """Return the arms of one setting with one label, including the arm itself."""
     return [other for other in arms if (other.label, other.setting) == (arm.label, arm.setting)]
 
 
 def _told_apart(arms: list[Arm]) -> list[Arm]:
-    """Where arms of one setting share a label, add their names in the experiment, or the options that differ."""
+    """Extend labels that arms of one setting share by their names in the experiment, or by the options that differ."""
     result = []
     for arm in arms:
         twins = _twins(arm, arms)
@@ -232,16 +237,17 @@ def _told_apart(arms: list[Arm]) -> list[Arm]:
 
 
 def _short(value: Any) -> str:
-    """An option in a label: spans of epochs such as [[0, 3], [5, 6]] as `0-3,5-6`."""
+    """Format an option for a label: spans of epochs such as [[0, 3], [5, 6]] as `0-3,5-6`."""
     if isinstance(value, list) and value and all(isinstance(span, list) and len(span) > 1 for span in value):
         return ",".join("-".join(map(str, span)) for span in value)
     return str(value)
 
 
 def _differing(arm: Arm, twins: Iterable[Arm]) -> str:
-    """Options in which an arm differs from most of its twins: `lr=0.1, error_feedback=True`.
+    """Return the options in which an arm differs from most of its twins: `lr=0.1, error_feedback=True`.
 
-    Of a group with another class its name, `optimizer=lion`, and no option that all twins with that class share.
+    For a group with another class its name is returned, `optimizer=lion`, without options shared by all twins of that
+    class.
     """
     own = arm.options
     leaves = [twin.options for twin in twins]
@@ -250,7 +256,7 @@ def _differing(arm: Arm, twins: Iterable[Arm]) -> str:
     keys = [key for key in keys if not usual[key] and not _follows_from_class(key, own, leaves)]
     short = [key.rpartition(".")[2] for key in keys]
     names = short if len(set(short)) == len(short) else keys
-    by_name = arm.named("network") == arm.chosen("network") != CUSTOM  # else its options tell it
+    by_name = arm.named("network") == arm.chosen("network") != CUSTOM  # otherwise its options describe it
     network = [f"modelled on {arm.chosen('network')}"] if any(key.startswith("network.") for key in keys) else []
     told = [
         _said(arm, name, key)
@@ -261,14 +267,14 @@ def _differing(arm: Arm, twins: Iterable[Arm]) -> str:
 
 
 def _follows_from_class(key: str, own: dict[str, Any], leaves: Sequence[dict[str, Any]]) -> bool:
-    """Whether twins differ in the class of a group, and all that have this arm's class have its option, too."""
+    """Whether twins differ in a group's class, and all twins with this arm's class share the option."""
     target = f"{key.partition('.')[0]}._target_"
     alike = [leaf for leaf in leaves if leaf.get(target) == own.get(target)]
     return key != target and len(alike) < len(leaves) and all(leaf.get(key) == own.get(key) for leaf in alike)
 
 
 def _said(arm: Arm, name: str, key: str) -> str:
-    """An option of an arm in its label."""
+    """Format one option of an arm for its label."""
     value, group = arm.options.get(key), key.partition(".")[0]
     if key == "link" and value:
         return str(value)

@@ -1,6 +1,6 @@
-"""Intervals over seeds, of a mean and of the difference of two arms, and which arms they separate.
+"""Confidence intervals over seeds, of a mean and of the difference of two arms, and the rankings that they support.
 
-No mean by itself ranks anything.
+Arms are never ranked by means alone.
 """
 
 import itertools
@@ -14,20 +14,20 @@ from scipy.special import stdtrit
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.runs.metrics import metric
 
-QUANTILE = 0.975  # of Student's t, for two-sided 95 % intervals
+QUANTILE = 0.975  # quantile of Student's t for two-sided 95 % intervals
 PAIRED, WELCH = "paired by seed", "Welch"
-ROUNDING = 1e-12  # of the values: a spread below it is the spread of nothing
+ROUNDING = 1e-12  # relative to the values: a smaller spread counts as none
 
 
 @dataclass(frozen=True)
 class Difference:
-    """mean(a) - mean(b), and what may be said about it.
+    """mean(a) - mean(b), with its confidence interval.
 
     Args:
-        gap: the difference of the means.
-        half: half of its 95 % t-interval; NaN where a side has only one value, or the values have no spread at all.
-        how: `paired by seed` or `Welch`; "" where there is no interval.
-        constant: several values on both sides, and no spread: an interval of width 0 would claim too much.
+        gap: difference of the means.
+        half: half width of its 95 % t-interval; NaN if a side has only one value, or the values have no spread.
+        how: `paired by seed` or `Welch`; "" without an interval.
+        constant: both sides have several values without spread, so an interval of width 0 would claim too much.
     """
 
     gap: float
@@ -37,7 +37,7 @@ class Difference:
 
     @property
     def shown(self) -> bool | None:
-        """Whether the interval excludes 0; None without an interval, unless the values of both are the same."""
+        """Whether the interval excludes 0; None without an interval, unless all values are equal."""
         if self.constant and self.gap == 0:
             return False
         return None if math.isnan(self.half) else abs(self.gap) > self.half
@@ -47,25 +47,25 @@ NO_DIFFERENCE = Difference(math.nan, math.nan)
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half of Student's 95 % t-interval of a mean, with n - 1 degrees of freedom; NaN below two values."""
+    """Return the half width of Student's 95 % t-interval of a mean, with n - 1 degrees of freedom; NaN if n < 2."""
     if len(values) < 2:
         return math.nan
     return float(stdtrit(len(values) - 1, QUANTILE)) * standard_error(values)
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """s / sqrt(n) with the sample's standard deviation s."""
+    """Return s / sqrt(n) with the sample standard deviation s."""
     n = len(values)
     mean = math.fsum(values) / n
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
 
 
 def difference(a: Sequence[float], b: Sequence[float], seeds: Sequence[tuple[object, ...]] = ((), ())) -> Difference:
-    """The difference of two arms: paired where both have the same seeds, else Welch's.
+    """Return the difference of two arms: paired if both have the same seeds, else Welch's.
 
     Args:
         a, b: values, one per seed.
-        seeds: of `a` and of `b`, in the same order; left out, the values are never paired.
+        seeds: seeds of `a` and of `b`, in the same order; default: the values are never paired.
     """
     gap = math.fsum(a) / len(a) - math.fsum(b) / len(b)
     if min(len(a), len(b)) < 2:
@@ -76,7 +76,7 @@ def difference(a: Sequence[float], b: Sequence[float], seeds: Sequence[tuple[obj
 
 
 def _welch_half(a: Sequence[float], b: Sequence[float]) -> float:
-    """Half of Welch's 95 % t-interval, with Satterthwaite's degrees of freedom."""
+    """Return the half width of Welch's 95 % t-interval, with Satterthwaite's degrees of freedom."""
     variances = standard_error(a) ** 2, standard_error(b) ** 2
     if sum(variances) == 0:
         return 0.0
@@ -90,11 +90,11 @@ def _unless_constant(gap: float, half: float, how: str, a: Sequence[float], b: S
     return Difference(gap, math.nan, constant=True)
 
 
-MARGIN = 0.02  # of an accuracy, or of dense's value of any other metric: what an arm may lose and keep dense's
+MARGIN = 0.02  # tolerated loss: absolute for an accuracy, relative to dense's value for other metrics
 
 
 class Standing(Enum):
-    """Where an arm is beside dense, by the interval of their difference."""
+    """Result of comparing an arm with dense, by the interval of their difference."""
 
     KEEPS = "its worse end is within the margin, and no loss is shown"
     LOSES = "it holds only losses"
@@ -103,20 +103,20 @@ class Standing(Enum):
 
 
 def against(arm: Arm, other: Arm | None) -> Difference:
-    """The metric of an arm minus another's, paired by seed where both have the same seeds."""
+    """Return the metric of an arm minus another's, paired by seed if both have the same seeds."""
     if other is None or other is arm:
         return NO_DIFFERENCE
     return difference(arm.values("metric"), other.values("metric"), (tuple(arm.seeds), tuple(other.seeds)))
 
 
 def shown_better(arm: Arm, other: Arm) -> bool:
-    """Whether the interval of the difference holds only gains."""
+    """Whether the interval of the difference contains only gains."""
     found = against(arm, other)
     return bool(found.shown) and metric(arm.metric).better(found.gap, 0)
 
 
 def standing(arm: Arm, dense: Arm) -> Standing:
-    """Where an arm is beside its baseline."""
+    """Return the result of comparing an arm with its baseline."""
     judged, found = metric(arm.metric), against(arm, dense)
     if found.shown is None:
         return Standing.NO_INTERVAL
@@ -126,7 +126,7 @@ def standing(arm: Arm, dense: Arm) -> Standing:
 
 
 def within_margin(arm: Arm, dense: Arm) -> bool:
-    """Whether the worse end of the interval is within it, be a loss shown or not."""
+    """Whether the worse end of the interval is within the margin, even if a loss is shown."""
     judged, found = metric(arm.metric), against(arm, dense)
     loss = -found.gap if judged.higher_is_better else found.gap
     margin = MARGIN if judged.percent else MARGIN * abs(dense.mean("metric"))
@@ -134,16 +134,16 @@ def within_margin(arm: Arm, dense: Arm) -> bool:
 
 
 def apart(arms: Sequence[Arm]) -> bool:
-    """Whether the intervals separate any two arms."""
+    """Whether the intervals separate at least two arms."""
     several = [arm for arm in arms if arm.n > 1]
     return any(against(arm, other).shown for arm, other in itertools.combinations(several, 2))
 
 
 def beaten(arms: Sequence[Arm], cost: str) -> list[int]:
-    """The numbers of arms beside which another one is shown to be better, and costs no more.
+    """Return the indices of arms for which another arm is shown to be better and costs at most as much.
 
     Args:
-        cost: a column of the summary.
+        cost: column of the summary.
     """
     return [
         i
@@ -153,10 +153,10 @@ def beaten(arms: Sequence[Arm], cost: str) -> list[int]:
 
 
 def front(arms: Sequence[Arm], cost: str) -> list[Arm]:
-    """By rising cost the arms that are shown to be better than every one that costs no more.
+    """Return, by ascending cost, the arms that are shown to be better than every arm that costs at most as much.
 
     Args:
-        cost: a column of the summary.
+        cost: column of the summary.
     """
     cheaper = {arm.label: [other for other in arms if other is not arm and not _less(arm, other, cost)] for arm in arms}
     best = [arm for arm in arms if all(shown_better(arm, other) for other in cheaper[arm.label])]
@@ -164,7 +164,7 @@ def front(arms: Sequence[Arm], cost: str) -> list[Arm]:
 
 
 def _less(arm: Arm, other: Arm, cost: str) -> bool:
-    """Whether an arm is shown to cost less than another: bytes that are the same at every seed have no noise."""
+    """Whether an arm is shown to cost less than another; bytes that are equal at every seed have no noise."""
     found = difference(arm.values(cost), other.values(cost))
     return found.gap < 0 and (found.constant or bool(found.shown))
 

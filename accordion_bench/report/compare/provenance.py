@@ -1,4 +1,4 @@
-"""Where runs come from: commands, commit, hardware, versions."""
+"""Provenance of runs: commands, commit, hardware, versions, and unequal measuring conditions."""
 
 import math
 import shlex
@@ -15,7 +15,7 @@ from accordion_bench.report.read.load import Run
 
 
 def facts(runs: Sequence[Run]) -> dict[str, str]:
-    """How many runs, their seeds, commit, hardware and versions."""
+    """Return the number of runs, their seeds, commit, hardware and versions, by name."""
 
     def said(key: str) -> str:
         return ", ".join(dict.fromkeys(str(environment.get(key) or "unknown") for environment in environments))
@@ -38,7 +38,7 @@ def facts(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def own_commands(runs: Sequence[Run]) -> list[str]:
-    """What was typed for some runs, as one where only the seed differs; of an own loop the file, as a comment."""
+    """Return the commands of some runs, merged if only the seed differs; for a user's own loop a comment naming it."""
     own = list(dict.fromkeys(f"# {run.name}: a training loop of its own" for run in runs if run.attached))
     alike: dict[tuple[Any, ...], list[Run]] = {}
     for run in [run for run in runs if not run.attached]:
@@ -49,7 +49,7 @@ def own_commands(runs: Sequence[Run]) -> list[str]:
 
 
 def _as_one(runs: Sequence[Run]) -> str:
-    """The command of runs that were typed alike but for their seeds."""
+    """Merge the commands of runs that differ only in their seed."""
     typed = list(dict.fromkeys(map(command, runs)))
     if len(typed) == 1:
         return typed[0]
@@ -61,12 +61,12 @@ def _as_one(runs: Sequence[Run]) -> str:
 
 
 def command(run: Run) -> str:
-    """What was typed, as `python -m accordion_bench ...`, without the folders, which change no result."""
+    """Return the command of a run as `python -m accordion_bench ...`, without paths, which do not change the result."""
     return shlex.join(["python", "-m", "accordion_bench", *_typed(run)])
 
 
 def dense_command(arm: Arm) -> str:
-    """The command of an arm's runs, made dense; of an experiment's arms, its dense arm."""
+    """Return the command of an arm's runs, made dense; for an arm of an experiment, that of its dense arm."""
     replaced = ("compressor", "adaptive", "sync", "seed", "resume", "arm", "label", "-m", "--multirun")
     typed = _typed(arm.runs[0])
     kept = [word for word in typed if _key(word).split(".")[0] not in replaced and not _key(word).startswith(HOOK)]
@@ -74,26 +74,26 @@ def dense_command(arm: Arm) -> str:
     seeds = f"seed={','.join(map(str, arm.seeds))}"
     dense = ["compressor=none", "adaptive=none", *kept]
     if any(_key(word) == "experiment" for word in typed):
-        dense = [*kept, "+arm=dense"]  # after the experiment, which would have the last word
+        dense = [*kept, "+arm=dense"]  # after the experiment, which would override it
         config, own = arm.config, {_key(word) for word in kept}
-        if arm.workers == 1:  # a control, which the experiment's dense arm is none for
+        if arm.workers == 1:  # a control, for which the experiment's dense arm has other sizes
             sizes = {"workers": 1, "batch_size": checks.show(config["batch_size"]), "epochs": config["epochs"]}
             dense += [f"{key}={value}" for key, value in sizes.items() if key not in own]
     return shlex.join(["python", "-m", "accordion_bench", *sweep, *dense, seeds])
 
 
 def dense_attached() -> str:
-    """What adds a dense run to those of a user's own loop."""
+    """Describe how to add a dense run to those of a user's own loop."""
     return 'the same loop with attach(..., compressor="none"), its rows in a file of their own'
 
 
 def unequal(arms: Sequence[Arm]) -> list[str]:
-    """Sentences where the arms' times were measured in unequal circumstances: threads, and what else was running."""
+    """Return sentences about unequal conditions of the arms' time measurements: threads, and other load."""
     return [*_unequal_threads(arms), *(_waited(arms) or _unequal_load(arms))]
 
 
 def _waited(arms: Sequence[Arm]) -> list[str]:
-    """Where processes have waited for cores: on a busy machine, or because they were too many for it."""
+    """Report processes that waited for cores, on a busy machine or because they were too many for it."""
     shares = {arm.label: max((waited(run) or 0.0 for run in arm.runs), default=0.0) for arm in arms}
     busy = [f"{label} {share:.0%}" for label, share in shares.items() if share >= BUSY]
     if not busy:
@@ -119,7 +119,7 @@ def _unequal_threads(arms: Sequence[Arm]) -> list[str]:
 
 
 def _unequal_load(arms: Sequence[Arm]) -> list[str]:
-    """Where the load at the start of the runs, a mean per arm, differs by half a process per core and more."""
+    """Report mean loads at the start of the runs that differ by at least half a process per core between arms."""
     known = {arm.label: [run.environment.get("load", math.nan) for run in arm.runs] for arm in arms}
     means = {label: mean for label, loads in known.items() if not math.isnan(mean := statistics.fmean(loads))}
     cores = min((run.environment.get("cpu_cores") or 1 for arm in arms for run in arm.runs), default=1)
@@ -133,11 +133,11 @@ def _unequal_load(arms: Sequence[Arm]) -> list[str]:
 
 
 def _typed(run: Run) -> list[str]:
-    """The words after the program's name."""
+    """Return the arguments after the program's name, without paths."""
     typed = run.environment.get("command", "")
     try:
         words = shlex.split(typed)
-    except ValueError:  # a quotation that does not end
+    except ValueError:  # an unclosed quotation mark
         words = typed.split()
     names = ("accordion_bench", "accordion-bench", "__main__.py")
     start = next((i + 1 for i, word in enumerate(words) if word.endswith(names)), len(words))

@@ -1,4 +1,4 @@
-"""How numbers are written, wherever they stand: `9.19x less`, `-0.28 ± 1.31`, `1.23 MB`."""
+"""Formatting of numbers in all tables and texts: `9.19x less`, `-0.28 ± 1.31`, `1.23 MB`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,18 @@ from accordion_bench.runs.metrics import Metric
 NONE = "–"
 NOT_COUNTED = "not counted"
 NO_DIFFERENCE = "no difference shown"
-LINES = 20  # of a list that are shown
-MANY = 10  # names or numbers in a row, of which more are only counted
+LINES = 20  # largest number of lines shown of a list
+MANY = 10  # largest number of names shown in a row; others are only counted
 SAME, NEARLY_SAME = "the same", "the same to within 0.5 %"
-ONE = 1.005  # factors below it are written as 1
+ONE = 1.005  # smaller factors are written as 1
 LEAST = "less than 0.01"
-BILLIONS = 1e10  # floats, from which the paper counts in billions
+BILLIONS = 1e10  # floats from which on the unit is billions
 
 Row = Mapping[Any, Any]
 
 
 def show_value(judged: Metric, value: float, half: float = math.nan) -> str:
-    """`91.00 ± 2.48 %`, `97.62 ± 1.3`; without interval `91.00 %`."""
+    """Format a value: `91.00 ± 2.48 %`, `97.62 ± 1.3`; without interval `91.00 %`."""
     if math.isnan(half):
         return judged.show(value)
     if judged.percent:
@@ -31,7 +31,10 @@ def show_value(judged: Metric, value: float, half: float = math.nan) -> str:
 
 
 def show_difference(judged: Metric, row: Row, brief: bool = False) -> str:
-    """`-2.50 ± 1.19`; where the interval holds 0 `no difference shown (-0.28 ± 1.31)`, in brief `(-0.28 ± 1.31)`."""
+    """Format a difference: `-2.50 ± 1.19`; if the interval contains 0 `no difference shown (-0.28 ± 1.31)`.
+
+    With `brief`, the latter is `(-0.28 ± 1.31)`.
+    """
     gap, half = row[f"{judged.name}_minus_dense"], row[f"{judged.name}_minus_dense_ci95"]
     if math.isnan(gap):
         return NONE
@@ -42,50 +45,50 @@ def show_difference(judged: Metric, row: Row, brief: bool = False) -> str:
 
 
 def signed(judged: Metric, gap: float) -> str:
-    """A difference with its sign: `-0.28`, `+1.3`."""
+    """Format a difference with its sign: `-0.28`, `+1.3`."""
     return f"{judged.scaled(gap):+.2f}" if judged.percent else f"{'+' * (gap >= 0)}{digits(gap)}"
 
 
 def size(judged: Metric, gap: float) -> str:
-    """A difference without its sign: `0.28`, `1.3`; `less than 0.01` where only rounding makes it 0."""
+    """Format a difference without its sign: `0.28`, `1.3`; `less than 0.01` if only rounding makes it 0."""
     return LEAST if _tiny(judged, gap) else signed(judged, abs(gap)).removeprefix("+")
 
 
 def show_gap(judged: Metric, found: Difference) -> str:
-    """A difference with its interval: `-0.28 ± 1.31 points`, `+7.95 ± 0.41` where nothing counts it; `-0.28 points`."""
+    """Format a difference with its interval: `-0.28 ± 1.31 points`, `-0.28 points`; without unit `+7.95 ± 0.41`."""
     return in_points(judged, _gap(judged, found.gap, found.half))
 
 
 def _gap(judged: Metric, gap: float, half: float) -> str:
-    """`-0.28 ± 1.31`; `less than 0.01` where it and its interval are."""
+    """Format `-0.28 ± 1.31`; `less than 0.01` if the difference and its interval are."""
     if _tiny(judged, gap) and (math.isnan(half) or not round(judged.scaled(half), 2)):
         return LEAST
     return signed(judged, gap) + ("" if math.isnan(half) else f" ± {size(judged, half)}")
 
 
 def _tiny(judged: Metric, gap: float) -> bool:
-    """Whether a difference is written as 0.00, and is not 0."""
+    """Whether a non-zero difference would be written as 0.00."""
     return judged.percent and bool(gap) and not round(judged.scaled(gap), 2)
 
 
 def in_points(judged: Metric, number: str) -> str:
-    """A written difference with what it is counted in: points of accuracy, bits; of a perplexity nothing."""
+    """Append the unit of differences: points of accuracy, bits; nothing for a perplexity."""
     return f"{number} {judged.points}".rstrip()
 
 
 def listed(items: Sequence[str], most: int = MANY) -> str:
-    """`a`, `a and b`, `a, b and 3 more`.
+    """Join items: `a`, `a and b`, `a, b and 3 more`.
 
     Args:
-        items: one at least.
-        most: that are shown; a single one beyond it is, too.
+        items: at least one.
+        most: largest number of items shown; a single further one is shown, too.
     """
     shown = list(items) if len(items) <= most + 1 else [*items[:most], f"{len(items) - most:,} more"]
     return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 
 
 def show_seeds(seeds: Sequence[int | None]) -> str:
-    """`0, 1, 2`; of many that follow each other `0 to 999`, of others how many they are."""
+    """Format seeds: `0, 1, 2`; many consecutive ones as `0 to 999`, many others as their number."""
     different = list(dict.fromkeys(seeds))
     if len(different) <= MANY:
         return ", ".join(map(str, different))
@@ -95,9 +98,9 @@ def show_seeds(seeds: Sequence[int | None]) -> str:
 
 
 def show_times(times_less: float) -> str:
-    """9.19 as `9.19x less`, 0.5 as `2x MORE`; NaN, where there is nothing to compare with, as a dash.
+    """Format a ratio: 9.19 as `9.19x less`, 0.5 as `2x MORE`; NaN, an unknown ratio, as a dash.
 
-    Below 1.005, which three digits write as 1, it is the same to within 0.5 %.
+    A factor below 1.005, which three digits write as 1, is shown as the same to within 0.5 %.
     """
     if math.isnan(times_less):
         return NONE
@@ -112,27 +115,27 @@ def show_times(times_less: float) -> str:
 
 
 def show_ratio(row: Row, column: str) -> str:
-    """A time over dense's: `0.52x`, or that none was shown to differ."""
+    """Format a time relative to dense: `0.52x`, or that no difference was shown."""
     return NO_DIFFERENCE if row[f"{column}_within_noise"] else if_known(row[f"{column}_over_dense"], "{:.2f}x")
 
 
 def show_floats(count: float) -> str:
-    """`2418.4 M`, `328.51 B`: million and billion floats, as papers count."""
+    """Format a count of floats: `2418.4 M`, `328.51 B`, in millions or billions as papers count."""
     return f"{count / 1e9:.5g} B" if count >= BILLIONS else f"{count / 1e6:.5g} M"
 
 
 def show_bytes(count: float) -> str:
-    """`1.23 MB`; NaN, where a third-party hook has sent them, as `not counted`."""
+    """Format bytes: `1.23 MB`; NaN, for a third-party hook, as `not counted`."""
     return NOT_COUNTED if math.isnan(count) else human_bytes(count)
 
 
 def if_known(value: float, form: str) -> str:
-    """A number in a form such as `{:.2f}x`; NaN as a dash."""
+    """Format a number by a template such as `{:.2f}x`; NaN as a dash."""
     return NONE if math.isnan(value) else form.format(value)
 
 
 def show_seconds(value: float, half: float = math.nan) -> str:
-    """`12.3 ± 0.4 s`; NaN as a dash."""
+    """Format seconds: `12.3 ± 0.4 s`; NaN as a dash."""
     if math.isnan(value):
         return NONE
     places = 1 if value >= 1 else 2
@@ -140,12 +143,12 @@ def show_seconds(value: float, half: float = math.nan) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three digits, more where they stand before the point."""
+    """Format a number with three significant digits, or all digits before the decimal point."""
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")
 
 
 def first(lines: Sequence[str]) -> list[str]:
-    """The first lines of a long list, and how many more there are; a short list whole."""
+    """Return the first lines of a long list and the number of the others; a short list completely."""
     if len(lines) <= LINES + 1:
         return list(lines)
     return [*lines[:LINES], f"... and {len(lines) - LINES:,} more"]

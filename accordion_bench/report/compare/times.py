@@ -1,4 +1,4 @@
-"""Times of runs and arms: modelled at one speed of computation and on other links; which measured ones compare."""
+"""Times of runs and arms: modelled times at a common speed and on other links, and comparability of measured times."""
 
 import json
 import statistics
@@ -19,7 +19,7 @@ from accordion_bench.report.read.metrics_rows import MetricsRows
 from accordion_bench.report.read.schema import network_of
 from accordion_bench.runs.metrics import is_number
 
-# of a configuration and an environment, what a step's computation hangs on beside its samples
+# keys of configuration and environment that affect a step's computation time, besides its samples
 COMPUTES = (
     "model",
     "dataset",
@@ -37,19 +37,17 @@ MODELLED = ("modelled_seconds", "modelled_exposed_seconds", "seconds_by_bucket")
 
 
 def at_common_speed(runs: Sequence[Run]) -> list[Run]:
-    """The runs, their modelled columns as if all that compute the same had computed at the same speed.
+    """Rescale the modelled columns of runs as if all that compute the same had computed at the same speed.
 
-    A run's speed is its median time of a step's computation over the median of those of all runs that compute the same.
-    By its speed all is divided that the run has measured and the model starts from: its computation, its updates, its
-    codec. How much their steps differ from one another, which decides how long the last worker is waited for, is the
-    median over these runs, too. Where some of them are known to have had a quiet machine, the medians are over those:
-    beside other work the parts of a step take longer, and not all alike. Medians of the whole run stand for every
-    epoch, so that no curve goes back in time.
+    A run's slowness is its median computation time of a step over the median of these over all runs that compute the
+    same. All measured inputs of the model are divided by it: computation, updates, codec. The relative spread of step
+    times, which determines the wait for the slowest worker, is also replaced by the median over these runs. If some of
+    the runs are known to have had a quiet machine, medians are taken over those only: other load slows the parts of a
+    step unequally. Medians of the whole run are used for every epoch, so that curves stay monotonic in time.
 
-    The summary has `modelled_slowness`, this quotient, and `own_modelled_seconds`, what the run itself has modelled.
-    Runs whose exchange goes on beside the backward pass, in another thread, share nothing: it slows their computation
-    down. Nor do users' own loops, of which it is not known whether they compute the same. Of what older versions
-    have written, nothing changes.
+    The summary gets `modelled_slowness`, this quotient, and `own_modelled_seconds`, the run's original modelled time.
+    Runs that overlap exchange and backward pass in another thread share no speed, because the exchange slows their
+    computation down; nor do users' own loops, which may compute something else. Runs of older versions are unchanged.
     """
     alike: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -62,12 +60,12 @@ def at_common_speed(runs: Sequence[Run]) -> list[Run]:
 
 
 def quiet(runs: Sequence[Run]) -> Sequence[Run]:
-    """The runs whose processes are known to have had free cores; all runs where there are none of these."""
+    """Return the runs whose processes are known to have had free cores; all runs if there are none."""
     return [run for run in runs if (share := waited(run)) is not None and share < BUSY] or runs
 
 
 def waited(run: Run) -> float | None:
-    """The share of its time in which a run has waited for a core; None where it does not say."""
+    """Return the share of its time that a run has waited for a core; None if unknown."""
     share = run.summary.get("waited_for_cores")
     return share if is_number(share) else None
 
@@ -75,8 +73,8 @@ def waited(run: Run) -> float | None:
 class Common(NamedTuple):
     """Medians over runs that compute the same.
 
-    compute: by samples of a step: how many runs have such steps, and the median of their medians.
-    spread: of their steps, over how long they take.
+    compute: by samples per step: the number of runs with such steps, and the median of their medians in seconds.
+    spread: median relative spread of step times.
     """
 
     compute: dict[int, tuple[int, float]]
@@ -84,7 +82,7 @@ class Common(NamedTuple):
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "Common":
-        """The medians of some runs; for each kind of step over the quiet runs that have it."""
+        """Compute the medians of some runs; for each kind of step over the quiet runs that have it."""
         found: dict[int, list[Run]] = defaultdict(list)
         for run in runs:
             for samples in _computing(run):
@@ -97,14 +95,14 @@ class Common(NamedTuple):
 
 
 def is_shared(run: Run) -> bool:
-    """Whether the computation of its steps may be compared with that of other runs."""
+    """Whether the computation time of its steps may be compared with that of other runs."""
     beside = run.summary.get("processes") != 1 and (run.config.get("comm") or {}).get("overlap") is not False
-    elsewhere = len(set(map(_runs_on, run.environments))) > 1  # it was resumed on another machine
+    elsewhere = len(set(map(_runs_on, run.environments))) > 1  # resumed on another machine
     return run.finished and not run.attached and not beside and not elsewhere and bool(_computing(run))
 
 
 def what_computes(run: Run) -> str:
-    """A text that is the same for runs whose steps of equally many samples compute the same."""
+    """Return a text that is the same for runs whose steps of equally many samples compute the same."""
     device = run.config.get("device")
     parts = [run.summary.get("workers"), run.summary.get("processes"), device]
     parts += [run.config.get(key) for key in COMPUTES]
@@ -117,27 +115,27 @@ def _runs_on(environment: dict[str, Any]) -> str:
 
 
 def _computing(run: Run) -> dict[int, tuple[int, float]]:
-    """Steps and their median by samples, of the whole run."""
+    """Return (number of steps, median seconds) by samples per step, over the whole run."""
     usual = (run.rows[-1].get("seconds_by_phase") or []) if run.rows else []
     return {phase: (steps, seconds) for part, phase, steps, seconds in usual if part == "compute" and seconds > 0}
 
 
 def _spread(run: Run) -> float:
-    """The relative spread of the waits of a run, in its most frequent kind of exchange."""
+    """Return the relative spread of the waits of a run, for its most frequent kind of exchange."""
     kinds = [kind for kind in exchanges_from(run.rows[-1]["seconds_by_bucket"]) if kind.wait > 0]
     most = max(kinds, key=lambda kind: kind.times, default=None)
     return most.spread / most.wait if most else 0.0
 
 
 def _is_modelled(run: Run) -> bool:
-    """Whether its rows say what the model starts from; those of older versions do not."""
+    """Whether the rows contain the inputs of the model; those of older versions do not."""
     return bool(run.rows) and all(run.rows[-1].get(key) is not None for key in ("seconds_by_phase", *MODELLED))
 
 
 def _at_speed(pair: tuple[Run, Common | None]) -> Run:
     run, common = pair
     own, slowness = _computing(run), 1.0
-    if common:  # the steps that most runs have, and of those the most frequent in this one
+    if common:  # the kind of step that most runs have; of several the most frequent one in this run
         samples = max(own, key=lambda samples: (common.compute[samples][0], own[samples][0]))
         slowness = own[samples][1] / common.compute[samples][1]
     last = run.rows[-1]
@@ -159,12 +157,12 @@ def _at_speed(pair: tuple[Run, Common | None]) -> Run:
 
 
 class Whole(NamedTuple):
-    """A run as a whole, known when it has ended.
+    """Totals of a finished run.
 
-    usual: seconds of a step by part and phase.
-    exchanges: until its end.
-    network: that it was modelled on.
-    slowness: over the runs that compute the same.
+    usual: median seconds of a step by part and phase.
+    exchanges: all exchanges until the end.
+    network: network on which it was modelled.
+    slowness: speed relative to the runs that compute the same.
     """
 
     usual: dict[tuple[str, str], float]
@@ -174,7 +172,7 @@ class Whole(NamedTuple):
 
 
 def _remodelled(run: Run, row: Mapping[str, Any], whole: Whole, common: Common | None) -> Mapping[str, Any]:
-    """The modelled columns of a row with the medians of the whole run, at another speed."""
+    """Return the modelled columns of a row, computed with the medians of the whole run at another speed."""
     if any(row.get(key) is None for key in ("seconds_by_phase", *MODELLED, *SENT)):
         return row
     local_workers = run.summary["workers"] // run.summary.get("processes", 1)
@@ -191,7 +189,7 @@ def _remodelled(run: Run, row: Mapping[str, Any], whole: Whole, common: Common |
 
 
 def _looks(row: Mapping[str, Any], seconds: float | None) -> list[dict[str, Any]] | None:
-    """The looks within the epoch of a row, their modelled times as much longer as that of the row has become."""
+    """Return the evaluations within a row's epoch, with modelled times scaled like that of the row."""
     looks, before = row.get("looks"), row.get("modelled_seconds")
     if not looks or not before or seconds is None:
         return looks
@@ -204,7 +202,7 @@ def _looks(row: Mapping[str, Any], seconds: float | None) -> list[dict[str, Any]
 
 
 def _in_hindsight(kinds: Sequence[Exchanges], last: Sequence[Exchanges]) -> list[Exchanges]:
-    """Exchanges until some epoch, with the times that those of the whole run usually took; kinds only become more."""
+    """Return the exchanges until some epoch with the median times of the whole run; kinds are only ever added."""
     found = []
     for now, then in zip(kinds, last, strict=False):
         if now.workers == then.workers and len(now.buckets) == len(then.buckets):
@@ -225,22 +223,22 @@ def _at(slowness: float, spread: float, kind: Exchanges) -> Exchanges:
 
 
 def is_ddp(config: dict[str, Any]) -> bool:
-    """Whether a run was DistributedDataParallel's, which cannot tell communication from computation."""
+    """Whether a run used DistributedDataParallel, which cannot separate communication from computation."""
     return (config.get("comm") or {}).get("engine") == "ddp"
 
 
 def communicates(arm: Arm) -> bool:
-    """Whether measured times hold communication: one worker in each process."""
+    """Whether measured times include communication: each process has one worker."""
     return bool(arm.values("comm_seconds")) or is_ddp(arm.config)
 
 
 def shares_process(arm: Arm) -> bool:
-    """Whether its workers share a process, so that nothing went over a link; of a user's own loop it is not known."""
+    """Whether its workers share a process, so nothing was sent over a link; False for a user's own loop (unknown)."""
     return not arm.attached and not communicates(arm)
 
 
 def comparable(arm: Arm, dense: Arm, column: str) -> bool:
-    """Whether times compare: of one machine; `seconds` with communication in both or neither, else on one network."""
+    """Whether times compare: same machine, and for `seconds` both or neither with communication, else same network."""
     if unlike([arm, dense]):
         return False
     if column == "seconds":
@@ -249,12 +247,12 @@ def comparable(arm: Arm, dense: Arm, column: str) -> bool:
 
 
 def machine(run: Run) -> str:
-    """Processor and GPUs of a run; of one that was resumed elsewhere, of each machine."""
+    """Return processor and GPUs of a run; for one that was resumed elsewhere, of each machine."""
     return ", then ".join(machines(run))
 
 
 def machines(run: Run) -> list[str]:
-    """The machines of a run, each once."""
+    """Return the distinct machines of a run."""
     return list(dict.fromkeys(map(_machine, run.environments)))
 
 
@@ -264,7 +262,7 @@ def _machine(environment: dict[str, Any]) -> str:
 
 
 def unlike(arms: Iterable[Arm]) -> str:
-    """The reason why times of these arms do not compare, to follow `because`; "" where none is known."""
+    """Return why times of these arms are not comparable, to follow `because`; "" if no reason is known."""
     runs = [run for arm in arms for run in arm.runs]
     if len({machine for run in runs for machine in machines(run)}) > 1:
         return "the runs come from different machines"
@@ -277,21 +275,21 @@ NEEDED = ("modelled_seconds", "modelled_comm_seconds", "wire_bytes", "rounds")
 
 
 def on_link(arm: Arm, bandwidth: float) -> Network:
-    """The network of an arm's runs, as its slowest link lets it be, with links of another bandwidth, all alike."""
+    """Return the network of an arm's runs, with the limits of its slowest link, at another bandwidth of all links."""
     own = {"bandwidth": bandwidth, "latency": 0.0, **(arm.config.get("network") or {})}
     return network_of({"network": own}).at(bandwidth)
 
 
 def modelled_seconds(arm: Arm, bandwidths: Sequence[float], epochs: Sequence[int] | None = None) -> NDArray[np.float64]:
-    """Modelled time on other links: T = T_compute + what of communication is not hidden there.
+    """Return the modelled time on other links: T = T_compute + T_exposed, the communication time that is not hidden.
 
     Args:
-        arm: whose rows have modelled columns; in rows of older runs nothing is hidden.
-        bandwidths: bit/s that a worker sends; everything else stays that of the runs' network.
-        epochs: counted from 0; None = all until the shortest run's end.
+        arm: arm whose rows have modelled columns; in rows of older versions nothing is hidden.
+        bandwidths: send bandwidths of a worker in bit/s; everything else is that of the runs' network.
+        epochs: epochs, counted from 0; None = all until the shortest run's end.
 
     Returns:
-        seconds [bandwidths, seeds, epochs]; NaN where the rows have no model.
+        seconds [bandwidths, seeds, epochs]; NaN where a row has no model.
     """
     if epochs is None:
         epochs = range(min(len(run.rows) for run in arm.runs))
@@ -301,7 +299,7 @@ def modelled_seconds(arm: Arm, bandwidths: Sequence[float], epochs: Sequence[int
 
 
 def _of_rows(rows: Sequence[Mapping[str, Any]], links: Sequence[Network], workers: int) -> NDArray[np.float64]:
-    """Seconds [links, rows]. Most rows of a run have the same exchanges, only more of them: each is modelled once."""
+    """Return seconds [links, rows]. Rows of a run mostly repeat the same exchanges, so each is modelled once."""
     seconds = np.full((len(links), len(rows)), np.nan)
     known = [place for place, row in enumerate(rows) if all(row.get(name) is not None for name in NEEDED)]
     exchanges: dict[str, Exchanges] = {}
@@ -329,7 +327,7 @@ def _of_rows(rows: Sequence[Mapping[str, Any]], links: Sequence[Network], worker
 def _alone(
     link: Network, exchanges: Mapping[str, Exchanges], times: Mapping[str, NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """Seconds of all exchanges, whether hidden or not."""
+    """Return the seconds of all exchanges, whether hidden or not."""
     each = {key: sum(link.of_bucket(bucket, one.workers) for bucket in one.buckets) for key, one in exchanges.items()}
     return np.sum([times[key] * seconds for key, seconds in each.items()], axis=0)
 
@@ -337,7 +335,7 @@ def _alone(
 def _outside(
     link: Network, wire: NDArray[np.float64], rounds: NDArray[np.float64], workers: int
 ) -> NDArray[np.float64]:
-    """Seconds of bytes and rounds that belong to no exchange."""
+    """Return the seconds of bytes and rounds that belong to no exchange."""
     if link.flat:
         return wire * link.seconds(1.0, 0.0, workers) + rounds * link.seconds(0.0, 1.0, workers)
     return np.array([link.seconds(*pair, workers) for pair in zip(wire, rounds, strict=True)])

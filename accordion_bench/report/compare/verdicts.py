@@ -1,7 +1,7 @@
-"""Arms beside the dense one that they are compared with, in words: a sentence for each, and the answer on top.
+"""Verdicts in words: a sentence for each arm compared with its baseline, and the answer at the top of the report.
 
-The answer says which arm keeps what dense reaches, at how many fewer bytes, and which do not. An arm is named before
-others for its bytes, which are counted, and never for a mean that seeds do not separate.
+The answer states which arms keep dense's metric, at how many fewer bytes, and which do not. Arms are ordered by bytes,
+which are counted exactly, and never by means that the seeds do not separate.
 """
 
 import math
@@ -43,7 +43,7 @@ from accordion_bench.runs.metrics import Metric, metric
 
 
 class Rival(NamedTuple):
-    """An arm, its baseline, and what their seeds say of the difference."""
+    """An arm, its baseline, and the statistics of their difference."""
 
     arm: Arm
     dense: Arm
@@ -60,41 +60,41 @@ class Rival(NamedTuple):
 
     @property
     def dense_name(self) -> str:
-        """The label of the baseline: `dense`, and more where there are several."""
+        """Label of the baseline: `dense`, or longer if there are several."""
         return self.dense.label
 
     @property
     def seeds(self) -> str:
-        """`n = 3`, `n = 3 against 2`."""
+        """Number of seeds: `n = 3`, `n = 3 against 2`."""
         return f"n = {self.arm.n}" + ("" if self.arm.n == self.dense.n else f" against {self.dense.n}")
 
     @property
     def sent(self) -> float:
-        """Bytes on the wire, to sort by; uncounted ones come last."""
+        """Bytes on the wire, as a sort key; infinite if uncounted."""
         return self.arm.mean("wire_bytes") if self.arm.values("wire_bytes") else math.inf
 
     def gap(self) -> str:
-        """`-0.30 ± 1.10 points`."""
+        """Return the difference: `-0.30 ± 1.10 points`."""
         return show_gap(self.judged, self.found)
 
     def loss(self) -> str:
-        """The same without a sign: `0.30 ± 1.10 points`."""
+        """Return the difference without sign: `0.30 ± 1.10 points`."""
         return self.gap().lstrip("+-")
 
     def reach(self) -> str:
-        """The ends of the interval: `-4.10 to +3.20 points`."""
+        """Return the ends of the interval: `-4.10 to +3.20 points`."""
         ends = " to ".join(signed(self.judged, self.found.gap + side * self.found.half) for side in (-1, 1))
         return in_points(self.judged, ends)
 
     def side(self) -> str:
-        """`0.56 points below dense`, `equal to dense`."""
+        """Return the direction of the difference: `0.56 points below dense`, `equal to dense`."""
         if not self.found.gap:
             return f"equal to {self.dense_name}"
         side = "below" if self.found.gap < 0 else "above"
         return f"{in_points(self.judged, size(self.judged, self.found.gap))} {side} {self.dense_name}"
 
     def bytes(self) -> str:
-        """`at 9.19 times fewer bytes on the wire`."""
+        """Return the ratio of bytes: `at 9.19 times fewer bytes on the wire`."""
         own, theirs = self.arm.mean("wire_bytes"), self.dense.mean("wire_bytes")
         if math.isnan(own) or math.isnan(theirs):
             return f"at bytes that are {NOT_COUNTED}"
@@ -110,7 +110,7 @@ class Rival(NamedTuple):
         return f"at {digits(times)} times {fewer} bytes on the wire"
 
     def time(self) -> str:
-        """Measured where communication was measured, else modelled, and with what; else why there is none."""
+        """Return the ratio of times: measured if communication was measured, else modelled; or why there is none."""
         if why := unlike([self.arm, self.dense]):
             return f"their times do not compare, because {why}"
         if not shares_process(self.arm) and not shares_process(self.dense):
@@ -129,7 +129,7 @@ class Rival(NamedTuple):
         return f"it takes {ratio:.2f} times {self.dense_name}'s time ({how}{few})"
 
     def beware(self) -> list[str]:
-        """Warnings where the two differ in more than the method."""
+        """Return warnings if the two differ in more than the method."""
         found = []
         if self.arm.batch != self.dense.batch:
             same_epochs = self.arm.config["epochs"] == self.dense.config["epochs"]
@@ -141,12 +141,12 @@ class Rival(NamedTuple):
 
 
 def rivals(arms: Sequence[Arm]) -> list[Rival]:
-    """Each arm of a setting that has a baseline, beside it."""
+    """Return each arm of a setting that has a baseline, paired with it."""
     return [one for arm in arms if (one := rival(arm, arms)) is not None]
 
 
 def rival(arm: Arm, arms: Sequence[Arm]) -> Rival | None:
-    """An arm beside its baseline among the arms of its setting; None where it has none, or is it."""
+    """Pair an arm with its baseline among the arms of its setting; None if it has none or is it."""
     dense = baseline(arm, arms)
     if dense is None or dense is arm:
         return None
@@ -154,17 +154,17 @@ def rival(arm: Arm, arms: Sequence[Arm]) -> Rival | None:
 
 
 def verdicts(arms: Sequence[Arm]) -> list[str]:
-    """One sentence per arm that has a dense run to be compared with."""
+    """Return one sentence per arm with a baseline."""
     rows = zip(arms, tidy(arms).to_dict("records"), strict=True)
     return [verdict(one, row) for arm, row in rows if (one := rival(arm, arms)) is not None]
 
 
 def verdict(one: Rival, row: dict[Any, Any]) -> str:
-    """Bytes, metric and noise of one arm against dense, in words.
+    """Describe bytes, metric and noise of one arm against dense.
 
     Args:
         one: the arm and its baseline.
-        row: of the arm in `columns.tidy`.
+        row: the arm's row of `columns.tidy`.
     """
     gap = f"{one.judged.words} {one.side()}"
     images = one.arm.runs[0].summary.get("test_size") if one.judged.name == "accuracy" else None
@@ -174,7 +174,7 @@ def verdict(one: Rival, row: dict[Any, Any]) -> str:
 
 
 def _sent(row: dict[Any, Any], one: Rival) -> str:
-    """`payload 9.19x less than dense, wire 12x less`."""
+    """Return `payload 9.19x less than dense, wire 12x less`."""
     if math.isnan(row["payload_bytes"]):
         return f"bytes {NOT_COUNTED}"
     name = one.dense_name
@@ -196,7 +196,7 @@ def _count(images: float) -> str:
 
 
 def _noise(one: Rival) -> str:
-    """Whether the seeds show a difference, and by which interval."""
+    """Return whether the seeds show a difference, and by which interval."""
     found = one.found
     if found.constant:
         return f"{NO_DIFFERENCE}, the same at every seed" if not found.gap else "the same at every seed: no interval"
@@ -207,11 +207,11 @@ def _noise(one: Rival) -> str:
     return f"{told}, the 95 % interval of the difference is {one.reach()} ({found.how}, {one.seeds})"
 
 
-MOST = 2  # arms that one clause names
+MOST = 2  # arms named in one clause
 
 
 def answers(arms: Sequence[Arm]) -> list[str]:
-    """At most two sentences on the arms of one setting, without markup, the answer first."""
+    """Return at most two sentences about the arms of one setting, without markup, the answer first."""
     if not any(arm.dense for arm in arms):
         return [no_dense(arms)]
     by_bytes = sorted((one for one in rivals(arms) if not one.arm.control), key=lambda one: one.sent)
@@ -233,7 +233,7 @@ def answers(arms: Sequence[Arm]) -> list[str]:
 
 
 def no_dense(arms: Sequence[Arm]) -> str:
-    """The sentence for a setting without a dense run, with the command that adds one."""
+    """Return the sentence for a setting without a dense run, with the command that adds one."""
     return (
         f"No dense run of this setting is among those given: nothing is said about {metric(arms[0].metric).words}, "
         f"bytes or time against dense. Add one: {dense_attached() if arms[0].attached else dense_command(arms[0])}"
@@ -241,7 +241,7 @@ def no_dense(arms: Sequence[Arm]) -> str:
 
 
 def _kept(one: Rival) -> str:
-    """The arm with the fewest bytes among those that keep dense's metric."""
+    """Describe the arm with the fewest bytes among those that keep dense's metric."""
     better = one.found.shown and one.judged.better(one.found.gap, 0)
     said = f"is better than {one.dense_name} in" if better else f"keeps {one.dense_name}'s"
     clauses = [f"{one.label} {said} {one.judged.words} ({one.gap()}, {one.seeds}) {one.bytes()}", one.time()]
@@ -249,7 +249,7 @@ def _kept(one: Rival) -> str:
 
 
 def _undecided(undecided: Sequence[Rival], lose: Sequence[Rival]) -> str:
-    """Where no interval is narrow enough: how wide the narrowest is. A shown loss may be within the margin."""
+    """Report the narrowest interval if none is narrow enough; a shown loss may still be within the margin."""
     one = min(undecided, key=lambda one: one.found.half)
     margin = f"{100 * MARGIN:g} {one.judged.points if one.judged.percent else '%'}"
     whose = "no arm without a shown loss" if any(within_margin(one.arm, one.dense) for one in lose) else "no arm"
@@ -265,14 +265,14 @@ def _none_keeps(lose: Sequence[Rival]) -> str:
 
 
 def _unranked(unknown: Sequence[Rival], denser: Sequence[str]) -> list[str]:
-    """Differences without an interval, in the order of the table."""
+    """List differences without an interval, in the order of the table."""
     single = all(one.arm.n == one.dense.n == 1 for one in unknown)
     told = [f"{one.label} ended {one.side()} {one.bytes()}" for one in reversed(unknown)]
     return [f"{'One seed' if single else 'No interval'}: nothing is ranked.", *_sentence([listed(told, MOST), *denser])]
 
 
 def _too(leanest: Rival, others: Sequence[Rival]) -> list[str]:
-    """Which others keep dense's metric, too: those that cannot be told apart from the leanest, and better ones."""
+    """Name other arms that keep dense's metric: those not separated from the leanest, and better ones."""
     found = [(other, against(other.arm, leanest.arm)) for other in others]
     alike = [other.label for other, gap in found if not gap.shown]
     better = [
@@ -304,7 +304,7 @@ def _without_interval(unknown: Sequence[Rival]) -> list[str]:
 
 
 def _better_dense(told: Sequence[Rival], dense: Sequence[Arm]) -> list[str]:
-    """Which dense arms are shown to be better than one that others are compared with; not those told as rivals."""
+    """Name dense arms that are shown to be better than a baseline, except those already named as rivals."""
     rivals_too = {one.label for one in told}
     bases = {one.dense.label: one.dense for one in told} or {arm.label: arm for arm in dense}
     better = [
@@ -324,19 +324,20 @@ def _sentence(clauses: Sequence[str]) -> list[str]:
     return [f"{'; '.join(clauses)}."] if clauses else []
 
 
-PERIOD = ", H "  # of a local method, in its label
+PERIOD = ", H "  # before the period in a local method's label
 
 
 def known_accuracies(paths: Sequence[Path], model: str, workers: int) -> dict[str, str]:
-    """The difference to dense of every method that was run with this model, in words, by its label.
+    """Return, by label, the difference to dense in words of every method that was run with this model.
 
-    Of several settings, that with so many workers counts, else that with the most seeds; of several periods of a local
-    method, the longest, and it is told; of several arms that differ in other options, the one most like its dense run.
+    Of several settings, one with `workers` workers is preferred, then that with the most seeds. Of several periods of a
+    local method the longest is used and named; of several arms that differ in other options, the one most like its
+    baseline.
 
     Args:
-        paths: run folders, or folders of some.
-        model: as it was chosen, with options of its own in brackets; "" = whichever the runs have.
-        workers: of the cluster.
+        paths: run folders, or folders that contain some.
+        model: choice of the model, with its own options in brackets; "" = any.
+        workers: number of workers of the cluster.
     """
     arms, _ = group(read_runs(paths))
     found: dict[str, tuple[tuple[bool, int, float, int], str]] = {}
@@ -347,7 +348,7 @@ def known_accuracies(paths: Sequence[Path], model: str, workers: int) -> dict[st
                 continue
             name = arm.method
             method, _, period = name.partition(PERIOD)
-            if not period.replace(".", "", 1).isdigit():  # none, or a local method with more beside it: another method
+            if not period.replace(".", "", 1).isdigit():  # no period, or a local method combined with another
                 method, period = name, ""
             rank = (arm.workers == workers, arm.n, float(period or 0), -len(differences(arm, dense)))
             if method not in found or rank > found[method][0]:
@@ -356,7 +357,7 @@ def known_accuracies(paths: Sequence[Path], model: str, workers: int) -> dict[st
 
 
 def told(arm: Arm, dense: Arm, begin: str = "") -> str:
-    """`-0.28 ± 1.31 points, n = 3 (resnet20 on digits, 4 workers)`; what tells it from others like it comes last."""
+    """Format a difference: `-0.28 ± 1.31 points, n = 3 (resnet20 on digits, 4 workers)`; distinguishing parts last."""
     judged, found = metric(arm.metric), against(arm, dense)
     same = f"{NO_DIFFERENCE}: " if found.shown is False else ""
     where = f"{arm.named('model')} on {arm.named('dataset')}, {counted(arm.workers, 'worker')}"

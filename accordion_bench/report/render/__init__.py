@@ -1,7 +1,7 @@
-"""Tables, figures and the page. Matplotlib is imported here first, whatever backend MPLBACKEND names.
+"""Rendering of reports: tables, figures and the HTML page. Importing this package first imports matplotlib safely.
 
-A notebook exports its own backend to all that it starts, which may not have it. Nothing is drawn with that backend; one
-that can be imported stays the one of the user's own figures.
+A notebook exports its own MPLBACKEND to child processes, where that backend may be missing. Reports do not draw with
+it; if it can be imported, it remains the backend of the user's own figures.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What is said about a table: its heading, what its numbers are, and what sets some arms apart."""
+"""Captions of tables and figures: headings, explanations of the numbers, and remarks on special arms."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from accordion_bench.runs.metrics import LOSSES, METRICS, metric, split_of
 
 
 def remarks(arms: Sequence[Arm]) -> list[str]:
-    """All of them, none where all arms are alike."""
+    """Return all remarks; none if no arm is special."""
     return [*uncounted(arms), *went_dense(arms), *outliers(arms), *attached(arms), *not_learned(arms)]
 
 
 def labels(arms: Sequence[Arm]) -> list[str]:
-    """What the names stand for that users have given arms, and which arms have several, so that none counts."""
+    """Explain the names that users have given to arms, and name arms with several labels, which are ignored."""
     told = [f"{arm.label} is {arm.method}" for arm in arms if arm.called and arm.method not in arm.label]
     lines = [f"Named by label=: {listed(told)}."] if told else []
     for arm in arms:
@@ -35,7 +35,7 @@ def labels(arms: Sequence[Arm]) -> list[str]:
 
 
 def uncounted(arms: Sequence[Arm]) -> list[str]:
-    """Which arms are third-party hooks, whose bytes are not counted, and what stands in their place."""
+    """Name arms with third-party hooks, whose bytes are not counted, and the bytes measured instead."""
     told = []
     for arm in [arm for arm in arms if hook_of(arm.config)]:
         measured = "no interface measured"
@@ -48,7 +48,7 @@ def uncounted(arms: Sequence[Arm]) -> list[str]:
 
 
 def outliers(arms: Sequence[Arm]) -> list[str]:
-    """Which measured times hold stalls of the machine that matter: a hundredth of the training time or more."""
+    """Name arms whose measured times include significant stalls: at least a hundredth of the training time."""
     found = []
     for arm in arms:
         seconds, steps = (sum(arm.values(name)) for name in ("outlier_seconds", "outlier_seconds_count"))
@@ -63,9 +63,10 @@ def outliers(arms: Sequence[Arm]) -> list[str]:
 
 
 def went_dense(arms: Sequence[Arm]) -> list[str]:
-    """Which arms were to compress and sent what they had dense, why, and what would have helped.
+    """Name arms that were to compress but sent their tensors dense, with the reason and a remedy.
 
-    A policy changes what travels dense from one decision to the next: of each arm what held in most of its steps.
+    A policy can change what is sent dense from one decision to the next; for each arm, what held in most steps is
+    reported.
     """
     found: dict[str, list[str]] = {}
     for arm in arms:
@@ -78,7 +79,7 @@ def went_dense(arms: Sequence[Arm]) -> list[str]:
 
 
 def _steps_dense(arm: Arm) -> Counter[str]:
-    """Sentence -> steps, over all runs; a count that is none is 0."""
+    """Count steps by sentence, over all runs; an invalid count is 0."""
     counts: Counter[str] = Counter()
     for note in (run.summary.get("went_dense") for run in arm.runs):
         for sentence, steps in note.items() if isinstance(note, dict) else ():
@@ -87,7 +88,7 @@ def _steps_dense(arm: Arm) -> Counter[str]:
 
 
 def attached(arms: Sequence[Arm]) -> list[str]:
-    """Which arms are users' own loops, and what only they can know."""
+    """Name arms that are users' own loops, and state what is not known about them."""
     own = [arm for arm in arms if arm.attached]
     if not own:
         return []
@@ -108,7 +109,7 @@ def attached(arms: Sequence[Arm]) -> list[str]:
 
 
 def not_learned(arms: Sequence[Arm]) -> list[str]:
-    """Arms of which a run has learned nothing, with what that run has said."""
+    """Name arms with runs that have learned nothing, with those runs' own warning."""
     lines = []
     for arm in arms:
         told = [said for run in arm.runs if isinstance(said := run.summary.get("not_learned"), str)]
@@ -117,11 +118,11 @@ def not_learned(arms: Sequence[Arm]) -> list[str]:
     return lines
 
 
-SPEED_TOLD = 0.05  # how far from the common speed runs are named
+SPEED_TOLD = 0.05  # relative deviation from the common speed from which runs are named
 
 
 def heading(arm: Arm) -> str:
-    """`resnet8 on digits, 4 workers x 32 samples, 60 epochs`; a subset of the data and a scale below full are named."""
+    """Return `resnet8 on digits, 4 workers x 32 samples, 60 epochs`, with a subset of the data and a reduced scale."""
     config, sizes = arm.config, arm.batches or (arm.batch_each,)
     each = "" if None in sizes else f" x {' or '.join(map(str, sizes))} samples"
     workers = f"{counted(arm.workers, 'worker')}{each}"
@@ -129,7 +130,7 @@ def heading(arm: Arm) -> str:
 
 
 def heading_end(arm: Arm) -> str:
-    """The end of a heading: the part of the data, what tells the setting from others, and the scale of small runs."""
+    """Return the end of a heading: part of the data, distinction from other settings, and scale of shortened runs."""
     subset, validation = arm.options.get("dataset.subset"), arm.options.get("dataset.validation")
     told = f", {subset:,} training {metric(arm.metric).counted}" if isinstance(subset, int) else ""
     told += f", {validation:,} of the training samples held out" if validation else ""
@@ -138,18 +139,18 @@ def heading_end(arm: Arm) -> str:
 
 
 def headings(parts: Sequence[Sequence[Arm]]) -> list[str]:
-    """Of each setting, numbered where nothing tells two apart."""
+    """Return the heading of each setting, numbered if two are equal."""
     found = [heading(arms[0]) for arms in parts]
     before = [found[:i].count(name) for i, name in enumerate(found)]
     return [f"{name} ({count + 1})" if count else name for name, count in zip(found, before, strict=True)]
 
 
 def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:
-    """What a reader must know about the numbers of one setting.
+    """Return the explanations of the numbers of one setting.
 
     Args:
-        arms: of the setting.
-        paper: of the table that holds only what papers show.
+        arms: arms of the setting.
+        paper: whether they are for the table with only the columns of papers.
     """
     lines = [evaluated(arms, paper), sent(arms, paper), time(arms, paper), *remarks(arms)]
     lines += [] if paper else labels(arms)
@@ -160,7 +161,7 @@ def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:
 
 
 def evaluated(arms: Sequence[Arm], paper: bool = False) -> str:
-    """What the metric's numbers and intervals are."""
+    """Explain the metric's values and intervals."""
     judged = metric(arms[0].metric)
     several = max(arm.n for arm in arms) > 1
     interval = "mean ± Student's 95 % t-interval over n seeds" if several else "one seed per arm, so no intervals"
@@ -180,7 +181,7 @@ def evaluated(arms: Sequence[Arm], paper: bool = False) -> str:
 
 
 def _best(arms: Sequence[Arm]) -> str:
-    """Which value is the best one: of which split, and chosen by which."""
+    """Explain the best value: its split, and the split by which it was chosen."""
     _, heading = best_column(tidy(arms))
     split = split_of(arms[0].selected_by)
     if heading != "best" or arms[0].attached:
@@ -189,7 +190,7 @@ def _best(arms: Sequence[Arm]) -> str:
 
 
 def sent(arms: Sequence[Arm], paper: bool = False) -> str:
-    """What payload and wire are, and what they are compared with."""
+    """Explain payload and wire bytes, and their baseline."""
     wire = "" if paper else "; sent per worker: what its own link sends, the bytes on the wire"
     text = f"Payload: what one worker hands to the collectives{wire}"
     dense = list(dict.fromkeys(base.label for arm in arms if (base := baseline(arm, arms))))
@@ -200,13 +201,13 @@ def sent(arms: Sequence[Arm], paper: bool = False) -> str:
 
 
 def without_bytes(arms: Sequence[Arm]) -> str:
-    """The end of a footnote: which arms have no place on an axis of bytes, or of time that is modelled from them."""
+    """Return the end of a footnote that names arms without counted bytes, and hence without bytes or modelled times."""
     labels = [arm.label for arm in arms if not arm.counted]
     return f" Not counted, so not shown: {listed(labels)}." if labels else ""
 
 
 def time(arms: Sequence[Arm], paper: bool = False) -> str:
-    """What the measured times hold, and which of them do not compare."""
+    """Explain what the measured times include, and which of them are not comparable."""
     exchange = "" if paper else "; exchange: the part that is codec and communication"
     text = f"Time: training, without evaluation and warm-up{exchange}."
     if shared := [arm.label for arm in arms if shares_process(arm)]:
@@ -221,7 +222,7 @@ def time(arms: Sequence[Arm], paper: bool = False) -> str:
 
 
 def modelled(arms: Sequence[Arm]) -> list[str]:
-    """What the modelled columns mean, where there are any."""
+    """Explain the modelled columns, if there are any."""
     with_model = [arm for arm in arms if arm.values("modelled_seconds")]
     links = sorted({show_link(arm.config["network"]) for arm in with_model})
     if not links:
@@ -234,7 +235,7 @@ def modelled(arms: Sequence[Arm]) -> list[str]:
 
 
 def speeds(arms: Sequence[Arm]) -> str:
-    """How computation was made comparable, and of which arms it was not."""
+    """Explain how computation was brought to a common speed, and for which arms it was not."""
     slowness = {arm.label: arm.mean("modelled_slowness") for arm in arms if arm.values("modelled_slowness")}
     if not slowness:
         return ""
@@ -253,7 +254,7 @@ def speeds(arms: Sequence[Arm]) -> str:
 
 
 def hidden(arms: Sequence[Arm]) -> str:
-    """What modelled communication leaves out: `as far as the backward pass does not hide it`."""
+    """Describe the modelled communication that is excluded: `as far as the backward pass does not hide it`."""
     older = [arm.label for arm in arms if not arm.values("modelled_exposed_seconds")]
     if len(older) == len(arms):
         return "without overlap"
@@ -262,7 +263,7 @@ def hidden(arms: Sequence[Arm]) -> str:
 
 
 def paper_count(arms: Sequence[Arm]) -> list[str]:
-    """What the paper's count is, where all arms have it."""
+    """Explain the paper's count, if all arms have it."""
     if not all(arm.values("paper_floats") for arm in arms):
         return []
     reference = paper_reference(tidy(arms))
@@ -275,7 +276,7 @@ def paper_count(arms: Sequence[Arm]) -> list[str]:
 
 
 def scaled_down(arms: Sequence[Arm]) -> list[str]:
-    """That these are no numbers to compare with a paper's, where the experiment was shortened."""
+    """State that a shortened experiment's numbers are not comparable with a paper's."""
     scale = arms[0].scale
     if scale == "full":
         return []

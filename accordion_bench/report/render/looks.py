@@ -1,4 +1,4 @@
-"""How an arm is drawn: a shade of its method's colour, a marker and a dash of its own, the same in every figure."""
+"""Appearance of arms: a shade of the method's colour, a marker and a dash pattern, consistent in all figures."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from typing import Any
 from accordion_bench.methods.labels import hook_of, policies_of
 from accordion_bench.report.compare.arms import Arm
 
-BLACK = "#000000"  # of dense
-GREY = "#555555"  # of small print
-# of published palettes (Tol, Petroff, Okabe and Ito) the ten that stay furthest apart under every colour blindness
+BLACK = "#000000"  # of dense arms
+GREY = "#555555"  # of footnotes
+# ten colours of published palettes (Tol, Petroff, Okabe and Ito) that are most distinct under all colour blindness
 COLOURS = ("#1845FB", "#E69F00", "#BD1F01", "#228833", "#AA4499", "#56B4E9", "#332288", "#661100", "#B9AC70", "#656364")
-# of the arms of a colour: how far it goes towards black, or towards white where it is dark, away from dense's black
+# shades of a colour: share of black, or of white for a dark colour, to stay distinct from dense's black
 SHADES, DARK, LIGHTER = (0.0, 0.4, 0.6, 0.2, 0.5, 0.3), 105, 0.75
-# as matplotlib and plotly call them
+# names in matplotlib and in plotly
 SYMBOLS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "P": "cross"}
 SYMBOLS |= {"X": "x", "p": "pentagon", "d": "diamond-tall", ">": "triangle-right"}
 MARKERS = tuple(SYMBOLS)
-# lengths of dashes and gaps, in widths of the line; where one lies on another, a tenth of that is seen through the gaps
+# lengths of dashes and gaps, in line widths; the gaps let at least a tenth of a covered line show
 DASHES: tuple[tuple[float, ...], ...] = (
     (9, 2),
     (5, 2),
@@ -35,13 +35,13 @@ DASHES: tuple[tuple[float, ...], ...] = (
 
 @dataclass(frozen=True)
 class ArmLook:
-    """How one arm is drawn.
+    """Appearance of one arm.
 
     Args:
         colour: as #RRGGBB.
         marker: matplotlib's letter.
-        line: the dash as matplotlib has it; solid for dense alone, which is drawn below all others.
-        fill: `full` or `none`: which part of the marker is filled.
+        line: matplotlib's dash pattern; only dense, which is drawn below all others, is solid.
+        fill: `full` or `none`: filled part of the marker.
     """
 
     colour: str
@@ -51,7 +51,7 @@ class ArmLook:
 
     @property
     def point(self) -> dict[str, Any]:
-        """Options of a marker without a line, for matplotlib."""
+        """matplotlib options of a marker without a line."""
         full = self.fill == "full"
         edge = {"markeredgecolor": "white" if full else self.colour, "markeredgewidth": 0.4 if full else 0.9}
         face = {"markerfacecolor": self.colour if full else "white"}
@@ -59,12 +59,12 @@ class ArmLook:
 
     @property
     def symbol(self) -> str:
-        """The marker as plotly calls it."""
+        """plotly's name of the marker."""
         return SYMBOLS[self.marker] + ("" if self.fill == "full" else "-open")
 
     @property
     def dash(self) -> str:
-        """The dash as plotly writes it."""
+        """plotly's notation of the dash pattern."""
         return "solid" if self.line == "-" else ",".join(f"{length:g}px" for length in self.line[1])
 
 
@@ -72,27 +72,27 @@ Drawn = tuple[Arm, ArmLook]
 
 
 def looks(arms: Sequence[Arm]) -> list[ArmLook]:
-    """The look of each arm of one setting."""
+    """Return the look of each arm of one setting."""
     return looks_of([(arm.label, family(arm), arm.dense) for arm in arms])
 
 
 def with_looks(arms: Sequence[Arm]) -> list[Drawn]:
-    """Each arm of one setting with its look."""
+    """Pair each arm of one setting with its look."""
     return list(zip(arms, looks(arms), strict=True))
 
 
 def family(arm: Arm) -> str:
-    """What arms have in common that differ in a level or another option: policies, scheme, compressor."""
+    """Return the name shared by arms that differ only in a level or another option: policies, scheme, compressor."""
     choices = arm.config.get("choices") or {}
     words = [*policies_of(arm.config), choices.get("sync"), choices.get("compressor"), hook_of(arm.config)]
     return " ".join(str(word) for word in words if word) if not arm.attached else arm.method
 
 
 def looks_of(named: Sequence[tuple[str, str, bool]]) -> list[ArmLook]:
-    """The look of each (label, family, whether it is dense), whatever order they are given in.
+    """Return the look of each (label, family, whether it is dense), independently of their order.
 
-    A family has the colour that it prefers, unless another that prefers it comes before it by name; its arms have
-    shades of it. No two looks are the same, and of ten arms no two markers or dashes.
+    A family has its preferred colour, unless another family with the same preference precedes it by name; its arms have
+    shades of it. No two looks are equal, and among ten arms no two markers or dash patterns.
     """
     order = sorted(range(len(named)), key=lambda i: named[i])
     dense = [i for i in order if named[i][2]]
@@ -119,10 +119,10 @@ def looks_of(named: Sequence[tuple[str, str, bool]]) -> list[ArmLook]:
 
 
 def _colours(families: Sequence[str]) -> dict[str, int]:
-    """The colour of each family; of more than there are colours several have the same one."""
+    """Return the colour of each family; with more families than colours, several share one."""
     found: dict[str, int] = {}
     left = list(families)
-    while left:  # each turn gives every colour once
+    while left:  # each turn assigns every colour once
         given = _assigned([preferences(name) for name in left])
         found |= {left[k]: colour for k, colour in given.items()}
         left = [name for k, name in enumerate(left) if k not in given]
@@ -130,12 +130,12 @@ def _colours(families: Sequence[str]) -> dict[str, int]:
 
 
 def preferences(method: str) -> list[int]:
-    """The numbers of the colours by preference: each method has its own order, by rendezvous hashing."""
+    """Return the indices of the colours by preference, in an order specific to the method (rendezvous hashing)."""
     return sorted(range(len(COLOURS)), key=lambda i: hashlib.sha256(f"{i} {method}".encode()).digest())
 
 
 def _assigned(preferred: Sequence[list[int]]) -> dict[int, int]:
-    """The colour of each method: first all first preferences, then what is left of the second ones, and so on."""
+    """Assign colours to methods: first all first preferences, then second preferences among the colours left, ..."""
     given: dict[int, int] = {}
     for rank in range(len(COLOURS)):
         for k, own in enumerate(preferred):
@@ -145,12 +145,12 @@ def _assigned(preferred: Sequence[list[int]]) -> dict[int, int]:
 
 
 def _look(colour: int, turn: int, taken: tuple[set[str], set[Any]]) -> ArmLook:
-    """The look of a colour's first, second, ... arm: another shade, and while there are some, a free marker and dash.
+    """Return the look of a colour's first, second, ... arm: another shade, and a free marker and dash if there is one.
 
     Args:
-        colour: its number.
-        turn: how many arms have it already.
-        taken: markers and dashes of other arms, to which those of this one are added.
+        colour: index of the colour.
+        turn: number of arms that already have the colour.
+        taken: markers and dashes of other arms; those of this one are added in place.
     """
     marker = _free(MARKERS, colour + turn, taken[0])
     dash = _free(DASHES, colour + turn + turn // len(MARKERS), taken[1])
@@ -158,7 +158,7 @@ def _look(colour: int, turn: int, taken: tuple[set[str], set[Any]]) -> ArmLook:
 
 
 def _free(choices: Sequence[Any], first: int, taken: set[Any]) -> Any:
-    """The first choice from this one on that is not taken; this one, where all are."""
+    """Return the first free choice from index `first` on, cyclically; the choice at `first` if none is free."""
     turned = [choices[(first + i) % len(choices)] for i in range(len(choices))]
     found = next((choice for choice in turned if choice not in taken), turned[0])
     taken.add(found)
@@ -166,7 +166,7 @@ def _free(choices: Sequence[Any], first: int, taken: set[Any]) -> Any:
 
 
 def _shade(colour: str, turn: int) -> str:
-    """The colour itself, then shades of it."""
+    """Return the colour itself for turn 0, then shades of it."""
     share, parts = SHADES[turn % len(SHADES)], [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     dark = 0.3 * parts[0] + 0.59 * parts[1] + 0.11 * parts[2] < DARK
     share, towards = (LIGHTER * share, 255) if dark else (share, 0)
@@ -174,5 +174,5 @@ def _shade(colour: str, turn: int) -> str:
 
 
 def _line(turn: int) -> Any:
-    """Of the first dense arm solid."""
+    """Return the dash pattern of a dense arm; the first one is solid."""
     return "-" if turn == 0 else (0, DASHES[(turn - 1) % len(DASHES)])

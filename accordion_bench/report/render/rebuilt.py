@@ -1,7 +1,7 @@
-"""What only the classes of a run tell, which are built again here or in another process: which layers are sent dense
-at a level, when the learning rate drops.
+"""Details that require the classes of a run to be rebuilt: layers sent dense at a level, and learning-rate drops.
 
-To import a class takes half a gigabyte: of a server, another process does it, and ends when it has answered.
+Importing the classes takes half a gigabyte. A server therefore rebuilds them in another process, which ends after the
+answers.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ from accordion_bench.options.instantiate import build, is_trusted
 from accordion_bench.processes.interrupt import end_with_parent
 from accordion_bench.report.read.load import Run
 
-LARGEST, MOST = 10_000_000, 100  # of the numbers and lists of options with which something is built
-DEEPEST = 10_000  # of the numbers of a model, which count its layers
-LR_DROP = 0.5  # a learning rate of at most this times the last one is a drop
+LARGEST, MOST = 10_000_000, 100  # bounds of option values and list lengths accepted for building
+DEEPEST = 10_000  # bound of a model's option values, which count its layers
+LR_DROP = 0.5  # a learning rate of at most this times the previous one is a drop
 
 
 def lr_drops(run: Run) -> list[int]:
-    """Epochs that start with a learning rate that has dropped at once; a steady decay, however steep, has no drop.
+    """Return the epochs that start with a sudden drop of the learning rate; a steady decay, however steep, is no drop.
 
-    None where a row does not tell its learning rate.
+    Empty if a row lacks its learning rate.
     """
     if any(row.get("lr") is None for row in run.rows):
         return []
@@ -45,7 +45,7 @@ def lr_drops(run: Run) -> list[int]:
 
 
 def _schedule(run: Run) -> Callable[[float], float] | None:
-    """The factor of a run's learning rate; None where it is none of ours, or this version cannot rebuild it."""
+    """Return the learning-rate factor of a run by epoch; None if its class is untrusted or cannot be rebuilt."""
     if not _may_build(run.config, "schedule"):
         return None
     try:
@@ -56,13 +56,13 @@ def _schedule(run: Run) -> Callable[[float], float] | None:
 
 
 def dense_layers(config: dict[str, Any], level: float) -> frozenset[str]:
-    """Parameters that travel dense at a level; none where the run's model is none of ours, or cannot be rebuilt."""
+    """Return the parameters that are sent dense at a level; empty if a class is untrusted or cannot be rebuilt."""
     known = all(_may_build(config, group) for group in ("compressor", "model", "dataset"))
     return look(config, level) if known else frozenset()
 
 
 def of_classes(config: dict[str, Any], level: float) -> frozenset[str]:
-    """The same of a configuration whose classes may be called."""
+    """Return the same for a configuration whose classes are trusted."""
     from accordion_bench.compressors.assemble import wrapped_compressor
 
     try:
@@ -70,16 +70,16 @@ def of_classes(config: dict[str, Any], level: float) -> frozenset[str]:
         task = {"model": config["model"], "dataset": config["dataset"]}
         shapes = _shapes(json.dumps(task, sort_keys=True))
         return frozenset(spec.name for spec in shapes if not compressor.compresses(spec, level))
-    except Exception:  # an older run's options may have no meaning today; the map is then drawn without this detail
+    except Exception:  # options of an older run may be invalid now; the map is then drawn without this detail
         return frozenset()
 
 
-# how classes are asked: for a report that is served, in another process
+# how classes are queried; for a served report, in another process
 look: Callable[[dict[str, Any], float], frozenset[str]] = of_classes
 
 
 def _may_build(config: dict[str, Any], group: str) -> bool:
-    """Whether the options of a config group name a class of that group, and are of a size that costs nothing."""
+    """Whether the options of a config group name a trusted class of that group, and are small enough to be cheap."""
     node = config.get(group)
     if not isinstance(node, dict) or not is_trusted(node.get("_target_"), group):
         return False
@@ -92,10 +92,10 @@ def _may_build(config: dict[str, Any], group: str) -> bool:
 
 @functools.cache
 def _shapes(task_json: str) -> tuple[Any, ...]:
-    """The trained tensors of a model for a data set: runs that differ in their compressor share them.
+    """Return the specs of a model's trained tensors for a data set, shared by runs that differ in their compressor.
 
-    Shapes alone: the tensors take no memory, and no values. For random ones without memory torch would import its
-    compiler, which takes longer than all else in a report.
+    The model is built on the meta device, without memory or values. Random initialisation is skipped, because on meta
+    tensors torch would import its compiler, which takes longer than the rest of a report.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -107,7 +107,7 @@ def _shapes(task_json: str) -> tuple[Any, ...]:
 
     class NoValues(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if function.__name__ == "normal_":  # a tensor's, or that of torch.nn.init
+            if function.__name__ == "normal_":  # of a tensor or of torch.nn.init
                 return args[0] if args else kwargs["tensor"]
             return function(*args, **(kwargs or {}))
 
@@ -117,12 +117,12 @@ def _shapes(task_json: str) -> tuple[Any, ...]:
     return tuple(TensorSpec(name, tuple(parameter.shape)) for name, parameter in model.named_parameters())
 
 
-_known: dict[str, Any] = {}  # by what was asked
+_known: dict[str, Any] = {}  # answers by query
 
 
 @contextlib.contextmanager
 def classes_apart() -> Iterator[None]:
-    """Inside, no class is imported here to name or draw an arm, unless torch is loaded; answers are kept."""
+    """Context that imports classes in another process only, unless torch is already loaded; answers are cached."""
     if "torch" in sys.modules:
         yield
         return
@@ -137,14 +137,14 @@ def classes_apart() -> Iterator[None]:
 
 
 class _Asked:
-    """Asks classes in another process, which is started for the first question without a kept answer."""
+    """Queries classes in another process, which is started for the first query without a cached answer."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.pool: ProcessPoolExecutor | None = None
 
     def __call__(self, look: Callable[..., Any], *about: Any) -> Any:
-        if os.getpid() != self.pid:  # one of a pool that reads many runs: it ends soon
+        if os.getpid() != self.pid:  # in a process of a pool that reads many runs, which ends soon
             return look(*about)
         key = json.dumps([look.__name__, *about], sort_keys=True, default=str)
         if key not in _known:
@@ -153,7 +153,7 @@ class _Asked:
                 self.pool = ProcessPoolExecutor(1, spawned, _begin, (sys.path,))
             try:
                 _known[key] = self.pool.submit(look, *about).result()
-            except BrokenProcessPool:  # it was killed
+            except BrokenProcessPool:  # the process was killed
                 return look(*about)
         return _known[key]
 
@@ -165,5 +165,5 @@ class _Asked:
 
 def _begin(path: list[str]) -> None:
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with what it was asked
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends with its parent's queries
     sys.path[:] = path

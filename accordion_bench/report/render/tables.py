@@ -1,7 +1,7 @@
-"""The comparison for its readers: as Markdown, as LaTeX, as CSV, on the page and on a terminal.
+"""Rendering of the comparison table: Markdown, LaTeX, CSV, HTML page and terminal.
 
-Each is one loop over the columns that `compare.columns` declares. Text from anywhere is written so that Markdown and
-LaTeX show it, and make no link, image, HTML or code of it.
+Each format is one loop over the columns declared in `compare.columns`. Untrusted text is escaped so that Markdown and
+LaTeX show it literally, without links, images, HTML or code.
 """
 
 import re
@@ -18,38 +18,38 @@ from accordion_bench.report.compare.verdicts import answers
 from accordion_bench.report.render import captions
 
 ESCAPED = re.compile(
-    r"""[\\`$]                  # code, formulas, and what would take away an escape of ours
+    r"""[\\`$]                  # code, formulas, and backslashes that would cancel our escapes
       | <(?=[a-zA-Z/!?])        # HTML, or a link in angle brackets
-      | (?<=\])[(\[:]           # what stands behind [text]: a link, an image, where a name leads to
-      | (?<=:)//                # an address, which some readers make a link of, as of the next one
+      | (?<=\])[(\[:]           # after [text]: a link, an image, a link definition
+      | (?<=:)//                # an address, which some readers turn into a link, like the next one
       | (?<=www)\.""",
     re.VERBOSE | re.IGNORECASE,
 )
-FIRST = "#>~*+-[="  # with which something else begins than a line of text
+FIRST = "#>~*+-[="  # first characters that Markdown does not read as plain text
 WIDTH = 120
 KEPT = ("|", "#", "![", "    ", "```", "<")  # tables, headings, pictures, code, comments
 MARKER = re.compile(r"(?:[-*] |\d+\. )?")
-BEGINS = re.compile(r" (?=[#>~*+=|-]|\d+[.)](?: |$))")  # a space behind which a list, a quote or a heading would begin
+BEGINS = re.compile(r" (?=[#>~*+=|-]|\d+[.)](?: |$))")  # a space before a possible list, quote or heading
 
 
 def inline(text: str) -> str:
-    """One line of text inside a line of Markdown."""
+    """Escape a text inside a line of Markdown."""
     return ESCAPED.sub(r"\\\g<0>", text)
 
 
 def line(text: str) -> str:
-    """The same at the beginning of a line or of a list entry."""
+    """Escape a text at the start of a line or list entry of Markdown."""
     return f"\\{inline(text)}" if text.startswith(tuple(FIRST)) else inline(text)
 
 
 def folded(text: str) -> str:
-    """A page of Markdown whose paragraphs and list entries have lines of at most `WIDTH` characters.
+    """Wrap paragraphs and list entries of Markdown to lines of at most `WIDTH` characters.
 
     Args:
-        text: the page, a paragraph or an entry on each line. Tables, headings, pictures and code stay as they are.
+        text: Markdown with one paragraph or entry per line. Tables, headings, pictures and code are not wrapped.
 
     Returns:
-        The page; it is shown as before.
+        Markdown that renders like `text`.
     """
     lines, code = [], False
     for row in text.split("\n"):
@@ -60,7 +60,7 @@ def folded(text: str) -> str:
 
 
 def _filled(row: str) -> list[str]:
-    """One line as several, of which none but the first begins with what would be a list, a quote or a heading."""
+    """Wrap one line; no continuation line starts like a list, a quote or a heading."""
     marker = "".join(MARKER.findall(row)[:1])
     bound = BEGINS.sub("\0", row.removeprefix(marker))
     lines = textwrap.TextWrapper(WIDTH, marker, " " * len(marker), break_long_words=False, break_on_hyphens=False)
@@ -81,7 +81,7 @@ SPECIAL = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    "[": "{[}",  # after \\ it would be a distance
+    "[": "{[}",  # after \\ it would be read as a length
     "]": "{]}",
     '"': "''",
     "±": r"$\pm$",
@@ -97,18 +97,18 @@ MINUS = re.compile(r"(?<![\w)}])-(?=\d)")
 
 
 def escaped(text: str) -> str:
-    """Text as LaTeX shows it; a character outside ASCII that is not in the list becomes a question mark."""
+    """Escape a text for LaTeX; an unlisted character outside ASCII becomes a question mark."""
     text = MINUS.sub("−", TIMES.sub("×", text))
     return "".join(SPECIAL.get(c, c if c.isascii() and c.isprintable() else "?") for c in text)
 
 
 def latex(cells: Sequence[Sequence[str]], caption: str, name: str) -> str:
-    """A floating table as LaTeX.
+    """Return a floating LaTeX table.
 
     Args:
-        cells: the headings, then one row per arm.
+        cells: headings, then one row per arm.
         caption: plain text.
-        name: of its label, `tab:NAME`; letters, digits and hyphens.
+        name: name in its label, `tab:NAME`; letters, digits and hyphens.
     """
     head, *rows = ["\n".join(f"    {line}" for line in _lines(row)) for row in cells]
     body = "\n    \\addlinespace\n".join(rows)
@@ -128,7 +128,7 @@ def latex(cells: Sequence[Sequence[str]], caption: str, name: str) -> str:
 
 
 def _lines(row: Sequence[str]) -> list[str]:
-    """A row, and below it what stands in parentheses: side by side, tables would be wider than a page."""
+    """Return a row, followed by a row of the parts in parentheses, because tables would otherwise exceed the page."""
     first, *rest = row
     numbers, beside = zip(*(cell.partition(" (")[::2] for cell in rest), strict=True)
     below = [f"({escaped(text)}" if text else "" for text in beside]
@@ -137,7 +137,7 @@ def _lines(row: Sequence[str]) -> list[str]:
 
 
 def aligned(cells: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, the heading first, as Markdown that also reads well in a terminal."""
+    """Return rows of cells, headings first, as a Markdown table with aligned columns."""
     cells = [[inline(cell).replace("|", "\\|") for cell in row] for row in cells]
     widths = [max(2, *map(len, column)) for column in zip(*cells, strict=True)]
     rows = [
@@ -148,14 +148,14 @@ def aligned(cells: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:]))
 
 
-# with which numbers a column of a table of text has nothing to say
+# columns of a text table that are omitted if another column is empty
 NEEDED = {
     **{GAP: "baseline", "comm_seconds": "comm_seconds"},
     **dict.fromkeys(("modelled_seconds", "modelled_comm_seconds", "rounds"), "modelled_seconds"),
 }
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with which a cell begins that a spreadsheet computes
-FEWEST = 2  # columns of a narrow terminal
-LONGEST, SHORTEST = 34, 14  # letters of a line of an arm's name
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a cell that a spreadsheet evaluates
+FEWEST = 2  # columns on a narrow terminal
+LONGEST, SHORTEST = 34, 14  # largest and smallest width of an arm's name, in characters
 BETWEEN = "  "
 
 
@@ -163,16 +163,16 @@ BETWEEN = "  "
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """The table of one setting as Markdown."""
+    """Return the table of one setting as Markdown."""
     return aligned(cells(table))
 
 
 def cells(table: pd.DataFrame, paper: bool = False) -> list[list[str]]:
-    """Text of the table of one setting: the headings, then a row per arm.
+    """Return the text table of one setting: the headings, then a row per arm.
 
     Args:
-        table: of `tidy`.
-        paper: only what papers show: what was evaluated, data sent and time, with their ratios.
+        table: result of `tidy`.
+        paper: restrict to the columns of papers: metric, data sent and time, with their ratios.
     """
     place = "paper" if paper else "table"
     reference = paper_reference(table) if table["paper_floats"].notna().all() else None
@@ -185,7 +185,7 @@ def cells(table: pd.DataFrame, paper: bool = False) -> list[list[str]]:
 
 
 def _told(table: pd.DataFrame, name: str) -> bool:
-    """Whether a table of text shows a column."""
+    """Whether a text table includes a column."""
     if name == "paper_floats":
         return bool(table[name].notna().all())
     needed = table[NEEDED.get(name, "arm")]
@@ -193,7 +193,7 @@ def _told(table: pd.DataFrame, name: str) -> bool:
 
 
 def _rows(table: pd.DataFrame, reference: str | None) -> list[Row]:
-    """The rows, with the numbers of the whole table that their cells need."""
+    """Return the rows, extended by values of the whole table that their cells need."""
     most = None if reference is None else float(table.loc[table["arm"] == reference, "paper_floats"].iloc[0])
     several = table["baseline"].nunique() > 1
     whole = {"several_baselines": several, "paper_reference": reference, "reference_floats": most}
@@ -204,7 +204,7 @@ def _rows(table: pd.DataFrame, reference: str | None) -> list[Row]:
 
 
 def csv(tables: Sequence[pd.DataFrame]) -> str:
-    """Tables below each other as CSV; an apostrophe stands before text that could be a formula to a spreadsheet."""
+    """Concatenate tables as CSV; text that a spreadsheet could evaluate as a formula is prefixed with an apostrophe."""
     table = pd.concat(tables)
     table.columns = [_no_formula(name) for name in table.columns]
     text = [name for name in table.columns if not pd.api.types.is_numeric_dtype(table[name])]
@@ -219,11 +219,11 @@ def _no_formula(cell: Any) -> Any:
 
 
 class PageCell(NamedTuple):
-    """One number of the page.
+    """One number on the page.
 
-    value: as table.csv has it, by which rows are sorted; "" where there is none.
-    text: as it is read.
-    beside: what is said of it: its interval, its ratio to dense.
+    value: value in table.csv, by which rows are sorted; "" if missing.
+    text: displayed number.
+    beside: note: its interval or ratio to dense.
     """
 
     value: str
@@ -232,13 +232,13 @@ class PageCell(NamedTuple):
 
 
 class PageColumn(NamedTuple):
-    """One column of the page.
+    """One column on the page.
 
-    key: its name in table.csv.
-    name: in words.
-    unit: of its numbers; "" for none.
+    key: name in table.csv.
+    name: heading.
+    unit: unit of its numbers; "" = none.
     cells: one per arm.
-    more: rarely needed.
+    more: whether the column is shown on request only.
     """
 
     key: str
@@ -249,10 +249,10 @@ class PageColumn(NamedTuple):
 
 
 def page_columns(table: pd.DataFrame) -> list[PageColumn]:
-    """The columns after the arm's name that hold anything.
+    """Return the non-empty columns after the arm's name.
 
     Args:
-        table: of `tidy`.
+        table: result of `tidy`.
     """
     rows, found = table.to_dict("records"), []
     for name, column in shown(table, "page").items():
@@ -274,12 +274,12 @@ def _page_cell(column: Column, row: Row) -> PageCell:
 
 
 def brief(parts: Sequence[Sequence[Arm]], absent: dict[str, Sequence[str]], width: int) -> str:
-    """Everything that a terminal is told, without markup: the answer, and a table of few columns that fits its width.
+    """Return the report for a terminal, without markup: the answer, and a table of few columns that fits the width.
 
     Args:
-        parts: the arms of each setting.
-        absent: heading -> lines, for what is in no mean.
-        width: letters of a line of the terminal.
+        parts: arms of each setting.
+        absent: heading -> lines, for runs that enter no mean.
+        width: width of the terminal in characters.
     """
     told = [_setting(arms, width) for arms in parts]
     for heading, lines in absent.items():
@@ -297,7 +297,7 @@ def _setting(arms: Sequence[Arm], width: int) -> str:
 
 
 def few_columns(table: pd.DataFrame) -> dict[str, Column]:
-    """Six with the arm's name, at most; what a narrow terminal can do without comes last."""
+    """Return at most six columns, including the arm's name, the least important ones last."""
     modelled = table["comm_seconds"].isna().all() and table["modelled_seconds"].notna().any()
     without = {"seconds"} if modelled else {"modelled_seconds"}
     if (table["baseline"] == "").all():
@@ -306,11 +306,11 @@ def few_columns(table: pd.DataFrame) -> dict[str, Column]:
 
 
 def fitting(table: pd.DataFrame, width: int) -> str:
-    """The table of one setting, with as many of its columns as fit; long names of arms go on in the next line.
+    """Return the table of one setting with as many columns as fit; long names of arms are wrapped.
 
     Args:
-        table: of `tidy`.
-        width: letters of a line.
+        table: result of `tidy`.
+        width: largest line length in characters.
     """
     rows, few = table.to_dict("records"), few_columns(table).values()
     names = [textwrap.wrap(row["arm"], min(LONGEST, max(SHORTEST, width // 3))) for row in rows]

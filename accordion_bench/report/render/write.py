@@ -1,7 +1,7 @@
-"""The report's folder: tables, figures, one HTML page, and a README.md that says where they come from.
+"""Writing of a report's folder: tables, figures, one HTML page, and a README.md with their provenance.
 
-A report appears as a whole, or not at all: whatever happens before its last file, the old one stays as it is. A run
-whose files were not foreseen is left out, and told, instead of ending the report.
+A report is replaced as a whole: until its last file is written, the old one is unchanged. A run with unexpected content
+is left out and named, so that it does not break the report.
 """
 
 import contextlib
@@ -29,22 +29,22 @@ from accordion_bench.report.render.tables import aligned, cells, csv, folded, in
 from accordion_bench.runs import durable
 from accordion_bench.runs.untrusted import printable
 
-INDEX = ("report.html", "README.md")  # replaced last, in this order: they say what the other files are
+INDEX = ("report.html", "README.md")  # replaced last, in this order, because they refer to the other files
 PREFIX = ".report-"
-DAY = 86400  # seconds, after which no report is still being written
+DAY = 86400  # seconds after which an unfinished report is abandoned
 
 
 @contextlib.contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """A folder inside of `out` for a new report, whose files then take the place of those of the old one.
+    """Provide a temporary folder inside `out` for a new report; on exit, its files replace those of the old one.
 
-    Each is synced and renamed, so that there is never a torn one. Files that the new report does not have stay.
+    Each file is synced and renamed, so there is never a partial file. Files that the new report does not have stay.
 
     Args:
-        out: folder of reports; made where missing.
+        out: folder of the report; created if missing.
 
     Raises:
-        OSError: it takes no files.
+        OSError: it cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
     _remove_left_behind(out)
@@ -66,7 +66,7 @@ def _rank(file: Path) -> int:
 
 
 def _remove_left_behind(out: Path) -> None:
-    """Remove the unfinished reports of processes that were killed."""
+    """Remove unfinished reports of processes that were killed."""
     for folder in out.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > DAY:
@@ -76,12 +76,12 @@ def _remove_left_behind(out: Path) -> None:
 def left_out(
     runs: Sequence[Run], repeats: Sequence[Run], folders: Sequence[tuple[str, str]]
 ) -> dict[str, Sequence[str]]:
-    """Runs and folders that are in no mean: heading -> lines.
+    """Return runs and folders that enter no mean: heading -> lines.
 
     Args:
-        runs: finished and unfinished ones.
-        repeats: of seeds; see `grouping.group`.
-        folders: those without a run, and why; see `load.no_runs`.
+        runs: finished and unfinished runs.
+        repeats: runs that repeat a seed; see `grouping.group`.
+        folders: folders without a run, with the reason; see `load.no_runs`.
     """
     found = {
         "Unfinished, in no mean": [unfinished(run) for run in runs if not run.finished],
@@ -94,7 +94,7 @@ def left_out(
 
 
 def unfinished(run: Run) -> str:
-    """The line of a run that is in no mean."""
+    """Return the line of a run that enters no mean."""
     epochs = run.config.get("epochs", "?")
     done = 0 if run.last_epoch is None else run.last_epoch + 1
     last = f"epoch {done} of {epochs} was the last" if done else f"no epoch of {epochs} was finished"
@@ -102,17 +102,17 @@ def unfinished(run: Run) -> str:
 
 
 def notes(absent: dict[str, Sequence[str]]) -> list[str]:
-    """What is left out, as Markdown."""
+    """Return the runs that are left out, as Markdown."""
     return [f"{heading}:\n\n{_listed(first(lines))}" for heading, lines in absent.items()]
 
 
 def _listed(lines: Sequence[str]) -> str:
-    """Lines as a list in Markdown."""
+    """Return lines as a Markdown list."""
     return "\n".join(f"- {line(said)}" for said in lines)
 
 
 def skipped(folders: Sequence[tuple[str, str]]) -> list[str]:
-    """One line for each folder or cell without a run."""
+    """Return one line for each folder or cell without a run."""
     return [f"{name}: {why}" for name, why in folders]
 
 
@@ -121,23 +121,24 @@ Parts = list[list[Arm]]
 
 
 def sound(runs: Sequence[Run], say: Callable[[Parts], T]) -> tuple[list[Run], Parts, list[Run], T]:
-    """The runs by setting, and the texts about them.
+    """Group the runs by setting and create the texts about them; runs that fail become unfinished.
 
     Args:
-        runs: finished and unfinished ones.
-        say: makes the texts of all settings; raises where a run is too strange for it.
+        runs: finished and unfinished runs.
+        say: creates the texts of all settings; raises on a run with invalid content.
 
     Returns:
-        all runs, those that are too strange with this as their problem; the arms of each setting; the runs that repeat
-        a seed of their arm; what `say` has returned.
+        all runs, the failing ones with the error as their problem; the arms of each setting; the runs that repeat a
+            seed
+        of their arm; the result of `say`.
     """
     try:
         return _compared(runs, say)
-    except Exception:  # of which of them is found out below
+    except Exception:  # the failing run is determined below
         alone = [_unless_strange(run, [], say) for run in runs]
     try:
         return _compared(alone, say)
-    except Exception:  # of several that do not go together: each must go with those before it
+    except Exception:  # runs that fail only together: each must succeed with those before it
         kept: list[Run] = []
         for run in alone:
             kept.append(_unless_strange(run, kept, say))
@@ -151,7 +152,7 @@ def _compared(runs: Sequence[Run], say: Callable[[Parts], T]) -> tuple[list[Run]
 
 
 def _unless_strange(run: Run, beside: Sequence[Run], say: Callable[[Parts], T]) -> Run:
-    """The run; unfinished where it cannot be compared with others, or by itself."""
+    """Return the run; marked unfinished if it cannot be compared alone or with others."""
     try:
         if run.finished:
             _compared([*beside, run], say)
@@ -160,17 +161,17 @@ def _unless_strange(run: Run, beside: Sequence[Run], say: Callable[[Parts], T]) 
     return run
 
 
-FIRST = "comparison"  # the figure that README.md shows
-OF_LINKS = "accuracy_modelled"  # the figure that has the bandwidths
+FIRST = "comparison"  # the figure in README.md
+OF_LINKS = "accuracy_modelled"  # the figure that uses the bandwidths
 
 
 class Written(NamedTuple):
-    """A report that has been written.
+    """Result of writing a report.
 
-    text: all of it but the figures, as Markdown.
-    where: what has been written where.
-    parts: the arms of each setting.
-    absent: heading -> lines, for what is in no mean.
+    text: its content without figures, as Markdown.
+    where: description of the written files.
+    parts: arms of each setting.
+    absent: heading -> lines, for runs that enter no mean.
     """
 
     text: str
@@ -187,18 +188,18 @@ def write(
     printed: Print = AS_PNG,
     every: bool = True,
 ) -> Written:
-    """Write everything about some runs.
+    """Write the whole report about some runs.
 
     Args:
-        runs: finished and unfinished ones.
-        out: folder; made where missing.
-        folders: names of those without a run, and why; see `load.no_runs`.
+        runs: finished and unfinished runs.
+        out: folder; created if missing.
+        folders: names of folders without a run, with the reason; see `load.no_runs`.
         formats: some of md (table.md, README.md), csv, latex (table.tex) and html (report.html); figures always.
-        printed: how figures are.
-        every: also the figures that the page draws itself, as files; that of bandwidths of one's own always is one.
+        printed: output settings of figures.
+        every: also write figures that the page draws itself; the one with user-defined bandwidths is always written.
 
     Raises:
-        OSError: the folder takes no files; the report that was there is as it was.
+        OSError: the folder cannot be written; an existing report is unchanged.
     """
     runs, parts, repeats, (said, latex_texts) = sound(runs, texts)
     absent = left_out(runs, repeats, folders)
@@ -227,28 +228,28 @@ def write(
 
 
 def names_of(every: bool, links: bool = False) -> list[str]:
-    """The figures of a setting that are drawn as files.
+    """Return the names of a setting's figures that are written as files.
 
     Args:
-        every: also those that the page draws itself.
-        links: also the one of modelled time on several links.
+        every: include those that the page draws itself.
+        links: include the one of modelled time on several links.
     """
     files = {FIRST, OF_LINKS} if links else {FIRST}
     return [name for name in figures.OF_A_SETTING if every or name in files or name not in figures.INTERACTIVE]
 
 
 def texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:
-    """The answers and each setting as Markdown, and as LaTeX. Everything that reads every run is tried here."""
+    """Return answers and settings as Markdown, and as LaTeX; runs all code that reads every run, so that errors occur here."""
     for arms in parts:
         provenance([run for arm in arms for run in arm.runs])
     return [*answered(parts), *map(section, parts)], list(map(tex, parts, range(1, len(parts) + 1)))
 
 
 def _across(parts: Sequence[Sequence[Arm]], out: Path, printed: Print) -> tuple[list[Path], list[str]]:
-    """The figures that compare settings, and a sentence where they cannot be drawn."""
+    """Draw the figures that compare settings; return them, and a sentence if that failed."""
     try:
         return figures.draw_across(parts, out, printed), []
-    except OSError:  # the disk is full, say
+    except OSError:  # for instance, the disk is full
         raise
     except Exception as error:
         return [], [printable(f"workers: {type(error).__name__}: {error}", longest=500)]
@@ -259,13 +260,13 @@ def _write(file: Path, text: str) -> None:
 
 
 def answered(parts: Sequence[Sequence[Arm]]) -> list[str]:
-    """The answer of each setting as Markdown, a paragraph each; with the setting's name where there are several."""
+    """Return the answer of each setting as a Markdown paragraph; with the setting's name if there are several."""
     named = [f"**{inline(captions.heading(arms[0]))}.** " if len(parts) > 1 else "" for arms in parts]
     return [f"{name}{line(' '.join(answers(arms)))}" for name, arms in zip(named, parts, strict=True)]
 
 
 def section(arms: Sequence[Arm]) -> str:
-    """Heading, table, verdicts and captions of one setting, as Markdown."""
+    """Return heading, table, verdicts and captions of one setting, as Markdown."""
     lists = [_listed(verdicts(arms)), _listed(captions.captions(arms))]
     beside = [
         f"### {inline(heading)}\n\n{aligned(cells)}\n\n- {line(note)}" for heading, cells, note in beside_tables(arms)
@@ -275,17 +276,17 @@ def section(arms: Sequence[Arm]) -> str:
 
 
 def tex(arms: Sequence[Arm], number: int) -> str:
-    """The table of one setting as papers print it, as LaTeX."""
+    """Return the table of one setting in the form of papers, as LaTeX."""
     caption = " ".join([f"{captions.heading(arms[0])}.", *captions.captions(arms, paper=True)])
     return latex(cells(tidy(arms), paper=True), caption, f"accordion-bench-{number}")
 
 
 def provenance(runs: Sequence[Run], commands: Sequence[str] = ()) -> str:
-    """Commands, commit, hardware and versions of some runs, as Markdown.
+    """Return commands, commit, hardware and versions of some runs, as Markdown.
 
     Args:
-        runs: whose.
-        commands: that say the same as the runs' own in fewer lines.
+        runs: the runs.
+        commands: shorter equivalents of the runs' own commands.
     """
     lines = [
         "## Where this comes from\n",
@@ -299,7 +300,7 @@ def provenance(runs: Sequence[Run], commands: Sequence[str] = ()) -> str:
 
 
 def readme(text: str, sections: Sequence[Section], across: Sequence[Path]) -> str:
-    """README.md: the tables, the figures that compare arms, and the origin of the runs."""
+    """Return README.md: tables, figures that compare arms, and provenance of the runs."""
     parts = [text.rstrip()]
     if sections:
         pngs = [png for section in sections for png in section.figures if png.name.startswith(FIRST)]

@@ -1,5 +1,5 @@
-// The served page asks whether its runs have written more, and is loaded again then: at the same place, with the same
-// things switched on. Before this stand the page's `version` and `pause`, the milliseconds between two questions.
+// Polls the server and reloads the served page when its runs have changed; keeps the scroll position and the controls.
+// Prepended to this script are the page's `version` and `pause`, the milliseconds between two polls.
 const line = document.body.insertBefore(document.createElement("p"), document.querySelector("main"));
 line.id = "live";
 line.textContent = `Live: follows the runs; as of ${new Date().toLocaleTimeString()}.`;

@@ -254,7 +254,7 @@ def test_ctrl_c_ends_it_with_a_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(serve.Server, "serve_forever", interrupted)
     assert report_main(["--serve", "--port", "0", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert re.fullmatch(r"http://localhost:\d+/ follows the runs; Ctrl-C ends it\n\nended: [^\n]*\n", out)
+    assert re.fullmatch(r"http://localhost:\d+/ follows the runs; Ctrl-C ends it\n\nstopped: [^\n]*\n", out)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Figures of one setting, or of several. Each kind is declared once, in `KINDS`, and drawn here into files."""
+"""Figures of one or several settings, each kind declared once in `KINDS`, and drawing of all of them into files."""
 
 import gc
 import hashlib
@@ -29,14 +29,14 @@ from accordion_bench.runs.untrusted import printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MANY = 10  # arms, beyond which `comparison` has rows instead of curves
+MANY = 10  # number of arms beyond which `comparison` has rows instead of curves
 
 
 class FigureKind(NamedTuple):
     """One figure of a setting.
 
-    draw: from its arms and the bandwidths of links, bit/s; None where it would say nothing.
-    title: what the page calls its picture; "" where the page draws it itself.
+    draw: function of its arms and the bandwidths of links in bit/s; returns None if there is nothing to show.
+    title: title of its picture on the page; "" = the page draws it itself.
     """
 
     draw: Callable[[Sequence[Arm], Sequence[float]], "Figure | None"]
@@ -67,30 +67,30 @@ KINDS = {
 }
 OF_A_SETTING = tuple(KINDS)
 NAMES = (*OF_A_SETTING, "workers")
-INTERACTIVE = frozenset(name for name, kind in KINDS.items() if not kind.title)  # which the page draws itself
+INTERACTIVE = frozenset(name for name, kind in KINDS.items() if not kind.title)  # figures that the page draws itself
 
 
 def title(png: Path) -> str:
-    """What the page calls the picture in a file, by the name of the file."""
+    """Return the page's title of a picture, by its file name."""
     name = png.stem.partition("-")[0]
     return KINDS[name].title if name in KINDS else "Against the number of workers"
 
 
 def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "") -> list[Path]:
-    """Write every figure that the arms of one setting allow, as PNG; returns the files."""
+    """Write every figure that the arms of one setting allow, as PNG; return the files."""
     drawn = (draw_one(name, arms, out, suffix) for name in OF_A_SETTING)
     return [png for png in drawn if png is not None]
 
 
 def draw_one(name: str, arms: Sequence[Arm], out: Path, suffix: str = "", printed: Print = AS_PNG) -> Path | None:
-    """Write one figure of one setting; returns the PNG file, or None where the figure would say nothing.
+    """Write one figure of one setting; return the PNG file, or None if there is nothing to show.
 
     Args:
         name: one of OF_A_SETTING.
-        arms: of the setting.
+        arms: arms of the setting.
         out: folder.
-        suffix: of the file names.
-        printed: how.
+        suffix: suffix of the file names.
+        printed: output settings.
     """
     with styled(printed.paper):
         figure = KINDS[name].draw(arms, printed.bandwidths)
@@ -98,12 +98,12 @@ def draw_one(name: str, arms: Sequence[Arm], out: Path, suffix: str = "", printe
 
 
 def draw_across(settings: Sequence[Sequence[Arm]], out: Path, printed: Print = AS_PNG) -> list[Path]:
-    """Write the figures that compare settings; returns the PNG files.
+    """Write the figures that compare settings; return the PNG files.
 
     Args:
-        settings: the arms of each setting.
+        settings: arms of each setting.
         out: folder.
-        printed: how.
+        printed: output settings.
     """
     with styled(printed.paper):
         figure = workers(settings)
@@ -113,41 +113,41 @@ def draw_across(settings: Sequence[Sequence[Arm]], out: Path, printed: Print = A
 # ---- all figures of a report
 
 
-LONGEST = 64  # letters of the name of a setting in the names of its files
+LONGEST = 64  # characters of a setting's name in the names of its files
 
 
 class DrawnFigures(NamedTuple):
     """The figures of one setting.
 
-    figures: the PNG files.
-    failed: a sentence for each that could not be drawn.
+    figures: PNG files.
+    failed: a sentence for each figure that could not be drawn.
     """
 
     figures: list[Path]
     failed: list[str]
 
 
-_parts: Sequence[Sequence[Arm]] = ()  # what children find when they are forked: rows of a hundred runs, never pickled
+_parts: Sequence[Sequence[Arm]] = ()  # inherited by forks, so rows are not pickled
 
 
 def draw(
     parts: Sequence[Sequence[Arm]], out: Path, names: Sequence[str], printed: Print = AS_PNG
 ) -> list[DrawnFigures]:
-    """Draw some figures of every setting, one in each process at a time.
+    """Draw some figures of every setting in parallel processes.
 
     Args:
-        parts: the arms of each setting.
+        parts: arms of each setting.
         out: folder.
-        names: of the figures, some of OF_A_SETTING.
-        printed: how.
+        names: names of the figures, from OF_A_SETTING.
+        printed: output settings.
 
     Raises:
-        OSError: the folder takes no files.
+        OSError: the folder cannot be written.
     """
     global _parts
     _parts = parts
     todo = [(name, i, out, suffix, printed) for i, suffix in enumerate(suffixes_of(parts)) for name in names]
-    gc.freeze()  # the rows of all runs are millions of objects, which every collection would look through
+    gc.freeze()  # keeps the garbage collector from scanning the millions of objects of all runs
     try:
         register()  # once for all processes
         drawn = parallel.each_apart(_draw, todo, "drawing", _killed)
@@ -162,7 +162,7 @@ def draw(
 
 
 def suffixes_of(parts: Sequence[Sequence[Arm]]) -> list[str]:
-    """Of the names of each setting's files: what it is, so that other runs beside it rename nothing."""
+    """Return the suffix of each setting's file names, derived from the setting so that other runs do not change it."""
     if len(parts) < 2:
         return [""] * len(parts)
     named = [_short(heading(arms[0])) for arms in parts]
@@ -171,7 +171,7 @@ def suffixes_of(parts: Sequence[Sequence[Arm]]) -> list[str]:
 
 
 def _short(name: str) -> str:
-    """`vgg19-on-cifar10-4x32-12-epochs-5000-held-out` of a heading; the end of a long one is a number."""
+    """Shorten a heading to `vgg19-on-cifar10-4x32-12-epochs-5000-held-out`; a long one is cut and ends with a hash."""
     words = re.sub(r"(\d),(?=\d)", r"\1", name.lower())
     words = re.sub(r" workers? x | or ", "x", words).replace(" samples", "").replace(" of the training held", " held")
     words = re.sub("[^a-z0-9]+", "-", words).strip("-")
@@ -181,10 +181,10 @@ def _short(name: str) -> str:
 
 
 def _draw(name: str, number: int, out: Path, suffix: str, printed: Print) -> Path | str | None:
-    """Draw one figure; a sentence where it cannot be drawn: what a stranger's runs hold must not end all others."""
+    """Draw one figure; return a sentence if that fails, because invalid runs must not break other figures."""
     try:
         return draw_one(name, _parts[number], out, suffix, printed)
-    except OSError:  # the disk is full, say
+    except OSError:  # for instance, the disk is full
         raise
     except Exception as error:
         return _failed(name, number, out, suffix, f"{type(error).__name__}: {error}")
@@ -195,7 +195,7 @@ def _killed(name: str, number: int, out: Path, suffix: str, printed: Print) -> s
 
 
 def _failed(name: str, number: int, out: Path, suffix: str, why: str) -> str:
-    """The sentence for a figure of which no file stays."""
+    """Remove the files of a failed figure and return the sentence about it."""
     for ending in FIGURES:
         (out / f"{name}{suffix}.{ending}").unlink(missing_ok=True)
     return printable(f"{name} of {heading(_parts[number][0])}: {why}", longest=500)

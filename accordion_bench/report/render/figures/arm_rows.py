@@ -1,4 +1,4 @@
-"""Figures with one row per arm: where all end, time to a target, where the time of a step goes."""
+"""Figures with one row per arm: final metric, time to a target, and breakdown of a step's time."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -37,24 +37,24 @@ from accordion_bench.report.render.figures.sheet import (
 )
 from accordion_bench.report.render.looks import with_looks
 
-WIDEST = 0.36  # of the paper: names that are longer go on in the next line
-ROW = 0.17  # inches of a line of text
-LEAST = 1.2  # inches of all rows: their axis has a label beside it
+WIDEST = 0.36  # of the paper's width; longer names are wrapped
+ROW = 0.17  # inches per line of text
+LEAST = 1.2  # least height of all rows in inches, for the label of their axis
 
 
 def name(arm: Arm) -> str:
-    """A label as the name of a row: long ones in two lines."""
+    """Return the label of a row, wrapped if it is long."""
     return "\n".join(lines(arm.label, int(WIDEST * mpl.rcParams["figure.figsize"][0] / LETTER)))
 
 
 def sheet_of_rows(names: Sequence[str], panels: int = 1) -> Sheet:
-    """Panels side by side, or below each other on a narrow paper, whose rows have these names."""
+    """Return a sheet with panels for these rows, side by side, or stacked on narrow paper."""
     rows_of_text = sum(text.count("\n") + 1 for text in names)
     return Sheet(panels, height=max(ROW * rows_of_text, LEAST) + AXIS)
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """The names beside the rows, the first one at the top."""
+    """Label the rows, the first one at the top."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -62,7 +62,7 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def forest(arms: Sequence[Arm]) -> Figure:
-    """One row per arm, in the order of the table: the metric after the last epoch with its 95 % t-interval."""
+    """Draw one row per arm, in table order: the metric after the last epoch with its 95 % t-interval."""
     names = [f"{name(arm)}   {show_bytes(arm.mean('wire_bytes')):>8}" for arm in arms]
     sheet = sheet_of_rows(names)
     (axes,) = sheet.panels
@@ -80,13 +80,13 @@ def forest(arms: Sequence[Arm]) -> Figure:
     return sheet.finish(f"{heading(arms[0])}; {points_note(arms)}{dense}.")
 
 
-ROOM = 1.35  # times the longest bar: for the number beside it
+ROOM = 1.35  # axis length relative to the longest bar, with room for its number
 
 
 def to_target(arms: Sequence[Arm]) -> Figure | None:
-    """Seconds until the target, in the table's order: the seeds rank no arm.
+    """Draw the seconds until the target, in table order, because the seeds rank no arm.
 
-    None where the runs have no common target, or none reached it.
+    None if the runs have no common target, or none has reached it.
     """
     found = race(arms)
     if found is None or not found.drawn:
@@ -114,13 +114,13 @@ def to_target(arms: Sequence[Arm]) -> Figure | None:
 
 
 def _told(seconds: Sequence[float], seeds: int) -> str:
-    """`12.3 ± 0.4 s`, and how many seeds have come there, where not all have."""
+    """Return `12.3 ± 0.4 s`, and the number of seeds that reached the target if not all did."""
     half = interval(seconds)
     text = digits(mean(seconds)) + (f" ± {digits(half, 2)}" if half else "") + " s"
     return text if len(seconds) == seeds else f"{text}, reached by {len(seconds)} of {seeds}"
 
 
-# Tol's light colours (2021) and a purple: these are no methods; neighbours are apart under colour blindness
+# Tol's light colours (2021) and a purple, none of a method; neighbours are distinct under colour blindness
 STEP = {
     "data": "#DDDDDD",
     "compute": "#77AADD",
@@ -133,11 +133,11 @@ EXCHANGE = {"encode": "#EEDD88", "communication": "#997700", "decode": "#AA4499"
 PARTS = STEP | EXCHANGE
 DDP = "compute and exchange, not told apart"
 HATCHES = {DDP: "////"}
-COLUMNS = {"waiting for the exchange": "exposed", "communication": "comm"}  # of other names
+COLUMNS = {"waiting for the exchange": "exposed", "communication": "comm"}  # parts whose column has another name
 
 
 class Bar(NamedTuple):
-    """One row: seconds of a step by part; `exchange`: whether its own parts were measured."""
+    """One row: seconds of a step by part; `exchange`: whether the parts of the exchange were measured."""
 
     name: str
     parts: dict[str, float]
@@ -145,10 +145,10 @@ class Bar(NamedTuple):
 
 
 def breakdown(arms: Sequence[Arm]) -> Figure | None:
-    """Milliseconds of a step as stacked bars; beside it the exchange's own parts, which may go on at the same time.
+    """Draw the milliseconds of a step as stacked bars, and separately the exchange's parts, which may run concurrently.
 
-    Arms whose policy distinguishes critical regimes have a bar for each regime, too; users' own loops whose rows
-    do not tell their times have none.
+    Arms whose policy distinguishes critical regimes also have a bar for each regime. Users' own loops without times in
+    their rows have no bar.
     """
     arms = [arm for arm in arms if tells_times(arm)]
     rows = [bar for arm in arms for bar in bars(arm)]
@@ -178,7 +178,7 @@ def breakdown(arms: Sequence[Arm]) -> Figure | None:
 
 
 def _stack(axes: Axes, rows: Sequence[Bar], colours: dict[str, str]) -> None:
-    """One bar per row: these parts, one after the other."""
+    """Draw one stacked bar per row."""
     start = np.zeros(len(rows))
     for part, colour in colours.items():
         lengths = np.array([1000 * bar.parts[part] for bar in rows])
@@ -191,7 +191,7 @@ def _stack(axes: Axes, rows: Sequence[Bar], colours: dict[str, str]) -> None:
 
 
 def bars(arm: Arm) -> list[Bar]:
-    """The arm as a whole; then each regime, where its policy distinguishes two and both have occurred."""
+    """Return the bar of the arm, followed by one for each regime if its policy distinguishes two and both occurred."""
     measured = any(run.rows[-1].get("comm_seconds") is not None for run in arm.runs)
     found = [Bar(name(arm), parts(arm), measured)]
     shares = [critical_share(run) for run in arm.runs]
@@ -208,17 +208,17 @@ def bars(arm: Arm) -> list[Bar]:
 
 
 def tells_times(arm: Arm) -> bool:
-    """Whether its rows tell where a step's time went: those of a user's own loop need not."""
+    """Whether its rows contain the time of each part of a step; optional in rows of a user's own loop."""
     return not arm.attached or arm.runs[0].rows[-1].get("compute_seconds") is not None
 
 
 def parts(arm: Arm) -> dict[str, float]:
-    """Seconds of a step by part, mean over the seeds; the first step is on no clock."""
+    """Return the seconds of a step by part, averaged over the seeds; the first step is not timed."""
     return _mean([split(run, range(len(run.rows))) for run in arm.runs])
 
 
 def split(run: Run, epochs: Collection[int]) -> dict[str, float]:
-    """Seconds of a step by part, in some epochs of a run."""
+    """Return the seconds of a step by part, in some epochs of a run."""
     found, steps = dict.fromkeys(PARTS, 0.0), 0
     ddp, measured = is_ddp(run.config), run.rows[-1].get("comm_seconds") is not None
     for epoch in epochs:

@@ -1,4 +1,4 @@
-"""The metric against what training costs: learning curves, ends, time on several links, and what beats what."""
+"""Figures of the metric against cost: learning curves, final values, time on several links, and Pareto fronts."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,17 +40,17 @@ from accordion_bench.report.render.figures.sheet import (
 )
 from accordion_bench.report.render.looks import Drawn, with_looks
 
-PALE = 0.3  # opacity of an arm that another one beats
+PALE = 0.3  # opacity of an arm that is beaten by another
 
 
 def points(axes: Axes, shown: Sequence[Drawn], costs: Sequence[Sequence[float]], pale: Collection[int] = ()) -> None:
-    """One marker per arm at its mean cost and its metric after the last epoch, with both intervals.
+    """Draw one marker per arm at its mean cost and its metric after the last epoch, with both intervals.
 
     Args:
-        axes: to draw on; the limits of the costs are final.
+        axes: axes whose limits of the costs are final.
         shown: arms with their looks.
-        costs: of each arm, one per seed.
-        pale: numbers of the arms that are drawn pale.
+        costs: costs of each arm, one per seed.
+        pale: indices of the arms that are drawn pale.
     """
     arms = [arm for arm, _ in shown]
     axes.set_ylim(end_limits(arms))
@@ -58,7 +58,7 @@ def points(axes: Axes, shown: Sequence[Drawn], costs: Sequence[Sequence[float]],
         before, (y, half), x = len(axes.lines), end(arm), float(np.mean(costs[i]))
         interval_bar(axes, (x, y), half, look.colour)
         interval_bar(axes, (x, y), interval(costs[i]), look.colour, across=True)
-        size = LARGEST - (LARGEST - SMALLEST) * i / max(len(shown) - 1, 1)  # what lies below another is larger
+        size = LARGEST - (LARGEST - SMALLEST) * i / max(len(shown) - 1, 1)  # covered ones are larger
         end_marker(axes, (x, y), look, shown_end(arm), size=size)
         for line in axes.lines[before:]:
             line.set_alpha(PALE if i in pale else None)
@@ -67,60 +67,60 @@ def points(axes: Axes, shown: Sequence[Drawn], costs: Sequence[Sequence[float]],
 
 
 def sent_axis_of_ends(axes: Axes, costs: Sequence[Sequence[float]]) -> None:
-    """Bytes, from the fewest to the most."""
+    """Set up an axis of bytes from the fewest to the most."""
     means = [float(np.mean(of)) for of in costs]
     bytes_axis(axes, min(means), max(means))
     axes.set_xlabel(SENT)
 
 
 def time_axis(axes: Axes, costs: Sequence[Sequence[float]]) -> None:
-    """Modelled seconds, from nothing to the most, whatever the intervals are."""
+    """Set up an axis of modelled seconds from 0 to the largest mean, regardless of the intervals."""
     axes.set_xlim(0, 1.15 * max(float(np.mean(of)) for of in costs) or 1)
     axes.set_xlabel("modelled time [s]")
 
 
 def points_note(arms: Sequence[Arm]) -> str:
-    """Seeds, and what markers and bars are."""
+    """Return the footnote's part on seeds, markers and bars."""
     bars = "; bars: Student's 95 % t-interval, arrows: it goes on outside" if several(arms) else ""
     return f"{seeds(arms)}; after the last epoch{bars}"
 
 
-TOGETHER = 8  # arms, beyond which their curves hide each other in one panel
+TOGETHER = 8  # number of arms beyond which curves in one panel hide each other
 MARKS = 4  # small markers on a curve
 PAYLOAD = "payload per worker [bytes, log scale]"
 
 
 def accuracy_epoch(arms: Sequence[Arm]) -> Figure | None:
-    """The metric against epochs."""
-    # all end at one place, each bar upon the others
+    """Draw the metric against epochs."""
+    # all curves end at the same epoch, so their bars would overlap
     return _figure(arms, lambda arm: column(arm, "epoch") + 1, EPOCHS, bars=False)
 
 
 def accuracy_bytes(arms: Sequence[Arm]) -> Figure | None:
-    """The metric against what one worker has handed to the collectives."""
+    """Draw the metric against payload bytes of one worker."""
     return _figure(arms, lambda arm: column(arm, "payload_bytes"), PAYLOAD)
 
 
 def accuracy_wire(arms: Sequence[Arm]) -> Figure | None:
-    """The metric against what one worker's own link has sent."""
+    """Draw the metric against bytes sent by one worker's own link."""
     return _figure(arms, lambda arm: column(arm, "wire_bytes"), SENT)
 
 
 def accuracy_time(arms: Sequence[Arm]) -> Figure | None:
-    """The metric against measured time, where all arms have measured their communication."""
+    """Draw the metric against measured time, if all arms have measured their communication."""
     if not all(map(communicates, arms)):
         return None
     return _figure(arms, lambda arm: column(arm, "seconds"), "measured training time [s]")
 
 
 def accuracy_simulated(arms: Sequence[Arm]) -> Figure | None:
-    """The metric against simulated time, of the arms whose workers' times are drawn."""
+    """Draw the metric against simulated time, for arms with simulated worker times."""
     of, label = "simulated_seconds", "simulated time, computing alone [s]"
     return _figure(arms, lambda arm: column(arm, of), label, shown=lambda arm: bool(arm.values(of)))
 
 
 def consensus_distance(arms: Sequence[Arm]) -> Figure | None:
-    """How far workers are from their mean, over the steps, of the arms whose rows say it."""
+    """Draw the distance of the workers from their mean against steps, for arms whose rows contain it."""
     shown = [pair for pair in with_looks(arms) if (column(pair[0], "consensus_distance") > 0).any()]
     if not shown or too_short(arms):
         return None
@@ -151,7 +151,7 @@ def _figure(
     bars: bool = True,
     shown: Callable[[Arm], bool] | None = None,
 ) -> Figure | None:
-    """One panel, or several with dense in each where there are many arms; of arms that send, on an axis of bytes."""
+    """Draw one panel, or several with dense in each if there are many arms; on an axis of bytes only arms that send."""
     has_place = shown or (Arm.sends if "bytes" in label else lambda _: True)
     pairs = [pair for pair in with_looks(arms) if has_place(pair[0])]
     if not pairs or too_short(arms):
@@ -171,15 +171,15 @@ def _figure(
 def curves(
     axes: Axes, shown: Sequence[Drawn], costs: Mapping[str, Array], limits: tuple[float, float], bars: bool = True
 ) -> None:
-    """One curve per arm: mean over the seeds epoch by epoch, band = their range, marker = end with 95 % t-interval.
+    """Draw one curve per arm: mean over the seeds by epoch, band = their range, marker = end with 95 % t-interval.
 
-    Dense lies below all others, whose dashes let what is below them show through.
+    Dense is drawn below all others, whose dashes let it show through.
 
     Args:
-        axes: to draw on.
+        axes: axes to draw on.
         shown: arms with their looks.
         costs: by label, an arm's values [seeds, epochs] on the other axis.
-        limits: of the metric's axis.
+        limits: limits of the metric's axis.
         bars: whether intervals are drawn.
     """
     axes.set_ylim(limits)
@@ -197,7 +197,7 @@ def curves(
 
 
 def sent_axis(axes: Axes, shown: Sequence[Drawn], costs: Mapping[str, Array], limits: tuple[float, float]) -> None:
-    """Bytes, from where the curves come into the metric's limits."""
+    """Set up an axis of bytes that starts where the curves enter the metric's limits."""
     seen = []
     for arm, _ in shown:
         xs, ys = costs[arm.label].mean(axis=0), scores(arm).mean(axis=0)
@@ -207,7 +207,7 @@ def sent_axis(axes: Axes, shown: Sequence[Drawn], costs: Mapping[str, Array], li
 
 
 def panes(shown: Sequence[Drawn]) -> list[list[Drawn]]:
-    """Arms by panel: all in one, or a few in each, of one colour each, with dense ones in all."""
+    """Distribute arms over panels: all in one, or a few of distinct colours in each, with dense arms in all."""
     if len(shown) <= TOGETHER:
         return [list(shown)]
     dense = [pair for pair in shown if pair[0].dense][: TOGETHER // 2]
@@ -224,12 +224,12 @@ def panes(shown: Sequence[Drawn]) -> list[list[Drawn]]:
 
 
 def handles(shown: Sequence[Drawn], line: bool = True) -> list[Any]:
-    """The legend: every arm with the metric after its last epoch."""
+    """Return the legend: every arm with its metric after the last epoch."""
     return [entry(look, f"{arm.label}: {shown_end(arm)}", line) for arm, look in shown]
 
 
 def footnote(arms: Sequence[Arm], bars: bool = True) -> str:
-    """Seeds, and what lines, bands and markers are."""
+    """Return the footnote on seeds, lines, bands and markers."""
     lines = "; lines: mean over the seeds; bands: their range" if several(arms) else ""
     if several(arms) and bars:
         lines += "; bars: Student's 95 % t-interval, arrows: it goes on outside"
@@ -238,16 +238,16 @@ def footnote(arms: Sequence[Arm], bars: bool = True) -> str:
 
 
 def too_short(arms: Sequence[Arm]) -> bool:
-    """Whether there is no curve to see."""
+    """Whether no run has enough epochs for a curve."""
     return all(len(run.rows) < 2 for arm in arms for run in arm.runs)
 
 
 def accuracy_modelled(arms: Sequence[Arm], bandwidths: Sequence[float]) -> Figure | None:
-    """One panel for each bandwidth: learning curves, or where there are many arms only their ends.
+    """Draw one panel per bandwidth: learning curves, or with many arms only their ends.
 
     Args:
-        arms: of one setting.
-        bandwidths: bit/s of each worker's link.
+        arms: arms of one setting.
+        bandwidths: bandwidths in bit/s of each worker's link.
     """
     sending = [pair for pair in with_looks(arms) if pair[0].sends()]
     times = {arm.label: modelled_seconds(arm, bandwidths) for arm, _ in sending}
@@ -278,11 +278,11 @@ AXES = {"wire_bytes": sent_axis_of_ends, "modelled_seconds": time_axis}
 
 
 def tradeoff(arms: Sequence[Arm]) -> Figure | None:
-    """The metric after the last epoch against bytes on the wire, and against modelled time where all arms have it.
+    """Draw the final metric against bytes on the wire, and against modelled time if all arms have it.
 
-    Pale: arms that another one beats. A line: the front, where intervals separate its arms. Neither by modelled times
-    of several networks, machines or numbers of threads.
-    Arms that send nothing, like the one-worker control, have no place on either axis.
+    Pale arms are beaten by another. A line is the front, if intervals separate its arms. Both are omitted for modelled
+    times of different networks, machines or numbers of threads. Arms that send nothing, such as the one-worker control,
+    are not drawn.
     """
     shown = [pair for pair in with_looks(arms) if pair[0].sends()]
     placed = [arm for arm, _ in shown]
@@ -305,9 +305,9 @@ def tradeoff(arms: Sequence[Arm]) -> Figure | None:
 
 
 def _ranked(arms: Sequence[Arm], fronts: dict[str, list[Arm]]) -> str:
-    """What pale markers and the line are, or why there are none."""
+    """Explain pale markers and the line, or their absence."""
     if not several(arms):
-        return ""  # said beside the seeds
+        return ""  # stated with the seeds
     pale = "; pale: another arm is shown better, and costs no more" if any(beaten(arms, x) for x in fronts) else ""
     if any(len(corners) > 1 for corners in fronts.values()):
         return f"{pale}; line: arms that are shown better than all that cost less"
@@ -315,7 +315,7 @@ def _ranked(arms: Sequence[Arm], fronts: dict[str, list[Arm]]) -> str:
 
 
 def _apart(arms: Sequence[Arm]) -> str:
-    """Why modelled times of these arms do not compare; "" where they do."""
+    """Return why modelled times of these arms are not comparable; "" if they are."""
     if any(arm.config["network"] != arms[0].config["network"] for arm in arms):
         return "the arms differ in their network"
     return unlike(arms)

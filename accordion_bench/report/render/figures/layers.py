@@ -1,4 +1,4 @@
-"""Layers over training: the level of each in each epoch, codebooks, norms of gradients, errors of compression."""
+"""Figures of layers over training: level maps, codebooks, gradient norms and compression errors."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -48,20 +48,20 @@ from accordion_bench.report.render.looks import with_looks
 from accordion_bench.report.render.rebuilt import dense_layers, lr_drops
 from accordion_bench.runs.untrusted import printable
 
-DENSE = "#DDDDDD"  # of layers that travel dense at a level
-LADDER, DARK, LIGHT = "viridis", 0.15, 0.75  # the strongest level and the weakest one: no method has these colours
-LETTERS = 80  # of a layer's name
+DENSE = "#DDDDDD"  # colour of layers that are sent dense at a level
+LADDER, DARK, LIGHT = "viridis", 0.15, 0.75  # from the strongest to the weakest level; no method's colours
+LETTERS = 80  # most characters of a layer's name
 
 
 @dataclass(frozen=True)
 class LevelGrid:
-    """The levels of an arm's first seed.
+    """Level map of an arm's first seed.
 
     Args:
-        layers: as they are shown, in the network's order.
-        places: per layer and epoch, which of `names` holds; None where a row has no level.
-        names: of the levels from strong to weak, then of what travels dense.
-        colours: of each, as #RRGGBB.
+        layers: displayed names, in the network's order.
+        places: by layer and epoch, the index in `names`; None if a row has no level.
+        names: names of the levels from strong to weak, followed by that of layers sent dense.
+        colours: colour of each name, as #RRGGBB.
     """
 
     layers: Sequence[str]
@@ -71,14 +71,14 @@ class LevelGrid:
 
 
 def with_levels(arms: Sequence[Arm]) -> list[Arm]:
-    """Arms whose levels a policy moves."""
+    """Return the arms whose levels are changed by a policy."""
     maps = {arm.label: levels_by_layer(arm.runs[0]) for arm in arms}
     moved = {label: {level for row in own.values() for level in row} for label, own in maps.items()}
     return [arm for arm in arms if len(moved[arm.label]) > 1 or (pair_of(arm.config) and moved[arm.label])]
 
 
 def levels_by_layer(run: Run) -> dict[str, list[float | None]]:
-    """Per layer, in the network's order, the level of each epoch; {} where no policy drives levels."""
+    """Return, by layer in the network's order, the level of each epoch; {} if no policy controls levels."""
     plans = [(row.get("plan") or {}).get("levels") or {} for row in run.rows]
     if not run.config.get("adaptive") or not any(plans):
         return {}
@@ -86,12 +86,12 @@ def levels_by_layer(run: Run) -> dict[str, list[float | None]]:
 
 
 def level_colours(arms: Sequence[Arm]) -> dict[tuple[str, float], str]:
-    """(knob, level) -> its colour in all figures of a setting, whichever of the arms use it.
+    """Return (knob, level) -> colour, common to all figures of a setting.
 
-    From dark (strong) to light (weak), as far apart as they can be.
+    Colours range from dark (strong) to light (weak), equally spaced.
 
     Args:
-        arms: of the setting.
+        arms: arms of the setting.
     """
     found: dict[str, set[float]] = {}
     for arm in arms:
@@ -105,11 +105,11 @@ def level_colours(arms: Sequence[Arm]) -> dict[tuple[str, float], str]:
 
 
 def level_grid(arm: Arm, arms: Sequence[Arm]) -> LevelGrid:
-    """The map of an arm whose levels a policy moves.
+    """Return the level map of an arm.
 
     Args:
-        arm: whose.
-        arms: of its setting, which share the colours of their levels.
+        arm: an arm whose levels are changed by a policy.
+        arms: arms of its setting, which share the colours of levels.
     """
     run, knob = arm.runs[0], knob_of(arm.config["compressor"])
     by_layer, ladder = levels_by_layer(run), sorted(_ladder(run))
@@ -133,12 +133,12 @@ def level_grid(arm: Arm, arms: Sequence[Arm]) -> LevelGrid:
 
 
 def shown(layer: str) -> str:
-    """A layer's name where there is little room."""
+    """Return a layer's name, shortened for display."""
     return printable(layer.removesuffix(".weight"), LETTERS)
 
 
 def _ladder(run: Run) -> set[float]:
-    """The levels of a run's map; of a pair both, though only one may be used."""
+    """Return the levels of a run's map; both levels of a pair, even if only one was used."""
     used = _used(levels_by_layer(run))
     pair = set(pair_of(run.config) or [])
     return pair if used and pair >= used else used
@@ -148,16 +148,16 @@ def _used(by_layer: Mapping[str, Sequence[float | None]]) -> set[float]:
     return {level for row in by_layer.values() for level in row if level is not None}
 
 
-LABELLED = 24  # layers at most that have their names beside them
+LABELLED = 24  # largest number of layers of which each is labelled
 
 
 def level_map(axes: Axes, arm: Arm, arms: Sequence[Arm]) -> tuple[list[Any], str]:
-    """Layers by epochs of an arm's first seed: colours are levels, triangles decisions, lines learning-rate drops.
+    """Draw layers by epochs of an arm's first seed: colours are levels, triangles decisions, lines learning-rate drops.
 
     Args:
-        axes: to draw on.
-        arm: whose.
-        arms: of its setting, which share the colours of their levels.
+        axes: axes to draw on.
+        arm: the arm.
+        arms: arms of its setting, which share the colours of levels.
 
     Returns:
         the entries of its legend, and its title.
@@ -191,13 +191,13 @@ def level_map(axes: Axes, arm: Arm, arms: Sequence[Arm]) -> tuple[list[Any], str
     return handles, arm.label
 
 
-MAPS = 4  # arms at most: one more says little, and takes a page
-FAINT = 0.4  # opacity of the curves beside where they end
-TALLEST = 3.0  # inches of a map
+MAPS = 4  # most arms: further maps add little and would fill a page
+FAINT = 0.4  # opacity of the curves before their end
+TALLEST = 3.0  # largest height of a map in inches
 
 
 def level_maps(arms: Sequence[Arm]) -> Figure | None:
-    """One level map below the other, each of the arm's first seed; None where no policy moves levels."""
+    """Draw level maps below each other, each of the arm's first seed; None if no policy changes levels."""
     adaptive = with_levels(arms)
     if not adaptive:
         return None
@@ -209,14 +209,14 @@ def level_maps(arms: Sequence[Arm]) -> Figure | None:
 
 
 def _left_out(drawn: Sequence[Any], what: str) -> str:
-    """The end of a footnote: how many have no panel."""
+    """Return the end of a footnote: the number of those without a panel."""
     return f" {len(drawn) - MAPS} more {what}." if len(drawn) > MAPS else ""
 
 
 def side_by_side(arms: Sequence[Arm]) -> Figure:
-    """The metric against bytes on the left; beside it the level map of the first arm that has one.
+    """Draw the metric against bytes on the left, and on the right the level map of the first arm that has one.
 
-    Where no arm has a place on an axis of bytes, the metric against epochs.
+    If no arm can be drawn on an axis of bytes, the metric is drawn against epochs.
     """
     adaptive = with_levels(arms)[:1]
     shown = [pair for pair in with_looks(arms) if pair[0].sends()]
@@ -228,7 +228,7 @@ def side_by_side(arms: Sequence[Arm]) -> Figure:
     limits = end_limits(arms) if by_bytes else curve_limits(arms)
     if by_bytes:
         sent_axis(left, shown, costs, limits)
-        for arm, look in shown:  # how an arm has come to its end says less than where that is
+        for arm, look in shown:  # the path to the end is less important than the end
             path = {"color": look.colour, "linestyle": look.line, "linewidth": 0.9, "alpha": FAINT, "zorder": 1}
             left.plot(costs[arm.label].mean(axis=0), scores(arm).mean(axis=0), gid="curve", **path)
         points(left, shown, [costs[arm.label][:, -1].tolist() for arm, _ in shown])
@@ -247,7 +247,7 @@ def side_by_side(arms: Sequence[Arm]) -> Figure:
 
 
 def _starts(arms: Sequence[Arm], limits: tuple[float, float]) -> str:
-    """Where an axis of percent starts that does not start at 0, which makes differences look larger."""
+    """State where an axis of percent starts if not at 0, because that exaggerates differences."""
     return f"; the axis starts at {limits[0]:.0f} %" if metric_of(arms).percent and limits[0] >= 1 else ""
 
 
@@ -256,7 +256,7 @@ def _height(arm: Arm) -> float:
 
 
 def codebooks(arms: Sequence[Arm]) -> Figure | None:
-    """One panel for each number of bits of an arm whose policy fits levels: those above 0, epoch by epoch."""
+    """Draw one panel for each bit width of an arm whose policy fits quantisation levels: those above 0, by epoch."""
     books = [
         (arm, look, bits, positive)
         for arm, look in with_looks(arms)
@@ -280,7 +280,7 @@ def codebooks(arms: Sequence[Arm]) -> Figure | None:
 
 
 def levels_by_epoch(run: Run) -> dict[str, list[list[float]]]:
-    """By number of bits the levels above 0 [epochs, levels]; {} where no policy has moved any."""
+    """Return, by bit width, the levels above 0 [epochs, levels]; {} if no policy has changed any."""
     books = [(row.get("plan") or {}).get("codebooks") or {} for row in run.rows]
     kept = [bits for bits in books[0] if all(bits in own for own in books)]
     found = {bits: [[level for level in own[bits] if level > 0] for own in books] for bits in kept}
@@ -290,12 +290,12 @@ def levels_by_epoch(run: Run) -> dict[str, list[list[float]]]:
 # ---- gradients
 
 SHADE = "#E69F00"
-NOISE = 1e-3  # of the median layer's norm: what stays below it is rounding
-NAMED = 8  # layers up to which each one stands in the legend
+NOISE = 1e-3  # relative to the median layer's norm: smaller norms are rounding errors
+NAMED = 8  # largest number of layers of which each is in the legend
 
 
 def norms(arms: Sequence[Arm]) -> Figure | None:
-    """One panel per arm that has norms: the norm of each layer's gradients, summed over an epoch, epoch by epoch."""
+    """Draw one panel per arm that has norms: the norm of each layer's gradients, summed over an epoch, by epoch."""
     known = [arm for arm in arms if len(norms_by_layer(arm.runs[0])[0]) > 1]
     adaptive = [arm for arm in known if policies_of(arm.config)]
     drawn = adaptive + [arm for arm in known if arm.dense] if adaptive else known
@@ -322,12 +322,13 @@ def norms(arms: Sequence[Arm]) -> Figure | None:
 
 
 def told_apart(norms: Sequence[Mapping[str, Sequence[float]]]) -> tuple[list[str], list[str]]:
-    """(layers that have a gradient, layers whose norms are rounding errors in every arm), in the network's order.
+    """Return (layers with a gradient, layers whose norms are rounding errors in every arm), in the network's order.
 
-    A bias before a BatchNorm changes no loss: its gradient is 0, of which rounding leaves a millionth of the others'.
+    A bias before a BatchNorm does not affect the loss: its gradient is 0, and rounding leaves a millionth of the
+    others'.
 
     Args:
-        norms: of each arm, by layer and epoch.
+        norms: norms of each arm, by layer and epoch.
     """
     layers = list(dict.fromkeys(layer for own in norms for layer in own))
     every = [(layer, _largest(values)) for own in norms for layer, values in own.items()]
@@ -341,7 +342,7 @@ def _largest(values: Sequence[float]) -> float:
 
 
 def norms_by_layer(run: Run) -> tuple[list[int], dict[str, list[float]]]:
-    """(epochs, the norm of each layer in them): measured in every epoch, or else noted by a policy at its checks."""
+    """Return (epochs, norms by layer): measured in every epoch, or else recorded by a policy at its checks."""
     rows = [(row["epoch"], row["norms"]) for row in run.rows if row.get("norms")]
     rows = rows or [(row["epoch"], noted) for row in run.rows if (noted := _noted(row))]
     layers = rows[0][1] if rows else {}
@@ -349,7 +350,7 @@ def norms_by_layer(run: Run) -> tuple[list[int], dict[str, list[float]]]:
 
 
 def _noted(row: Mapping[str, Any]) -> dict[str, float]:
-    """Norms in the decision of a row; of the whole model where a policy looks at no single layers."""
+    """Return the norms in the decision of a row; of the whole model if the policy does not use single layers."""
     for decision in (row.get("decisions") or {}).values():
         if isinstance(decision, dict) and decision.get("norm"):
             norm = decision["norm"]
@@ -358,13 +359,13 @@ def _noted(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def critical_share(run: Run) -> list[float] | None:
-    """Of each epoch, the share of layers that were taken as critical; None where no policy distinguishes."""
+    """Return for each epoch the share of layers treated as critical; None if no policy distinguishes regimes."""
     pair, periods = pair_of(run.config), pair_of(run.config, "period")
     plans = [row.get("plan") or {} for row in run.rows]
     if pair and all(plan.get("levels") for plan in plans):
         return [sum(level == pair[0] for level in plan["levels"].values()) / len(plan["levels"]) for plan in plans]
     for node in policies_of(run.config).values():
-        if spans := node.get("critical"):  # levels by the calendar
+        if spans := node.get("critical"):  # regimes given as spans of epochs
             return [float(any(first <= epoch < end for first, end in spans)) for epoch in range(len(plans))]
     if periods:
         return [float(plan.get("period") == periods[0]) for plan in plans]
@@ -374,7 +375,7 @@ def critical_share(run: Run) -> list[float] | None:
 
 
 def _panel(axes: Axes, arm: Arm, share: Sequence[float] | None, layers: Sequence[str]) -> np.ndarray:
-    """Draw one arm; its norms, those that a logarithm has."""
+    """Draw one arm; return its norms that are finite and positive."""
     epochs, by_layer = norms_by_layer(arm.runs[0])
     if share is not None:
         grid = np.zeros((1, len(share), 4))
@@ -395,7 +396,7 @@ def _panel(axes: Axes, arm: Arm, share: Sequence[float] | None, layers: Sequence
 
 
 def _name_epochs(axes: Axes, epochs: int) -> None:
-    """The axis of epochs of a figure that has something in each of them: whole numbers, half an epoch of margin."""
+    """Set up an axis of epochs with integer ticks and a margin of half an epoch."""
     axes.set_xlim(0.5, epochs + 0.5)
     axes.set_xlabel(EPOCHS)
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
@@ -406,7 +407,7 @@ def _of_layer(layer: int, layers: int) -> Any:
 
 
 def _handles(layers: Sequence[str], shaded: bool) -> list[Any]:
-    """All layers, or the first, the middle and the last one."""
+    """Return legend entries of all layers, or of the first, the middle and the last one."""
     picked = range(len(layers)) if len(layers) <= NAMED else (0, len(layers) // 2, len(layers) - 1)
     places = {0: " (first)", len(layers) - 1: " (last)"} if len(layers) > NAMED else {}
     found: list[Any] = [
@@ -418,7 +419,7 @@ def _handles(layers: Sequence[str], shaded: bool) -> list[Any]:
 
 
 def variance(arms: Sequence[Arm]) -> Figure | None:
-    """||x - sent||^2 / ||x||^2 in one exchange of each epoch: an unbiased quantiser's normalised variance."""
+    """Draw ||x - sent||^2 / ||x||^2 in one exchange per epoch: the normalised variance of an unbiased quantiser."""
     errors = {arm.label: column(arm, "compression_error") for arm in arms}
     lossy = [pair for pair in with_looks(arms) if (np.nan_to_num(errors[pair[0].label]) > 0).any()]
     if not lossy or all(own.shape[1] < 2 for own in errors.values()):

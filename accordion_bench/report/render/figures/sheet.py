@@ -1,4 +1,4 @@
-"""What all figures share: the sheet with its style, legend and small print, and what is drawn of arms on its axes."""
+"""Shared parts of all figures: sheet with style, legend and footnote; axes, intervals, curves and markers of arms."""
 
 import functools
 import math
@@ -31,15 +31,15 @@ from accordion_bench.report.render.looks import GREY, ArmLook
 from accordion_bench.runs.metrics import LOSSES, Metric, metric
 
 WHOLE, LATIN = "DejaVu Sans", "DejaVu Sans Latin"
-FAMILY_NAMES = (1, 4, 16)  # in a font's table of names: family, full name, typographic family
+FAMILY_NAMES = (1, 4, 16)  # record numbers in a font's name table: family, full name, typographic family
 
 
 @functools.cache
 def register() -> tempfile.TemporaryDirectory[str]:
-    """Make LATIN known to matplotlib; returns the folder that holds it until the process ends.
+    """Register the font LATIN with matplotlib; return the folder that contains it until the process ends.
 
-    A PDF embeds the letters that it uses. To pick them from the whole font, with its 6000 glyphs and their ligatures,
-    takes longer than to draw the figure, and again for every figure.
+    A PDF embeds the glyphs that it uses. Selecting them from the full font, with its 6000 glyphs and ligatures, takes
+    longer than drawing the figure, and is repeated for every figure.
     """
     options = subset.Options(layout_features=[], notdef_outline=True)
     options.drop_tables += ["GSUB", "GPOS", "GDEF", "FFTM"]
@@ -57,47 +57,48 @@ def register() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same runs give the same file
+UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # reproducible files: no dates
 
 
 def styled(paper: str = "two-column") -> AbstractContextManager[None]:
-    """Everything drawn inside has the style of the style file, and this paper's width."""
+    """Context with the style of the style file and the width of the given paper."""
     register()
     own = mpl.rc_params_from_file(Path(__file__).with_name("paper.mplstyle"), use_default_template=False)
     return mpl.rc_context({**own, "figure.figsize": (PAPERS[paper], own["figure.figsize"][1])})
 
 
 def save(figure: Figure, stem: Path, formats: tuple[str, ...] = ("png",)) -> Path:
-    """Write the figure; returns the PNG.
+    """Write the figure; return the PNG file.
 
     Args:
-        stem: of the files, without their ending.
-        formats: some of FIGURES; a PNG is always written.
+        figure: the figure.
+        stem: path without suffix.
+        formats: subset of FIGURES; a PNG is always written.
     """
     png = stem.with_name(f"{stem.name}.png")
-    FigureCanvasAgg(figure).print_png(png)  # savefig would draw it twice, to lay out what has its place already
+    FigureCanvasAgg(figure).print_png(png)  # savefig would draw it twice, repeating the layout
     for ending in sorted({*formats} - {"png"}):
         figure.savefig(stem.with_name(f"{stem.name}.{ending}"), metadata=UNDATED[ending])
     return png
 
 
-WIDE = 5.0  # inches, from which panels stand side by side
+WIDE = 5.0  # least width in inches for panels side by side
 PAD = 0.06  # inches at the edges
-LETTER, LINE, SMALL = 0.054, 0.135, 7  # inches of a small letter and of a line of them; their size in points
-SAMPLE, LONGEST = 0.55, 44  # inches of a line in a legend with the room around it; letters beside it
-AXIS = 0.55  # inches of an axis below rows
-UNDER_AXIS = 0.43  # inches: how far below its panel a legend stands, under numbers and name
+LETTER, LINE, SMALL = 0.054, 0.135, 7  # inches of a small character and of a line of them; their size in points
+SAMPLE, LONGEST = 0.55, 44  # inches of a line sample in a legend with its margins; most characters of a label line
+AXIS = 0.55  # height in inches of an axis below rows
+UNDER_AXIS = 0.43  # inches between a panel and its legend, for tick labels and axis label
 
 
 class Sheet:
-    """Panels in rows, below them the legend and small print; as wide as `figure.figsize` says.
+    """Panels in rows, with legend and footnote below them; its width is that of `figure.figsize`.
 
-    matplotlib's constrained layout gives everything its place; the figure's height follows from what is on it.
+    matplotlib's constrained layout places the panels; the figure's height follows from the content.
 
     Args:
-        count: panels.
-        height: of each row with its numbers and names, in inches; or of each panel, where they stand below each other.
-        columns: panels side by side, at most.
+        count: number of panels.
+        height: height in inches of each row, including tick and axis labels; or one per panel if panels are stacked.
+        columns: most panels side by side.
     """
 
     def __init__(self, count: int, height: float | Sequence[float] = 2.4, columns: int = 2) -> None:
@@ -110,16 +111,17 @@ class Sheet:
         grid = self.figure.add_gridspec(rows, self.columns, height_ratios=self.heights)
         self.panels: list[Axes] = [self.figure.add_subplot(grid[divmod(i, self.columns)]) for i in range(count)]
         for axes in self.panels:
-            axes.tick_params(labelsize=SMALL)  # also of those that come later, when the style is no longer set
+            axes.tick_params(labelsize=SMALL)  # also for ticks that are created later, outside the style's context
         self.titles: dict[Axes, str] = {}
         self.legends: dict[Axes, Sequence[Any]] = {}
 
     def finish(self, note: str, handles: Sequence[Any] = ()) -> Figure:
-        """Put everything in its place.
+        """Lay out the sheet and return the figure.
 
         Args:
-            note: small print: what was trained, what lines, bands, markers are.
-            handles: of the legend that all panels share. A panel's own are in `legends`, its title in `titles`.
+            note: footnote: what was trained, and the meaning of lines, bands and markers.
+            handles: entries of the legend shared by all panels. A panel's own legend is in `legends`, its title in
+                `titles`.
         """
         above, notes = self._name_panels(), lines(note, int((self.width - 3 * PAD) / LETTER))
         columns, rows = legend_grid(handles, self.width - 2 * PAD)
@@ -140,11 +142,11 @@ class Sheet:
         assert isinstance(engine, ConstrainedLayoutEngine)
         engine.set(rect=(0, foot / height, 1, 1 - foot / height))
         engine.execute(self.figure)
-        self.figure.set_layout_engine("none")  # once is enough, whatever is saved
+        self.figure.set_layout_engine("none")  # keep this layout for all saved formats
         return self.figure
 
     def _name_panels(self) -> float:
-        """Titles and legends of single panels; returns the inches that they need."""
+        """Add titles and legends of single panels; return their height in inches."""
         cell = self.width / self.columns
         for axes, title in self.titles.items():
             axes.set_title("\n".join(lines(title, int(0.65 * cell / LETTER))))
@@ -156,7 +158,7 @@ class Sheet:
         return sum(needed)
 
     def _legend_below(self, axes: Axes, cell: float) -> int:
-        """A panel's own legend, no wider than the panel, which is what numbers and name leave; returns its lines."""
+        """Add a panel's own legend, no wider than the panel without its labels; return its number of lines."""
         beside = axes.yaxis.get_tightbbox(FigureCanvasAgg(self.figure).get_renderer())
         taken = (axes.bbox.x0 - beside.x0) / self.figure.dpi if beside else 0.0
         columns, rows = legend_grid(self.legends[axes], cell - taken - 3 * PAD)
@@ -167,13 +169,13 @@ class Sheet:
 
 
 def lines(text: str, letters: int) -> list[str]:
-    """Lines of at most so many letters; a number keeps its interval and its %."""
+    """Wrap a text to lines of at most `letters` characters; a number keeps its interval and its %."""
     kept = text.replace(" %", "\u00a0%").replace(" ± ", "\u00a0±\u00a0")
     return [line.replace("\u00a0", " ") for line in textwrap.wrap(kept, letters)]
 
 
 def legend_grid(handles: Sequence[Any], width: float) -> tuple[int, int]:
-    """(columns, rows of text) that a legend of this width needs, in inches; long labels get several lines."""
+    """Return (columns, rows of text) of a legend of this width in inches; long labels are wrapped in place."""
     if not handles:
         return 1, 0
     for handle in handles:
@@ -186,7 +188,7 @@ def legend_grid(handles: Sequence[Any], width: float) -> tuple[int, int]:
     return columns, max(rows)
 
 
-# ---- the numbers behind the axes, and their limits
+# ---- plotted numbers and limits of axes
 
 
 Array = NDArray[np.float64]
@@ -194,38 +196,38 @@ Place = tuple[float, float]  # x and y
 
 
 def column(arm: Arm, name: str) -> Array:
-    """A column of metrics.jsonl [seeds, epochs], up to the shortest run's end; NaN where a row has none."""
+    """Return a column of metrics.jsonl [seeds, epochs], up to the shortest run's end; NaN where a row lacks it."""
     epochs = min(len(run.rows) for run in arm.runs)
     return np.array([[row.get(name) for row in run.rows[:epochs]] for run in arm.runs], dtype=np.float64)
 
 
 def scores(arm: Arm) -> Array:
-    """The metric [seeds, epochs] as it is written: shares in percent."""
+    """Return the metric [seeds, epochs] as displayed: shares in percent."""
     return metric_of([arm]).scaled(1.0) * column(arm, arm.metric)
 
 
 def ends(arm: Arm) -> list[float]:
-    """The metric of each seed after the last epoch, as it is written."""
+    """Return the metric of each seed after the last epoch, as displayed."""
     return [metric_of([arm]).scaled(run.rows[-1][arm.metric]) for run in arm.runs]
 
 
 def end(arm: Arm) -> tuple[float, float | None]:
-    """The mean of `ends`, and half of its interval."""
+    """Return the mean of `ends` and the half width of its interval."""
     return float(np.mean(ends(arm))), interval(ends(arm))
 
 
 def metric_of(arms: Sequence[Arm]) -> Metric:
-    """What the arms of one setting are judged by."""
+    """Return the metric of the arms of one setting."""
     return metric(arms[0].metric)
 
 
 def interval(values: Sequence[float]) -> float | None:
-    """Half of Student's 95 % t-interval, None below two seeds."""
+    """Return the half width of Student's 95 % t-interval, None below two seeds."""
     return half_width(values) if len(values) > 1 else None
 
 
 def seeds(arms: Sequence[Arm]) -> str:
-    """`n = 3 (seeds 0, 1, 2)`; `n = 3` where they are not known; of one seed that nothing is ranked."""
+    """Return `n = 3 (seeds 0, 1, 2)`; `n = 3` if seeds are unknown; with single runs, state that nothing is ranked."""
     numbers = sorted({seed for arm in arms for seed in arm.seeds if seed is not None})
     text = f"n = {'/'.join(map(str, sorted({arm.n for arm in arms})))}"
     if numbers:
@@ -234,25 +236,25 @@ def seeds(arms: Sequence[Arm]) -> str:
 
 
 def several(arms: Sequence[Arm]) -> bool:
-    """Whether there is anything to draw intervals of."""
+    """Whether any arm has several seeds, so intervals can be drawn."""
     return max(arm.n for arm in arms) > 1
 
 
 def shown_end(arm: Arm) -> str:
-    """The metric after the last epoch in words: `91.00 ± 2.48 %`."""
+    """Format the metric after the last epoch: `91.00 ± 2.48 %`."""
     half = half_width(arm.values("metric"))
     return show_value(metric_of([arm]), arm.mean("metric"), half)
 
 
-WORST = 20  # points below the best arm: worse ones stand at the edge, with their number
-TIMES_WORST = 2.0  # the same for metrics without an upper end, as a factor
-POINTS, IMAGES = 5, 10  # that an axis of accuracy spans at least, whichever is more
-SHARE = 0.05  # of the best value, that other axes span at least
-HUNDRED, MOST = 100.0, 100.5  # percent: no accuracy is above the first; where its axis ends, beside the last marker
+WORST = 20  # points below the best arm; worse arms are drawn at the edge, with their number
+TIMES_WORST = 2.0  # the same as a factor, for metrics without an upper bound
+POINTS, IMAGES = 5, 10  # least span of an axis of accuracy, in points and in test images; the larger counts
+SHARE = 0.05  # least span of other axes, relative to the best value
+HUNDRED, MOST = 100.0, 100.5  # percent: upper bound of accuracy, and end of its axis, with room for the last marker
 
 
 def least_span(arms: Sequence[Arm]) -> float:
-    """What an axis of the metric spans at least, as it is written: 5 points and 10 test images of accuracy."""
+    """Return the least span of the metric's axis, as displayed: 5 points and 10 test images of accuracy."""
     of = metric_of(arms)
     if not of.percent:
         return SHARE * abs(best_of(arms))
@@ -261,34 +263,34 @@ def least_span(arms: Sequence[Arm]) -> float:
 
 
 def best_of(arms: Sequence[Arm]) -> float:
-    """The best mean after the last epoch, as it is written."""
+    """Return the best mean after the last epoch, as displayed."""
     means = [value for arm in arms if math.isfinite(value := end(arm)[0])] or [0.0]
     return max(means) if metric_of(arms).higher_is_better else min(means)
 
 
 def floor(of: Metric, best: float) -> float:
-    """The worst value that is drawn in its place, beside a best one."""
+    """Return the worst value that is drawn at its true position, given the best one."""
     if not of.higher_is_better:
         return TIMES_WORST * best
     return best - WORST if of.percent else -math.inf
 
 
 def end_limits(arms: Sequence[Arm]) -> tuple[float, float]:
-    """(low, high) of an axis on which arms end: all means but those far behind, and their intervals."""
+    """Return (low, high) of an axis of final values: all means but those far behind, with their intervals."""
     means = [(value, half or 0.0) for value, half in map(end, arms)]
     return limits_of_means(means, metric_of(arms), least_span(arms), best_of(arms))
 
 
 def limits_of_means(means: Sequence[tuple[float, float]], of: Metric, least: float, best: float) -> tuple[float, float]:
-    """(low, high) of an axis of means with half their intervals.
+    """Return (low, high) of an axis of means with their intervals.
 
-    An interval may make the axis longer by as much as the means span; what is left of it is cut.
+    Intervals may extend the axis by at most the span of the means; beyond that they are cut.
 
     Args:
-        means: (mean, half its interval), as they are written.
-        of: what they are.
-        least: that the axis spans.
-        best: of the means.
+        means: (mean, half width of its interval), as displayed.
+        of: the metric.
+        least: least span of the axis.
+        best: best of the means.
     """
     worst = floor(of, best)
     near = [(mean, half) for mean, half in means if math.isfinite(mean) and not of.better(worst, mean)] or [(0.0, 0.0)]
@@ -299,10 +301,10 @@ def limits_of_means(means: Sequence[tuple[float, float]], of: Metric, least: flo
 
 
 def curve_limits(arms: Sequence[Arm]) -> tuple[float, float]:
-    """(low, high) of an axis of learning curves: all epochs, or near the ends where intervals separate arms.
+    """Return (low, high) of an axis of learning curves: all epochs, or the late ones if intervals separate arms.
 
     Args:
-        arms: of one setting.
+        arms: arms of one setting.
     """
     of = metric_of(arms)
     sign = 1 if of.higher_is_better else -1
@@ -319,7 +321,7 @@ def curve_limits(arms: Sequence[Arm]) -> tuple[float, float]:
 
 
 def spanned(low: float, high: float, of: Metric, least: float) -> tuple[float, float]:
-    """These limits with a margin, at least so far apart, and inside of what the metric can be."""
+    """Return limits with a margin and a least span, within the metric's range."""
     more = max(0.16 * (high - low), least - (high - low)) / 2
     low, high = low - more, high + more
     if of.percent and high > MOST:
@@ -327,23 +329,23 @@ def spanned(low: float, high: float, of: Metric, least: float) -> tuple[float, f
     return (max(low, 0.0), high) if of.percent or low + more >= 0 else (low, high)
 
 
-LARGEST, SMALLEST = 8.0, 5.0  # points, of markers
+LARGEST, SMALLEST = 8.0, 5.0  # sizes of markers in points
 EPOCHS = "training [epochs]"
-SENT = "sent per worker [bytes, log scale]"  # as tables call it: what its own link sends
-OUTSIDE = {"x": "<>", "y": "v^"}  # arrows at the low and at the high edge
+SENT = "sent per worker [bytes, log scale]"  # the tables' name of the bytes sent by a worker's own link
+OUTSIDE = {"x": "<>", "y": "v^"}  # arrow markers at the low and the high edge
 
 
 def entry(look: ArmLook, label: str, line: bool = True) -> Line2D:
-    """An arm in a legend."""
+    """Return the legend entry of an arm."""
     point = look.point if not line else {**look.point, "linestyle": look.line}
     return Line2D([], [], label=label, **point)
 
 
 def interval_bar(axes: Axes, place: Place, half: float | None, colour: str, across: bool = False) -> None:
-    """From y - half to y + half, or from x - half to x + half; nothing where there is no interval.
+    """Draw an interval from y - half to y + half, or from x - half to x + half; nothing without an interval.
 
-    The axes' limits are final: what leaves them is cut, and an arrow says so. So is what leaves 100 percent.
-    Plain lines: matplotlib's own error bars take ten times as long.
+    The axes' limits must be final: parts outside them, or above 100 percent, are cut and marked with an arrow. Plain
+    lines are used because matplotlib's error bars take ten times as long.
     """
     at, other, (low, high), arrows, cap = _along(axes, place, across)
     if half is None or not low <= at <= high:
@@ -358,14 +360,14 @@ def interval_bar(axes: Axes, place: Place, half: float | None, colour: str, acro
 
 
 def curve(axes: Axes, xs: Array, ys: Array, look: ArmLook, zorder: float = 2) -> None:
-    """An arm's mean over the seeds at xs [places], and a band from the lowest to the highest of ys [seeds, places]."""
+    """Draw an arm's mean over the seeds at xs [places], and a band of the range of ys [seeds, places]."""
     axes.plot(xs, ys.mean(axis=0), color=look.colour, linestyle=look.line, zorder=zorder, gid="curve")
     if len(ys) > 1:
         axes.fill_between(xs, ys.min(axis=0), ys.max(axis=0), color=look.colour, alpha=0.13, linewidth=0, zorder=1)
 
 
 def dense_line(axes: Axes, arm: Arm, width: float, across: bool = False) -> None:
-    """A line at a dense arm's metric after the last epoch, through the whole panel, and a band of its interval."""
+    """Draw a line across the panel at a dense arm's metric after the last epoch, and a band of its interval."""
     value, half = end(arm)
     line, band = (axes.axvline, axes.axvspan) if across else (axes.axhline, axes.axhspan)
     line(value, color="black", linewidth=width, zorder=1)
@@ -375,8 +377,7 @@ def dense_line(axes: Axes, arm: Arm, width: float, across: bool = False) -> None
 def end_marker(
     axes: Axes, place: Place, look: ArmLook, number: str, across: bool = False, size: float = SMALLEST
 ) -> None:
-    """An arm's own marker; at the edge an arrow with its number where it lies outside of the axes, whose limits are
-    final."""
+    """Draw an arm's marker; outside the axes' limits, which must be final, an arrow at the edge with its number."""
     at, other, (low, high), arrows, _ = _along(axes, place, across)
     if not math.isfinite(at):
         return
@@ -393,7 +394,7 @@ def end_marker(
 
 
 def _along(axes: Axes, place: Place, across: bool) -> tuple[float, float, Place, str, str]:
-    """(place on the metric's axis, place on the other one, limits, arrows, cap of an interval)."""
+    """Return (position on the metric's axis, position on the other axis, limits, arrows, cap of an interval)."""
     (x, y), (low, high) = place, sorted(axes.get_xlim() if across else axes.get_ylim())
     return (x, y, (low, high), OUTSIDE["x"], "|") if across else (y, x, (low, high), OUTSIDE["y"], "_")
 
@@ -402,17 +403,17 @@ def _placed(along: Sequence[float], other: Sequence[float], across: bool) -> tup
     return (along, other) if across else (other, along)
 
 
-MARGIN = 1.3  # factor between the outermost values and the ends of a logarithmic axis
+MARGIN = 1.3  # margin of a logarithmic axis beyond the extreme values, as a factor
 
 
 def bytes_axis(axes: Axes, low: float, high: float) -> None:
-    """A logarithmic axis of bytes from the fewest to the most, numbered closely enough for its range."""
+    """Set up a logarithmic axis of bytes from the fewest to the most, with ticks suited to its range."""
     _logarithmic(axes.xaxis, axes.set_xscale, low, high, lambda value, _: human_bytes(value))
     axes.set_xlim(low / MARGIN, high * MARGIN)
 
 
 def log_axis(axes: Axes, low: float, high: float, margin: float = MARGIN) -> None:
-    """A logarithmic vertical axis from the lowest value to the highest one; all numbers are written in one way."""
+    """Set up a logarithmic vertical axis from the lowest to the highest value, with tick labels in one notation."""
     plain = low >= 1e-3 and high < 1e5
     _logarithmic(axes.yaxis, axes.set_yscale, low, high, lambda value, _: f"{value:g}" if plain else _powers(value))
     axes.set_ylim(low / margin, high * margin)
@@ -426,14 +427,14 @@ def _powers(value: float) -> str:
 
 def _logarithmic(axis: Any, set_scale: Any, low: float, high: float, number: Any) -> None:
     set_scale("log")
-    close = high < 4 * low  # too close for powers of ten and their parts
+    close = high < 4 * low  # range too small for ticks at 1, 2 and 5 times powers of ten
     axis.set_major_locator(MaxNLocator(4) if close else LogLocator(10, (1,) if high > 50 * low else (1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(number))
     axis.set_minor_locator(NullLocator())
 
 
 def metric_label(arms: Sequence[Arm]) -> str:
-    """The name of an axis: `test accuracy [%]`, `validation bits per byte [-], lower is better`."""
+    """Return the label of the metric's axis: `test accuracy [%]`, `validation bits per byte [-], lower is better`."""
     of = metric_of(arms)
     split = "validation" if (arms[0].config.get("dataset") or {}).get("metric_split") == "valid" else "test"
     name = of.words if of.name in LOSSES else f"{split} {of.words}"
@@ -441,5 +442,5 @@ def metric_label(arms: Sequence[Arm]) -> str:
 
 
 def name_height(axes: Axes, arms: Sequence[Arm]) -> None:
-    """The metric's name beside its axis, in two lines: one may be longer than a panel is high."""
+    """Label the metric's axis, in two lines because one may exceed the panel's height."""
     axes.set_ylabel(metric_label(arms).replace("], ", "],\n"))

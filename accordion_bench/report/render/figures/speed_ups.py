@@ -1,4 +1,4 @@
-"""How many times as fast as dense bf16 methods are, over bandwidth and over workers, modelled; who is fastest where."""
+"""Figures of advice: modelled speed-up over dense bf16 by bandwidth and by workers, with the fastest method."""
 
 import itertools
 import math
@@ -17,14 +17,14 @@ from accordion_bench.options.units import human_rate
 from accordion_bench.report.render.figures.sheet import SMALL, Sheet, entry, save, styled
 from accordion_bench.report.render.looks import BLACK, DASHES, GREY, ArmLook, looks_of
 
-MOST = 8  # curves
-NEAR = 1.1  # times the fastest step: as close as a method must come somewhere to be drawn
-LOW, HIGH = 0.5, 2.0  # times as fast as dense bf16: where curves leave the panel
-ABOVE = 1.15  # times the fastest at the reader's own place, which is in the panel
-STRIP = 0.06  # of the panel's height: the bar that says who is fastest
+MOST = 8  # most curves
+NEAR = 1.1  # a method is drawn if its step takes at most this times the fastest one somewhere
+LOW, HIGH = 0.5, 2.0  # limits of the panel, in times as fast as dense bf16
+ABOVE = 1.15  # upper limit relative to the fastest method at the user's own point, so that it is visible
+STRIP = 0.06  # height of the bar of fastest methods, relative to the panel
 HALF_LOOK = ArmLook(BLACK, "P", (0, DASHES[1]))  # dense bf16
-THIN = 0.7  # points, of the lines of methods that are not ranked
-NARROW = 0.03  # of the axis: too narrow for a letter
+THIN = 0.7  # line width in points of methods that are not ranked
+NARROW = 0.03  # share of the axis that is too narrow for a letter
 NOTE = (
     f"Modelled, not measured. Letters and shades: who is fastest, gains below {100 * GAIN:g} % (grey band) and within "
     "noise not counted; dotted: no communication at all"
@@ -33,7 +33,7 @@ UNRANKED = "thin: local methods, which are not ranked, because they change the a
 
 
 def draw_advice(advice: Advice, out: Path) -> list[Path]:
-    """Both figures as PNG and PDF; returns the PNG files."""
+    """Write both figures as PNG and PDF; return the PNG files."""
     with styled():
         return [
             save(over_bandwidth(advice), out / "speed_up_over_bandwidth", ("pdf",)),
@@ -42,7 +42,7 @@ def draw_advice(advice: Advice, out: Path) -> list[Path]:
 
 
 def over_bandwidth(advice: Advice) -> Figure:
-    """Speed-up against the bandwidth of the (outer) link, with break-evens."""
+    """Draw the speed-up against the bandwidth of the (outer) link, with break-evens."""
     found = stretches(advice.by_bandwidth, _every_step(advice), from_above=True)[::-1]
     figure = _Panel(advice, advice.by_bandwidth, found, human_rate)
     figure.break_evens()
@@ -52,7 +52,7 @@ def over_bandwidth(advice: Advice) -> Figure:
 
 
 def over_workers(advice: Advice) -> Figure:
-    """Speed-up against the number of workers on the reader's link."""
+    """Draw the speed-up against the number of workers on the user's link."""
     found = stretches(advice.by_workers, _every_step(advice), from_above=False)
     figure = _Panel(advice, advice.by_workers, found, lambda count: f"{count:g} workers")
     figure.axes.set_xlabel("workers [log scale]")
@@ -62,13 +62,13 @@ def over_workers(advice: Advice) -> Figure:
 
 
 class _Panel:
-    """One panel: curves, the strip of winners, the reader's own place.
+    """One panel with curves, the strip of fastest methods, and the user's own point.
 
     Args:
-        advice: with its rows.
-        regions: what is drawn.
-        found: who wins where, by rising values of the axis.
-        show: a place on the axis in words.
+        advice: the advice with its rows.
+        regions: modelled times along the axis.
+        found: fastest method by stretch, in ascending order of the axis.
+        show: function that formats a point of the axis.
     """
 
     def __init__(self, advice: Advice, regions: Regions, found: Sequence[Stretch], show: Any) -> None:
@@ -97,7 +97,7 @@ class _Panel:
         self.axes.axhspan(1 / (1 + GAIN), 1 + GAIN, color=GREY, alpha=0.25, linewidth=0, zorder=0.5)
         self.axes.set_xscale("log")
         high = max(HIGH, ABOVE * self._fastest_here())
-        self.axes.set_ylim(LOW - (high - LOW) * (STRIP + 0.02), high)  # curves that leave it end above the strip
+        self.axes.set_ylim(LOW - (high - LOW) * (STRIP + 0.02), high)  # curves that leave the panel end above the strip
         self.axes.set_xlim(min(self.regions.at), max(self.regions.at))
         between = _between_ticks(high)
         ticks = [between * count for count in range(math.ceil(LOW / between), math.floor(high / between) + 1)]
@@ -108,11 +108,11 @@ class _Panel:
         self.axes.grid()
 
     def _fastest_here(self) -> float:
-        """Of the ranked methods, times as fast as dense bf16 at the reader's own place."""
+        """Return the largest speed-up over dense bf16 of the ranked methods at the user's own point."""
         return max(row.over_bf16.value for row in _every_step(self.advice))
 
     def _strip(self) -> None:
-        """Who is fastest: a letter on its colour for each stretch, which is shaded."""
+        """Draw the fastest method of each stretch: a letter on its colour, above a shaded background."""
         for letter, stretch in zip(letters(self.found), self.found, strict=True):
             colour = GREY if stretch.method in BASELINES else self.looks[stretch.method].colour
             self.axes.axvspan(stretch.low, stretch.high, color=colour, alpha=0.07, linewidth=0, zorder=0)
@@ -140,7 +140,7 @@ class _Panel:
         )
 
     def break_evens(self) -> None:
-        """Where a curve crosses that of dense bf16."""
+        """Mark where a curve crosses that of dense bf16."""
         low, high = self.axes.get_xlim()
         for row in self.rows:
             if row.method not in BASELINES and low < row.break_even_bf16 < high and HALF in self.regions.steps:
@@ -169,29 +169,29 @@ class _Panel:
 
 
 def speed_ups(regions: Regions, method: str) -> list[float]:
-    """Times as fast as dense bf16, at each place of the axis."""
+    """Return the speed-up over dense bf16 at each point of the axis."""
     return [half / own for half, own in zip(regions.steps[HALF], regions.steps[method], strict=True)]
 
 
 def _edge(regions: Regions, low: float) -> float:
-    """From where a stretch is drawn: one that begins at a place itself, half way from the place before."""
+    """Return the start of a stretch as drawn: halfway between two points if it starts at a point of the axis."""
     number = regions.at.index(low) if low in regions.at else 0
     return (regions.at[number - 1] * low) ** 0.5 if number else low
 
 
 def _between_ticks(high: float) -> float:
-    """Between the numbers on the axis: 0.25, or as many times that as leave no more than ten."""
+    """Return the distance of ticks: 0.25, or the smallest larger step that gives at most ten ticks."""
     return next(step for step in (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0, 1000.0) if (high - LOW) / step <= 10)
 
 
 def letters(found: Sequence[Stretch]) -> list[str]:
-    """A, B, C by stretch; two stretches of one winner have one letter."""
+    """Return A, B, C by stretch; stretches of the same method share a letter."""
     names = list(dict.fromkeys(stretch.method for stretch in found))
     return [chr(ord("A") + names.index(stretch.method)) for stretch in found]
 
 
 def drawn(advice: Advice, regions: Regions, found: Sequence[Stretch]) -> list[AdviceRow]:
-    """Dense, who wins somewhere, the best local method, then those that come near; at most eight."""
+    """Select at most eight methods: dense, winners, the best local method, then those that come near."""
     winners = {stretch.method for stretch in found}
     local = [row for row in advice.rows if row.local]
     best_local = as_good(local)[0].method if local else ""
@@ -203,7 +203,7 @@ def drawn(advice: Advice, regions: Regions, found: Sequence[Stretch]) -> list[Ad
 
 
 def _distance(advice: Advice, regions: Regions, row: AdviceRow) -> float:
-    """Times the fastest step, where that is least, of the places at which dense is not near itself."""
+    """Return the smallest ratio of the step to the fastest one, over points at which dense is not near the fastest."""
     steps = {other.method: regions.steps[other.method] for other in _every_step(advice)}
     best = [min(at) for at in zip(*steps.values(), strict=True)]
     lost = [i for i in range(len(best)) if min(steps[name][i] for name in BASELINES if name in steps) > NEAR * best[i]]
@@ -211,7 +211,7 @@ def _distance(advice: Advice, regions: Regions, row: AdviceRow) -> float:
 
 
 def _looks(rows: Sequence[AdviceRow]) -> list[ArmLook]:
-    """As in every other figure; dense bf16 is black, too."""
+    """Return the looks of all other figures; dense bf16 is black, too."""
     found = looks_of([(row.method, row.method, row.method == DENSE) for row in rows])
     return [HALF_LOOK if row.method == HALF else look for row, look in zip(rows, found, strict=True)]
 
@@ -225,5 +225,5 @@ def _what(advice: Advice) -> str:
 
 
 def _short(bits: float) -> str:
-    """`100M`, `1G`."""
+    """Return `100M`, `1G`."""
     return human_rate(bits).replace("bit/s", "").replace(" ", "")

@@ -1,4 +1,4 @@
-"""The metric along one option: bits, bucket size, period H, number of workers."""
+"""Figures of the metric against one option: bits, bucket size, period H, number of workers."""
 
 import math
 from collections.abc import Sequence
@@ -37,26 +37,26 @@ AXES = {
     "workers": "workers [count]",
 }
 SHORT = {BUCKET: "bucket", BITS: "bits", PERIOD: "H"}
-BESIDE = 1.05  # factor by which points of several lines stand beside each other
-WHOLE = "tensor"  # a bucket size of null
+BESIDE = 1.05  # factor by which points of several lines are shifted apart
+WHOLE = "tensor"  # displayed bucket size of null
 
 Line = tuple[str, list[tuple[Any, Arm]]]
 
 
 def bits_bucket(arms: Sequence[Arm]) -> Figure | None:
-    """The metric against bits, one line per bucket size, and against bucket size, one line per method and bits."""
+    """Draw the metric against bits, one line per bucket size, and against bucket size, one line per method and bits."""
     fixed = [arm for arm in arms if not _driven(arm, "level")]
     return _figure(arms, {key: along(fixed, key) for key in (BITS, BUCKET)})
 
 
 def period(arms: Sequence[Arm]) -> Figure | None:
-    """The metric against the period of local methods, dense as a line."""
+    """Draw the metric against the period of local methods, with dense as a line."""
     fixed = [arm for arm in arms if not _driven(arm, "period")]
     return _figure(arms, {PERIOD: along(fixed, PERIOD)})
 
 
 def along(arms: Sequence[Arm], key: str) -> list[Line]:
-    """Arms that differ in one option only, as lines with a name: (value, arm) by rising value."""
+    """Group arms that differ in one option only into named lines: (value, arm) by ascending value."""
     lines: dict[str, list[tuple[Any, Arm]]] = {}
     rest: dict[str, dict[str, Any]] = {}
     for arm in arms:
@@ -73,7 +73,7 @@ def along(arms: Sequence[Arm], key: str) -> list[Line]:
 
 
 def _told(same: str, names: dict[str, str], rest: dict[str, dict[str, Any]]) -> str:
-    """Options that tell a line from the others of its name."""
+    """Return the options that distinguish a line from others with the same name."""
     twins = [other for other in names if names[other] == names[same]]
     keys = {key for twin in twins for key in rest[twin].keys() | rest[same].keys()}
     differing = sorted(key for key in keys if any(rest[twin].get(key) != rest[same].get(key) for twin in twins))
@@ -86,7 +86,7 @@ def _name(arm: Arm, key: str) -> str:
 
 
 def without(config: dict[str, Any], key: str) -> dict[str, Any]:
-    """A configuration with null in the place of an option: its label does not name it."""
+    """Return a configuration with one option set to null, so that its label does not include it."""
     group, _, name = key.partition(".")
     return {**config, group: {**config[group], name: None}} if name else config
 
@@ -106,7 +106,7 @@ def _figure(arms: Sequence[Arm], swept: dict[str, list[Line]]) -> Figure | None:
 def draw(
     axes: Axes, lines: Sequence[Line], key: str, of_lines: Sequence[ArmLook], dense: Sequence[Arm] = ()
 ) -> list[Any]:
-    """One line for each method, and one across for dense; returns the entries of the legend."""
+    """Draw one line per method, and a horizontal one for dense; return the entries of the legend."""
     shown = [arm for _, points in lines for _, arm in points]
     values = sorted({_place(value, points) for _, points in lines for value, _ in points})
     whole = {_place(value, points) for _, points in lines for value, _ in points if value == WHOLE}
@@ -136,7 +136,7 @@ def _driven(arm: Arm, what: str) -> bool:
 
 
 def _place(value: Any, points: Sequence[tuple[Any, Arm]]) -> float:
-    """Where a value stands: whole tensors to the right of all bucket sizes."""
+    """Return the position of a value: whole tensors are to the right of all bucket sizes."""
     return 2 * max([v for v, _ in points if v != WHOLE] or [2**15]) if value == WHOLE else value
 
 
@@ -147,17 +147,17 @@ def _shown(value: Any) -> str:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether an option is a number: not a word, nor absent, nor infinite."""
+    """Whether an option is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
-    """One panel for each task whose runs differ in the number of workers: a line for each method and H.
+    """Draw one panel for each task whose runs differ in the number of workers: a line for each method and H.
 
-    A method of which several arms have one number of workers has no line: which of them belong together is not known.
+    A method with several arms at one number of workers has no line, because its arms cannot be matched.
 
     Args:
-        settings: the arms of each setting.
+        settings: arms of each setting.
     """
     tasks: dict[str, list[Arm]] = {}
     for arm in [arm for arms in settings for arm in arms]:
@@ -182,18 +182,18 @@ def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
 
 
 def task(arm: Arm) -> str:
-    """What is trained and evaluated, without the number of workers: `resnet8 on digits, 60 epochs, accuracy`."""
+    """Return what is trained and evaluated, without the number of workers: `resnet8 on digits, 60 epochs, accuracy`."""
     return f"{arm.task}, {counted(arm.config['epochs'], 'epoch')}, {metric(arm.metric).words}{heading_end(arm)}"
 
 
 def _twice(line: Line) -> bool:
-    """Whether several of its arms have one number of workers."""
+    """Whether several arms of a line have the same number of workers."""
     _, points = line
     return len({count for count, _ in points}) < len(points)
 
 
 def by_method(arms: Sequence[Arm]) -> list[Line]:
-    """Lines of at least two numbers of workers: arms of one name, by batch size where a number occurs twice."""
+    """Return lines over at least two numbers of workers: arms of one name, split by batch size if a number repeats."""
     named: dict[str, list[Arm]] = {}
     methods: dict[str, set[str]] = {}
     for arm in arms:

@@ -1,6 +1,6 @@
-"""The HTML page, which loads nothing else: the answer first, then the table, the figures, and where they come from.
+"""The self-contained HTML page: answer, table, interactive figures and provenance.
 
-The numbers that the page's scripts draw, of curves and of the other figures of a setting, are in it as short text.
+The numbers that the page's scripts draw, of curves and other figures, are embedded in it in compact form.
 """
 
 import base64
@@ -49,35 +49,35 @@ from accordion_bench.report.render.tables import page_columns
 from accordion_bench.runs.metrics import metric, split_of
 from accordion_bench.runs.untrusted import printable
 
-POINTS = 300  # of a curve, at most
-TOGETHER = 6000  # of all curves of a page, at most
+POINTS = 300  # most points of a curve
+TOGETHER = 6000  # most points of all curves of a page
 
 
 def packed(values: ArrayLike) -> str:
-    """A row of numbers; NaN for what is not known."""
+    """Encode a row of numbers as base64 of float32; NaN marks unknown values."""
     return base64.b64encode(np.asarray(values, dtype="<f4").tobytes()).decode()
 
 
 def rows(values: Iterable[ArrayLike]) -> list[str]:
-    """Rows of numbers, each by itself."""
+    """Encode each row of numbers."""
     return [packed(row) for row in values]
 
 
 def thinned(count: int, most: int) -> list[int]:
-    """Which of `count` points stay: the first, the last, and others at equal distances, `most` in all."""
+    """Return the indices of at most `most` of `count` points: the first, the last, and others at equal distances."""
     if count <= most:
         return list(range(count))
     return np.unique(np.linspace(0, count - 1, most).round().astype(int)).tolist()
 
 
 def most_points(curves: int) -> int:
-    """How many points each of so many curves may have."""
+    """Return how many points each of `curves` curves may have."""
     return max(2, min(POINTS, TOGETHER // max(curves, 1)))
 
 
 STOPS = [digit * 10.0**power for power in range(6, 11) for digit in (1, 2, 5)] + [1e11]  # bit/s, of the slider
 
-# key -> short name of the switch, name, unit, note
+# key -> label of the switch, name, unit, note
 AXES = {
     "epoch": ("epochs", "training", "epochs", ""),
     "wire_bytes": ("bytes sent", "sent per worker", "bytes", "What one worker's own link has sent."),
@@ -88,14 +88,15 @@ AXES = {
 
 
 def curves(arms: Sequence[Arm], most: int) -> dict[str, Any]:
-    """What the page draws of the curves of one setting.
+    """Return the data of one setting's curves.
 
     Args:
-        arms: of the setting.
-        most: points of a curve.
+        arms: arms of the setting.
+        most: most points of a curve.
 
     Returns:
-        `axes` that at least one arm has, `arms` with their values on them, `stops` of the slider, limits of the metric.
+        `axes` that at least one arm has, `curves` with each arm's values on them, `stops` of the slider, `limits` of
+            the metric, and its description.
     """
     stops, own = stops_of(arms)
     found = [_curve(arm, most, stops, own) for arm in arms]
@@ -123,13 +124,13 @@ def curves(arms: Sequence[Arm], most: int) -> dict[str, Any]:
 
 
 def stops_of(arms: Sequence[Arm]) -> tuple[list[float], float]:
-    """The bandwidths of the slider, and where it stands at first: the link of most arms, which is one of them."""
+    """Return the bandwidths of the slider, and its initial position: the link of most arms, which is one of them."""
     own = [network_of(arm.config).bandwidth for arm in arms if arm.values("modelled_seconds")] or [1e9]
     return sorted({*STOPS, *own}), max(own, key=own.count)
 
 
 def _curve(arm: Arm, most: int, stops: Sequence[float], own: float) -> dict[str, Any]:
-    """The curve of one arm; times and bytes are means over the seeds."""
+    """Return the data of one arm's curve; times and bytes are means over the seeds."""
     values = scores(arm)
     kept = thinned(values.shape[1], most)
     last = ends(arm)
@@ -149,14 +150,14 @@ def _curve(arm: Arm, most: int, stops: Sequence[float], own: float) -> dict[str,
 
 
 def known(value: float) -> float | None:
-    """A number; None where it is NaN or infinite, which JSON cannot express."""
+    """Return a number; None if it is NaN or infinite, which JSON cannot express."""
     return value if math.isfinite(value) else None
 
 
 def on_links(arm: Arm, stops: Sequence[float], epochs: Sequence[int]) -> Array | None:
-    """Modelled time [stops, epochs], mean over the seeds; None where rows have no model.
+    """Return modelled time [stops, epochs], the mean over the seeds; None if rows have no model.
 
-    At the runs' own bandwidth it is what they have recorded.
+    At the runs' own bandwidth it equals the recorded time.
     """
     if not arm.sends() or not arm.values("modelled_seconds"):
         return None
@@ -165,7 +166,7 @@ def on_links(arm: Arm, stops: Sequence[float], epochs: Sequence[int]) -> Array |
 
 
 def formula(arms: Sequence[Arm]) -> str:
-    """The formula of modelled time in words; "" without modelled times."""
+    """Return the formula of modelled time in words; "" without modelled times."""
     known = [arm for arm in arms if arm.values("modelled_seconds")]
     if not known:
         return ""
@@ -177,7 +178,7 @@ def formula(arms: Sequence[Arm]) -> str:
 
 
 def to_target(arms: Sequence[Arm]) -> dict[str, Any] | None:
-    """Seconds until the target; None where the runs have no common one, or none reached it."""
+    """Return the data of seconds until the target; None if the runs have no common target, or none has reached it."""
     found = race(arms)
     if found is None or not found.drawn:
         return None
@@ -197,14 +198,14 @@ def to_target(arms: Sequence[Arm]) -> dict[str, Any] | None:
 
 
 def _unless_all(own: Reached, seeds: int) -> str:
-    """How many seeds have reached the target, where not all have."""
+    """Return how many seeds have reached the target, if not all did."""
     if not own.timed:
         return own.untimed
     return "" if len(own.timed) == seeds else f"{len(own.timed)} of {seeds}"
 
 
 def step_times(arms: Sequence[Arm]) -> dict[str, Any] | None:
-    """Milliseconds of a step by part, None for an arm that does not tell them; None where no arm does."""
+    """Return milliseconds of a step by part, None for an arm without times; None if no arm has times."""
     if any("compute_seconds" not in arm.runs[0].rows[-1] for arm in arms if tells_times(arm)):
         return None
     found = [{part: 1000 * s for part, s in parts(arm).items()} if tells_times(arm) else None for arm in arms]
@@ -222,7 +223,7 @@ def step_times(arms: Sequence[Arm]) -> dict[str, Any] | None:
 
 
 def _beside(own: dict[str, float] | None) -> str:
-    """Times inside the exchange, which are no part of the bar; for an arm without times that they are not known."""
+    """Return times inside the exchange, which are not part of the bar; for an arm without times a remark."""
     if own is None:
         return "not told"
     done = [f"{part} {digits(own[part])} ms" for part in EXCHANGE if own[part]]
@@ -237,7 +238,7 @@ def _told(arms: Sequence[Arm]) -> str:
 
 
 def levels(arms: Sequence[Arm], most: int) -> list[dict[str, Any]]:
-    """Level maps of a few arms, of their first seed."""
+    """Return the level maps of up to `MAPS` arms, of their first seed."""
     return [_level_map(list(arms).index(arm), arm, arms, most) for arm in with_levels(arms)[:MAPS]]
 
 
@@ -259,7 +260,7 @@ WIDTH, HEIGHT, RADIUS = 34, 14, 5  # pixels
 
 
 def swatch(look: ArmLook) -> str:
-    """A line with its marker, as SVG."""
+    """Return a line with its marker, as SVG."""
     dash = "" if look.dash == "solid" else look.dash.replace("px", "")
     marker = MarkerStyle(look.marker)
     outline = marker.get_path().transformed(marker.get_transform())
@@ -282,12 +283,12 @@ FAILED = "Figures that could not be drawn"
 
 @dataclass(frozen=True)
 class Section:
-    """One setting.
+    """Content of one setting.
 
     Args:
-        arms: of it.
-        figures: PNG files, drawn of these arms.
-        running: runs of the setting that go on, each as an arm: curves, in no table and no other figure.
+        arms: arms of the setting.
+        figures: PNG files of these arms' figures.
+        running: running runs of the setting, each as an arm; drawn as curves only, in no table or other figure.
     """
 
     arms: Sequence[Arm]
@@ -296,7 +297,7 @@ class Section:
 
 
 def missing() -> str:
-    """The sentence that names the packages to install; "" where none is missing."""
+    """Return the sentence that names the packages to install; "" if none is missing."""
     absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if not absent:
         return ""
@@ -306,13 +307,13 @@ def missing() -> str:
 def page(
     sections: Sequence[Section], across: Sequence[Path], absent: dict[str, Sequence[str]], follow: str = ""
 ) -> str:
-    """The whole page.
+    """Return the whole page.
 
     Args:
         sections: one per setting.
         across: PNG files of figures that compare settings.
-        absent: heading -> lines, for what is in no mean.
-        follow: the script of a page that follows its runs, see `serve`; "" = a page that stays as it is.
+        absent: heading -> lines, for runs that enter no mean.
+        follow: script that reloads the page when its runs change, see `serve`; "" = a static page.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
@@ -343,14 +344,14 @@ def page(
 
 
 def policy(scripts: Sequence[str]) -> str:
-    """The content security policy: only these scripts run, and nothing is loaded, whatever a label contains."""
+    """Return the content security policy: only these scripts run and nothing is loaded, whatever a label contains."""
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{each}'" for each in hashes) or "'none'"
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def _setting(number: int, section: Section) -> dict[str, Any]:
-    """The values of the template for one setting."""
+    """Return the values of the template for one setting."""
     arms, shown = section.arms, [*section.arms, *section.running]
     legend = [(arm.label, swatch(look)) for arm, look in zip(shown, looks(shown), strict=True)]
     common = {"name": f"setting-{number}", "heading": captions.heading(shown[0]), "legend": legend}
@@ -372,7 +373,7 @@ def _setting(number: int, section: Section) -> dict[str, Any]:
 
 
 def _runs(arms: Sequence[Arm]) -> list[list[str]]:
-    """One row per run: where its numbers can be looked up."""
+    """Return one row per run that identifies it."""
     rows = [["folder", "arm", "seed", f"{metric(arms[0].metric).words}, final", "started", "commit"]]
     for arm in arms:
         for run in arm.runs:
@@ -384,11 +385,11 @@ def _runs(arms: Sequence[Arm]) -> list[list[str]]:
 
 
 def _data(section: Section, most: int, failed: list[str]) -> dict[str, Any] | None:
-    """What the page's scripts draw of one setting; None, and a sentence, where its curves cannot be drawn."""
+    """Return the data that the scripts draw for one setting; None if its curves fail, which is noted in `failed`."""
     arms, shown = section.arms, [*section.arms, *section.running]
 
     def attempt(name: str, make: Callable[[], Any]) -> Any:
-        """Strange runs must not end the page of the others."""
+        """Run `make`; an error becomes a sentence, because invalid runs must not break the page of the others."""
         try:
             return make()
         except Exception as error:
@@ -416,10 +417,10 @@ def _data(section: Section, most: int, failed: list[str]) -> dict[str, Any] | No
 
 
 def _own(name: str) -> str:
-    """A file of this package."""
+    """Read a file of this package."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 def _picture(png: Path) -> tuple[str, str]:
-    """(what it shows, the picture itself)."""
+    """Return (title, base64 PNG)."""
     return title(png), base64.b64encode(png.read_bytes()).decode()

@@ -1,8 +1,8 @@
-// What the figures of one setting show: plotly's traces and axes, made of what is switched on.
+// Data of one setting's figures: plotly's traces and axes, for the selected options.
 "use strict";
 
-const BANDS = 8;  // arms at most whose seeds are shown as bands: more hide each other
-const NAMED = 8;  // seeds at most whose values are told
+const BANDS = 8;  // most arms whose seeds are drawn as bands; more would hide each other
+const NAMED = 8;  // most seeds whose values are listed
 
 class Figures {
   constructor(data) {
@@ -28,12 +28,12 @@ class Figures {
       .filter(arm => !this.hidden.has(arm.number));
   }
 
-  // those that have come to their end: what goes on is a curve and nothing else
+  // finished arms; running ones are drawn as curves only
   ended() {
     return this.visible().filter(arm => !arm.running);
   }
 
-  // of an arm; decoded when they are first needed
+  // the curve of an arm, decoded on first use
   curve(number) {
     const curve = this.data.curves[number];
     if (!curve.mean) {
@@ -47,7 +47,7 @@ class Figures {
     return curve;
   }
 
-  // an arm's values on an axis; undefined where it has none
+  // an arm's values on an axis; undefined if it has none
   on(arm, key) {
     return key === "modelled_seconds" ? arm.x[key]?.[this.stop] : arm.x[key];
   }
@@ -63,7 +63,7 @@ class Figures {
     return this.data.axes.find(axis => axis.key === key);
   }
 
-  // what stands beside the mouse
+  // the text shown at the mouse pointer
   told(arm, i, x, key) {
     const { unit } = this.about(key);
     const cost = key === "epoch" ? "" : `, ${unit === "bytes" ? size(x[i]) : `${digits(x[i])} s`}`;
@@ -88,7 +88,7 @@ class Figures {
 
   // ---- axes
 
-  // from where the first curve comes into the metric's limits
+  // starts where the first curve enters the metric's limits
   cost(key, points) {
     const { name, unit } = this.about(key), log = unit === "bytes" || key === "modelled_seconds";
     const known = points.filter(value => value > 0);
@@ -101,8 +101,8 @@ class Figures {
       ticktext: marks.map(unit === "bytes" ? size : digits) };
   }
 
-  // the metric after the last epoch with its intervals, but none that dwarfs all others; never so narrow that noise
-  // looks large
+  // the metric after the last epoch with its intervals, except one that dwarfs all others; never so narrow that noise
+  // appears large
   span(arms) {
     const [bottom, top] = this.data.limits, { least, most } = this.data.metric;
     const ends = arms.map(arm => arm.end).filter(([mean]) => mean !== null && mean >= bottom && mean <= top);
@@ -115,7 +115,7 @@ class Figures {
     return [low - margin, Math.min(high + margin, most ?? Infinity)];
   }
 
-  // the names of arms as the rows of a figure
+  // labels of a figure's rows
   rows(arms) {
     const names = arms.map(arm => lines(arm.label, narrow() ? 18 : 30));
     const height = 98 + names.reduce((sum, name) => sum + 14 + 15 * name.split("<br>").length, 0);
@@ -123,7 +123,7 @@ class Figures {
     return { height, y: { tickvals: names.map((_, i) => i), ticktext: names, range, ticks: "", showgrid: false } };
   }
 
-  // ---- figures: {traces, height, x, y, note}; null where there is nothing to see
+  // ---- figures: {traces, height, x, y, note}; null if there is nothing to show
 
   curves() {
     const key = this.axis, arms = this.visible(), shown = arms.filter(arm => this.on(arm, key));
@@ -175,7 +175,7 @@ class Figures {
       y: { range, title: { text: plain(this.data.metric.label) } }, note: notes };
   }
 
-  // a marker with its interval; what leaves the axis is cut, with a triangle that tells how far it goes
+  // a marker with its interval; parts outside the axis are cut and marked with a triangle that gives the end
   end(arm, key, [low, high]) {
     const x = this.on(arm, key), last = x.length - 1, [mean, half] = arm.end, { colour: color, symbol } = arm;
     const reaches = [mean - (half ?? 0), mean + (half ?? 0)], top = this.data.metric.most ? Math.min(high, 100) : high;

@@ -1,8 +1,8 @@
-// The figures of each setting, drawn when it comes near, and what switches them.
+// The figures of each setting, drawn when scrolled near, and their controls.
 "use strict";
 
 const PAPER = 680;  // pixels, the width of A4 without its margins
-// without a mouse the toolbar would stand there all the time
+// without a mouse the toolbar would always be visible
 const CONFIG = { displaylogo: false, responsive: true, displayModeBar: matchMedia("(hover: hover)").matches && "hover", modeBarButtonsToRemove: ["lasso2d", "select2d"],
   toImageButtonOptions: { format: "svg", filename: "accordion_bench" } };
 
@@ -25,7 +25,7 @@ class Setting {
     return { figure, key, plot, note, draw };
   }
 
-  // ---- what can be switched
+  // ---- controls
 
   legend() {
     const { hidden } = this.figures, buttons = [...this.section.querySelectorAll(".legend [data-arm]")];
@@ -87,7 +87,7 @@ class Setting {
   }
 }
 
-// a name with the colour that stands for it
+// a name with its colour
 function entry({ name, colour }) {
   const found = make("span", name), square = make("i");
   square.style.background = colour;
@@ -116,7 +116,7 @@ function drawAll(width) {
   }
 }
 
-// a page of many settings opens at once
+// draw lazily, so that a page of many settings opens quickly
 const watch = new IntersectionObserver(entries => {
   for (const { target } of entries.filter(({ isIntersecting }) => isIntersecting)) {
     const setting = settings.find(({ section }) => section === target);

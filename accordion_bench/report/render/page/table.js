@@ -18,7 +18,7 @@ function sortable(section) {
     table.classList.toggle("all-columns", event.target.checked));
 }
 
-// rows by what a column holds, numbers as numbers; what is not known is last
+// rows sorted by a column, numerically if all values are numbers; unknown values last
 function sorted(rows, column, sign) {
   const value = row => row.cells[column].dataset.value ?? row.cells[column].textContent;
   const number = text => +text.replace("inf", "Infinity");

@@ -350,7 +350,7 @@ def test_folders_without_a_run_are_named(tmp_path, capsys, no_figures):  # noqa:
     assert report_main([*given, "--out", str(tmp_path / "out")]) == 0
     said, warned = capsys.readouterr()
     skipped = said.partition("Skipped: no run in it:")[2]
-    names = ["empty: no run: has none of", "nothing: holds no run", "gone: does not exist", "file: neither a folder nor"]
+    names = ["empty: no run: has none of", "nothing: holds no run", "gone: does not exist", "file: neither a folder"]
     assert all(name in skipped and name in warned for name in names)
     assert ".hidden" not in said + warned
     assert str(tmp_path) not in (tmp_path / "out" / "README.md").read_text()

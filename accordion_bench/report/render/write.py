@@ -239,7 +239,7 @@ def names_of(every: bool, links: bool = False) -> list[str]:
 
 
 def texts(parts: Sequence[Sequence[Arm]]) -> tuple[list[str], list[str]]:
-    """Return answers and settings as Markdown, and as LaTeX; everything that reads all runs is called, to find errors."""
+    """Return answers and settings as Markdown, and as LaTeX. All code that reads every run is called here."""
     for arms in parts:
         provenance([run for arm in arms for run in arm.runs])
     return [*answered(parts), *map(section, parts)], list(map(tex, parts, range(1, len(parts) + 1)))

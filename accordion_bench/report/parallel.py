@@ -23,13 +23,7 @@ TOGETHER = 8  # items per message
 
 
 def told(items: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """Yield the items while showing progress on stderr.
-
-    Args:
-        items: the items.
-        total: number of items.
-        what: the activity, such as `drawing`.
-    """
+    """Yield the items while showing progress on stderr; `what` is the activity, such as `drawing`."""
     if output.can_draw(sys.stderr):
         yield from tqdm(items, total=total, desc=what, file=sys.stderr, leave=False, delay=1, mininterval=0.2)
         return

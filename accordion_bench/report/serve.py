@@ -71,11 +71,7 @@ def how_far(run: Run) -> str:
 
 
 def arm_so_far(run: Run) -> Arm | None:
-    """Return a running run as a separate arm, with its progress in the label; None if its rows are invalid.
-
-    Args:
-        run: a run for which `is_running` is true.
-    """
+    """Return a running run as a separate arm, with its progress in the label; None if its rows are invalid."""
     try:
         arms, _ = group([so_far(run)])
     except Exception:  # an untrusted run must not break the report of the others
@@ -102,7 +98,6 @@ def beside(parts: Sequence[Sequence[Arm]], running: Sequence[Arm]) -> list[list[
 
 
 def _keys(arm: Arm) -> set[tuple[str, ...]]:
-    """Return the keys of an arm's setting, see `grouping.setting_keys`."""
     return set(map(tuple, json.loads(arm.setting)))
 
 
@@ -239,11 +234,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """HTTP server of one page.
-
-    Args:
-        followed: the page.
-        port: 0 = any free port.
+    """HTTP server of one page; port 0 selects any free port.
 
     Raises:
         OSError: the port is not available.
@@ -263,11 +254,7 @@ class Server(ThreadingHTTPServer):
 
 
 def serve(paths: Sequence[str], port: int) -> None:
-    """Serve the page of some runs until Ctrl-C.
-
-    Args:
-        paths: see `Followed`.
-        port: 0 = any free port.
+    """Serve the page of some runs until Ctrl-C; port 0 selects any free port.
 
     Raises:
         ConfigError: the port is not available.

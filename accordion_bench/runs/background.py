@@ -54,11 +54,7 @@ class HostCopy:
 
 
 class Background(AtOnce):
-    """Writer of checkpoints that writes one at a time, concurrently with training.
-
-    Args:
-        comm: communicator of all workers.
-    """
+    """Writer of checkpoints that writes one at a time, concurrently with training."""
 
     def __init__(self, comm: Comm) -> None:
         super().__init__(comm)
@@ -69,12 +65,7 @@ class Background(AtOnce):
         self._error: BaseException | None = None
 
     def write(self, saving: Saving, states: dict[str, dict[str, Any]]) -> None:
-        """Copy the state and start to write it; the previous checkpoint must be finished.
-
-        Args:
-            saving: the checkpoint to write.
-            states: state of this process, by file name.
-        """
+        """Copy this process's state, by file name, and start to write it; the previous checkpoint must be finished."""
         copied = self.copied(states)
         self._saving, self._error = saving, None
         self._written.clear()
@@ -132,7 +123,6 @@ class Background(AtOnce):
         raise ConfigError(heard[0])
 
     def _write(self, saving: Saving, states: dict[str, dict[str, Any]]) -> None:
-        """Target of the thread."""
         self._try(saving, lambda: self._own(saving, states))
         self._written.set()  # after _error: it is read as soon as this event is set
         if self.comm.leader and self._error is None:

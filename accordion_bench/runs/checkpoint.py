@@ -159,11 +159,7 @@ def load(path: Path, comm: Comm, owners: Owners) -> None:
 
 
 def read(path: Path, workers: Iterable[int]) -> list[dict[str, Any]]:
-    """Read the shared state of a checkpoint, followed by the state of the given workers.
-
-    Args:
-        path: folder of the checkpoint.
-        workers: numbers of the workers.
+    """Read the shared state of a checkpoint, followed by the state of the workers with the given numbers.
 
     Raises:
         Damaged: the checkpoint is damaged.

@@ -62,11 +62,10 @@ def append_line(path: Path, line: str) -> None:
 
 
 def to_append(path: str | Path, flags: int = os.O_RDWR | os.O_APPEND | os.O_CREAT) -> int:
-    """Open a regular file and return its descriptor; never follow a link or wait for the reader of a pipe.
+    """Open a regular file with `flags` of `os.open`; never follow a link or wait for the reader of a pipe.
 
-    Args:
-        path: path of the file.
-        flags: flags of `os.open`.
+    Returns:
+        the descriptor.
 
     Raises:
         OSError: it is a pipe, a folder, a link, ...
@@ -81,9 +80,6 @@ def to_append(path: str | Path, flags: int = os.O_RDWR | os.O_APPEND | os.O_CREA
 @contextlib.contextmanager
 def room(run: Path) -> Iterator[None]:
     """Context in which a run folder is written: an error of the file system becomes a `ConfigError`.
-
-    Args:
-        run: the run folder.
 
     Raises:
         ConfigError: the system refused a write, for instance because the disk is full.
@@ -120,11 +116,7 @@ def json_text(content: dict[str, Any], indent: int | None = None) -> str:
 
 
 def checked_json(text: str, content: Any) -> Any:
-    """Verify the checksum of a JSON text, if it has one, and return the content without it.
-
-    Args:
-        text: the text as read.
-        content: the parsed text; its checksum is removed in place.
+    """Verify the checksum of a JSON text, if it has one; return the parsed content, without it (removed in place).
 
     Raises:
         Changed: the checksum does not match.

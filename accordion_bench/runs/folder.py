@@ -61,11 +61,7 @@ def damaged(file: Path, why: str) -> str:
 
 
 class RunFolder:
-    """Folder of one run. Files are written whole or appended by lines, so a reader never sees a partial one.
-
-    Args:
-        path: path of the folder.
-    """
+    """Folder of one run. Files are written whole or appended by lines, so a reader never sees a partial one."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -147,11 +143,7 @@ class RunFolder:
         self.write_config({**saved, "epochs": epochs})
 
     def retell(self, said: dict[str, Any]) -> None:
-        """Change the description of a run; everything else stays, including its finished state.
-
-        Args:
-            said: new values of `label`, `tags` or `note` of `RunConfig`.
-        """
+        """Change `label`, `tags` or `note` of `RunConfig`; everything else is unchanged, including a finished state."""
         saved = self._saved_config()
         if {key: saved.get(key) for key in said} != said:
             self.write_config({**saved, **said})
@@ -165,9 +157,7 @@ class RunFolder:
     def note_resumption(self, threads: int | None, kernels: str) -> None:
         """Append to environment.json what changed since the run started; a damaged file is left unchanged.
 
-        Args:
-            threads: threads per process.
-            kernels: implementation of the codecs, see `environment`.
+        The arguments are those of `environment`.
         """
         with contextlib.suppress(ConfigError):
             first = self.read_json("environment.json")
@@ -231,11 +221,7 @@ class RunFolder:
         return wrong
 
     def changed_meanwhile(self, epochs: int) -> list[str]:
-        """Return changes that others made to the files of a run, as sentences.
-
-        Args:
-            epochs: number of epochs that the run has written.
-        """
+        """Return changes that others made to the files of a run with so many written epochs, as sentences."""
         found = []
         for read in (self.read_config, lambda: self.read_json("environment.json")):
             try:

@@ -103,9 +103,7 @@ def is_number(value: Any, or_none: bool = False) -> bool:
 def wrong_in_rows(rows: Sequence[Row], whole: bool = True) -> str:
     """Return what is invalid in rows of metrics, as the end of a sentence; "" if nothing is.
 
-    Args:
-        rows: rows, by epoch.
-        whole: whether these are all rows of a run, whose epochs count from 0.
+    With `whole`, these are all rows of a run, whose epochs count from 0.
     """
     epochs = [row["epoch"] for row in rows]
     for at, epoch in enumerate(epochs):
@@ -131,11 +129,9 @@ def wrong_in_rows(rows: Sequence[Row], whole: bool = True) -> str:
 
 
 def wrong_in_summary(summary: Row, rows: Sequence[Row]) -> str:
-    """Return how the summary of a run contradicts its rows or is invalid, as a sentence; "" if it does not.
+    """Return how the summary of a finished run is invalid or contradicts its rows, as a sentence; "" if it does not.
 
-    Args:
-        summary: summary of a finished run.
-        rows: all rows, or the available ones.
+    Rows may be missing.
     """
     name = str(summary.get("metric_name", "accuracy"))
     for key, value in summary.items():

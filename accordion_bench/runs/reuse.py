@@ -90,11 +90,7 @@ def find_earlier(cfg: Config, sweep: str = "", wait: bool = True) -> RunFolder |
 
 @contextlib.contextmanager
 def one_at_a_time(cfg: Config) -> Iterator[None]:
-    """Lock a configuration while an equal run is searched for or created: the second of two equal runs finds the first.
-
-    Args:
-        cfg: configuration as it would be saved, with the number of workers.
-    """
+    """Lock a configuration while an equal run is searched for or created: of two such runs one finds the other."""
     folder = Path(cfg["paths"]["runs"]) / STARTING
     with contextlib.suppress(OSError):  # an unwritable folder is reported when the run is created
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +100,6 @@ def one_at_a_time(cfg: Config) -> Iterator[None]:
 
 
 def _lines(file: Path) -> set[str]:
-    """Return the lines of a text file; none if it cannot be read."""
     try:
         return set(untrusted.read_text(file).splitlines())
     except (OSError, ValueError):

@@ -60,10 +60,7 @@ class Saving:
         return {name: weights.write(self.part / name, {**state, PLACE: [name, step]}) for name, state in states.items()}
 
     def end(self, files: Files) -> None:
-        """Complete the checkpoint and remove older ones; only the leader calls this.
-
-        Args:
-            files: files of all processes.
+        """Complete the checkpoint, with the files of all processes, and remove older ones; only the leader calls this.
 
         Raises:
             OSError: for instance, the disk is full.
@@ -86,21 +83,13 @@ def remove_older(run: Path, keep: int, step: int) -> None:
 
 
 class AtOnce:
-    """Writer of checkpoints that blocks training.
-
-    Args:
-        comm: communicator of all workers.
-    """
+    """Writer of checkpoints that blocks training."""
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
 
     def write(self, saving: Saving, states: dict[str, dict[str, Any]]) -> None:
-        """Write the checkpoint; every process calls this.
-
-        Args:
-            saving: the checkpoint.
-            states: state of this process, by file name.
+        """Write the checkpoint from the state of this process, by file name; every process calls this.
 
         Raises:
             ConfigError: a disk is full; all processes raise the same error.

@@ -61,10 +61,7 @@ def kind_of(name: object) -> SecretKind:
 def masked(content: Any, name: str = "", above: SecretKind = SecretKind.SHOWN) -> Any:
     """Return nested mappings and lists with every secret replaced by ***, including all values below a secret's name.
 
-    Args:
-        content: content of a JSON or YAML file.
-        name: key of the content.
-        above: kind of the enclosing keys.
+    `name` is the key of the content, `above` the kind of the enclosing keys.
     """
     kind = max(above, kind_of(name))
     if isinstance(content, dict):
@@ -77,11 +74,7 @@ def masked(content: Any, name: str = "", above: SecretKind = SecretKind.SHOWN) -
 
 
 def masked_command(command: str) -> str:
-    """Return a command line with every secret replaced by ***; unchanged if it contains none.
-
-    Args:
-        command: command line, quoted for a shell.
-    """
+    """Return a command line, quoted for a shell, with every secret replaced by ***; unchanged if it contains none."""
     try:
         words = shlex.split(command)
     except ValueError:  # an unclosed quotation mark

@@ -37,11 +37,7 @@ class NotAsWritten(Refused):
 
 
 def read_bytes(file: Path, most: int | None = SMALL) -> bytes:
-    """Read a whole regular file.
-
-    Args:
-        file: path of a file, or of a link to one.
-        most: largest size in bytes; None = unlimited.
+    """Read a regular file, or a link to one, of at most `most` bytes; None = unlimited.
 
     Raises:
         OSError: the file does not exist, or reading it is not permitted.
@@ -64,11 +60,7 @@ def _at_once(path: str, flags: int) -> int:
 
 
 def read_first_line(file: Path, most: int = SMALL) -> str:
-    """Read the first line of a text file of any size, without the line end.
-
-    Args:
-        file: path of a file, or of a link to one.
-        most: largest length of the line in bytes.
+    """Read the first line, of at most `most` bytes, of a text file of any size, without the line end.
 
     Raises:
         OSError: the file does not exist, or reading it is not permitted.
@@ -126,9 +118,7 @@ def read_json(file: Path) -> Any:
 def read_lines(file: Path, most: int | None = LARGE) -> Iterator[tuple[str, Any]]:
     """Yield the lines of a JSONL file and their parsed content without checksums, up to the first incomplete line.
 
-    Args:
-        file: path of the file.
-        most: largest size in bytes; None = unlimited size and number of values.
+    The file has at most `most` bytes; None = unlimited size and number of values.
 
     Raises:
         OSError, Refused: it cannot be read, or the checksum of a line does not match.
@@ -144,11 +134,7 @@ def read_lines(file: Path, most: int | None = LARGE) -> Iterator[tuple[str, Any]
 
 
 def split_lines(file: Path, most: int | None = LARGE) -> list[str]:
-    """Read the lines of a text file; invalid UTF-8 is replaced.
-
-    Args:
-        file: path of the file.
-        most: as for `read_lines`.
+    """Read the lines of a text file, with `most` as for `read_lines`; invalid UTF-8 is replaced.
 
     Raises:
         OSError, Refused: it cannot be read.
@@ -160,11 +146,7 @@ def split_lines(file: Path, most: int | None = LARGE) -> list[str]:
 
 
 def parse_json(text: str, name: str = "it") -> Any:
-    """Parse a JSON text; the checksum is removed.
-
-    Args:
-        text: text of a file or a line.
-        name: name of the file or line, for the error message.
+    """Parse a JSON text, named `name` in error messages; the checksum is removed.
 
     Raises:
         ValueError: it is not JSON, is nested too deeply, or its checksum does not match.
@@ -194,11 +176,7 @@ def _is_deep(text: str) -> bool:
 
 
 def _check_events(events: Iterator[Any], name: str) -> None:
-    """Refuse YAML that is too deep or too large, where an alias counts as all values that it expands to.
-
-    Raises:
-        Refused: it is.
-    """
+    """Refuse YAML that is too deep or too large, where an alias counts as all values that it expands to."""
     import yaml
 
     nodes = 0
@@ -235,9 +213,7 @@ LARGEST_INTEGER = 2**63  # a larger integer becomes a float, which may be infini
 def printable(text: str, longest: int = NAME) -> str:
     """Return one printable line: white space becomes spaces, other unprintable characters become question marks.
 
-    Args:
-        text: any text.
-        longest: largest length; a longer text is cut and ends with an ellipsis.
+    A text longer than `longest` characters is cut and ends with an ellipsis.
     """
     if len(text) > longest:
         text = text[: longest - 1] + "…"

@@ -41,12 +41,7 @@ class Counted:
 
 
 def write(path: Path, content: dict[str, Any], dump: Callable[[Any, Any], object] = torch.save) -> Written:
-    """Write a file and wait until it is on disk; return its size and checksum.
-
-    Args:
-        path: path of the file.
-        content: content of the file.
-        dump: function that writes the content to an open file.
+    """Write `content` by `dump(content, file)`, and wait until the file is on disk; return its size and checksum.
 
     Raises:
         OSError: for instance, the disk is full.
@@ -65,10 +60,8 @@ def write(path: Path, content: dict[str, Any], dump: Callable[[Any, Any], object
 def read(path: Path, written: Written | None) -> dict[str, Any]:
     """Read a file of tensors, on the CPU.
 
-    Args:
-        path: path of the file.
-        written: size and checksum returned by `write`; None = unknown: then the checksums that torch stores with each
-            tensor are verified, which torch itself does not do.
+    `written` is the size and checksum returned by `write`. If it is None, the checksums that torch stores with each
+    tensor are verified, which torch itself does not do.
 
     Raises:
         Damaged: the file is missing or damaged.
@@ -115,9 +108,7 @@ def _dump_tensors(state: Mapping[str, Tensor], file: BinaryIO) -> None:
 def save_weights(path: Path, state: Mapping[str, Tensor]) -> Written:
     """Write a model's state dict, replacing the file atomically; return its size and checksum.
 
-    Args:
-        path: path of the file; the suffix selects the format: `.pt` or `.safetensors`.
-        state: tensors by name.
+    The suffix of `path` selects the format: `.pt` or `.safetensors`.
 
     Raises:
         ConfigError: the disk is full.

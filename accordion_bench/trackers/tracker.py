@@ -19,11 +19,7 @@ FIGURES = "log figures of this run at its end; takes a few seconds, outside all 
 def figures_of(folder: Path, summary: dict[str, Any]) -> Iterator[Sequence[tuple[str, Path]]]:
     """Draw the figures of one run and yield a (name, PNG file) pair for each; the files are deleted after the block.
 
-    The run need not have a done marker yet.
-
-    Args:
-        folder: run folder.
-        summary: final summary of the run, not yet written.
+    The run need not have a done marker yet; `summary` is its final summary, not yet written.
     """
     from accordion_bench.report.compare.grouping import group
     from accordion_bench.report.read.load import read_run
@@ -64,11 +60,7 @@ class Tracker(Component):
 
 
 class Several(Tracker):
-    """Tracker that forwards every call to several trackers, in order.
-
-    Args:
-        trackers: the trackers.
-    """
+    """Tracker that forwards every call to several trackers, in order."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self.trackers = trackers
@@ -92,10 +84,7 @@ class Several(Tracker):
 
 
 def build_tracker(nodes: Sequence[Config]) -> Tracker:
-    """Build the tracker of a run; several are combined into one.
-
-    Args:
-        nodes: the options of each tracker.
+    """Build the tracker of a run from the options of each tracker; several are combined into one.
 
     Raises:
         ConfigError: a tracker refuses an option, or its package is missing.

@@ -112,12 +112,7 @@ def tidy(arms: Sequence[Arm]) -> pd.DataFrame:
 
 
 def shown(table: pd.DataFrame, place: str) -> dict[str, Column]:
-    """Return the columns of a place in order, keyed by their name in PLACES.
-
-    Args:
-        table: result of `tidy` for the arms of one setting.
-        place: one of PLACES.
-    """
+    """Return the columns of `place`, one of PLACES, in order and keyed as there, for a setting's `tidy` table."""
     judged = metric(table["metric"].iloc[0])
     best, heading = best_column(table)
     found = {own.key: own for own in columns(judged.name)}
@@ -128,11 +123,7 @@ def shown(table: pd.DataFrame, place: str) -> dict[str, Column]:
 
 @functools.cache
 def columns(name: str) -> tuple[Column, ...]:
-    """Return all columns, in the order of table.csv.
-
-    Args:
-        name: name of the metric.
-    """
+    """Return all columns for the metric `name`, in the order of table.csv."""
     judged = metric(name)
     return (
         Column("model", lambda arm, _: arm.named("model")),

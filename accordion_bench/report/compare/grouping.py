@@ -58,10 +58,7 @@ def _started(run: Run) -> tuple[str, str]:
 
 
 def settings(arms: Sequence[Arm]) -> list[list[Arm]]:
-    """Group arms that may be compared: same metric, model, data, workers, epochs, scale and (see `_placed`) batch.
-
-    Each one-worker control follows the arm from which it differs least.
-    """
+    """Group arms that may be compared: same metric, model, data, workers, epochs, scale and (see `_placed`) batch."""
     found: dict[str, list[Arm]] = {}
     for arm in arms:
         found.setdefault(arm.setting, []).append(arm)
@@ -71,7 +68,7 @@ def settings(arms: Sequence[Arm]) -> list[list[Arm]]:
 def _beside(arms: Sequence[Arm]) -> list[Arm]:
     """Sort arms: dense first, then by bytes sent per worker, descending; uncounted ones last.
 
-    Each control follows the arm of the setting from which it differs in the fewest options.
+    Each one-worker control follows the arm from which it differs in the fewest options.
     """
     ordered = sorted((arm for arm in arms if not arm.control), key=_place)
     for control in reversed([arm for arm in arms if arm.control]):
@@ -167,7 +164,6 @@ def _controlled(arm: Arm, arms: Sequence[Arm], numbers: Sequence[int]) -> int | 
 
 
 def _task(arm: Arm) -> list[Any]:
-    """Return what is trained, regardless of the number of workers and epochs."""
     return [arm.metric, *(fingerprint(arm.runs[0]).get(key) for key in SETTING if key not in ("workers", "epochs"))]
 
 

@@ -140,11 +140,7 @@ def apart(arms: Sequence[Arm]) -> bool:
 
 
 def beaten(arms: Sequence[Arm], cost: str) -> list[int]:
-    """Return the indices of arms for which another arm is shown to be better and costs at most as much.
-
-    Args:
-        cost: column of the summary.
-    """
+    """Return the indices of arms for which another is shown to be better at no more `cost`, a column of the summary."""
     return [
         i
         for i, arm in enumerate(arms)
@@ -153,11 +149,7 @@ def beaten(arms: Sequence[Arm], cost: str) -> list[int]:
 
 
 def front(arms: Sequence[Arm], cost: str) -> list[Arm]:
-    """Return, by ascending cost, the arms that are shown to be better than every arm that costs at most as much.
-
-    Args:
-        cost: column of the summary.
-    """
+    """Return, by ascending `cost` (a column of the summary), the arms shown to be better than all that cost no more."""
     cheaper = {arm.label: [other for other in arms if other is not arm and not _less(arm, other, cost)] for arm in arms}
     best = [arm for arm in arms if all(shown_better(arm, other) for other in cheaper[arm.label])]
     return sorted(best, key=lambda arm: arm.mean(cost))

@@ -31,10 +31,7 @@ def show_value(judged: Metric, value: float, half: float = math.nan) -> str:
 
 
 def show_difference(judged: Metric, row: Row, brief: bool = False) -> str:
-    """Format a difference: `-2.50 ± 1.19`; if the interval contains 0 `no difference shown (-0.28 ± 1.31)`.
-
-    With `brief`, the latter is `(-0.28 ± 1.31)`.
-    """
+    """Format `-2.50 ± 1.19`; if the interval contains 0 `no difference shown (-0.28 ± 1.31)`, brief `(-0.28 ± 1.31)`."""
     gap, half = row[f"{judged.name}_minus_dense"], row[f"{judged.name}_minus_dense_ci95"]
     if math.isnan(gap):
         return NONE
@@ -77,12 +74,7 @@ def in_points(judged: Metric, number: str) -> str:
 
 
 def listed(items: Sequence[str], most: int = MANY) -> str:
-    """Join items: `a`, `a and b`, `a, b and 3 more`.
-
-    Args:
-        items: at least one.
-        most: largest number of items shown; a single further one is shown, too.
-    """
+    """Join at least one item: `a`, `a and b`, `a, b and 3 more`; `most` are shown, or one more if it is the last."""
     shown = list(items) if len(items) <= most + 1 else [*items[:most], f"{len(items) - most:,} more"]
     return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 

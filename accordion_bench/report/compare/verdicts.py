@@ -160,12 +160,7 @@ def verdicts(arms: Sequence[Arm]) -> list[str]:
 
 
 def verdict(one: Rival, row: dict[Any, Any]) -> str:
-    """Describe bytes, metric and noise of one arm against dense.
-
-    Args:
-        one: the arm and its baseline.
-        row: the arm's row of `columns.tidy`.
-    """
+    """Describe bytes, metric and noise of one arm against dense; `row` is the arm's row of `columns.tidy`."""
     gap = f"{one.judged.words} {one.side()}"
     images = one.arm.runs[0].summary.get("test_size") if one.judged.name == "accuracy" else None
     if images and one.found.gap:

@@ -69,10 +69,7 @@ def is_run(path: Path) -> bool:
 
 
 def no_runs(paths: Iterable[str | Path]) -> list[tuple[str, str]]:
-    """List the paths, and the folders and recorded sweep cells directly inside, that contain no run, with the reason.
-
-    Args:
-        paths: run folders, files of metrics rows, folders that contain some, or records of sweeps.
+    """List the paths, and the folders and recorded sweep cells directly inside, that contain no run.
 
     Returns:
         (name of the folder or options of the cell, reason), both printable.
@@ -122,9 +119,7 @@ def _cells_without_a_run(record: Path) -> list[tuple[str, str]]:
 def _lines(file: Path, damaged: list[str]) -> list[dict[str, Any]]:
     """Return the complete lines of a JSONL file that contain a mapping; [] if it cannot be read.
 
-    Args:
-        file: path of the file.
-        damaged: receives a sentence for each line whose checksum does not match.
+    A sentence for each line whose checksum does not match is appended to `damaged`.
     """
     try:
         texts = untrusted.split_lines(file)
@@ -254,7 +249,6 @@ def _read_folder(path: Path) -> Run:
 
 
 def _read_file(path: Path) -> Run:
-    """Read a file of metrics rows."""
     refused: list[str] = []
     found = _rows(path, refused)
     if refused or not found or not isinstance(found[0].get("run"), dict):
@@ -309,9 +303,6 @@ def _rows(file: Path, refused: list[str]) -> list[dict[str, Any]]:
 def load_runs(paths: Paths) -> pd.DataFrame:
     """Load one row per run: its state, label and seed, the summary, and the configuration by dotted keys.
 
-    Args:
-        paths: run folders, files of metrics rows, or folders that contain some.
-
     Returns:
         columns `run`, `label`, `seed`, `finished`, `problem`, `last_epoch`, the chosen name of each group (`model`,
         `compressor`, ...), `commit`, every key of summary.json, and every other option, such as `optimizer.lr`.
@@ -331,9 +322,6 @@ def _head(run: Run) -> dict[str, Any]:
 
 def load_metrics(paths: Paths) -> pd.DataFrame:
     """Load one row per run and epoch: `run`, `label`, `seed`, `finished`, and every column of metrics.jsonl.
-
-    Args:
-        paths: run folders, files of metrics rows, or folders that contain some.
 
     Returns:
         cumulative bytes and seconds as in the run folder; the plan as `plan.batch_size`, `plan.lr_factor` and

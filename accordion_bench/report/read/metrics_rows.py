@@ -144,12 +144,9 @@ def why_not(path: Path) -> str:
 
 
 def made_of(rows: Sequence[dict[str, Any]]) -> RowsAsFiles:
-    """Derive the content of a run folder from at least one row.
+    """Derive the content of a run folder from at least one row; the first one has its `run`, each one an epoch.
 
     A loop that was stopped and restarted repeats epochs; the later rows of an epoch replace the earlier ones.
-
-    Args:
-        rows: rows as read, with printable texts; the first one has its `run`, each one an epoch.
     """
     kept: list[dict[str, Any]] = []
     for row in rows:
@@ -165,9 +162,7 @@ def made_of(rows: Sequence[dict[str, Any]]) -> RowsAsFiles:
 def cut_short(path: Path, rows: Sequence[dict[str, Any]]) -> str:
     """Return why the rows of a file are not those of one loop; "" if they are. An incomplete last line is ignored.
 
-    Args:
-        path: path of the file.
-        rows: rows as read, up to the first damaged line.
+    `rows` are the rows as read, up to the first damaged line.
     """
     first = rows[0]
     for number, row in enumerate(rows, 1):
@@ -227,11 +222,9 @@ def _config(first: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict
 
 
 def summary_of(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the content of summary.json after these rows.
+    """Return the content of summary.json after at least one row.
 
-    Args:
-        run: `workers`, and `processes` and `parameters` if known.
-        rows: at least one row.
+    `run` contains `workers`, and `processes` and `parameters` if known.
     """
     known = [name for name in JUDGED_BY if any(is_number(row.get(name)) for row in rows)]
     judged, last = metric((known or JUDGED_BY)[0]), rows[-1]  # accuracy, if they have none of these

@@ -243,9 +243,7 @@ def problem(
 ) -> str:
     """Return why a run does not enter the means; "" if it does.
 
-    Args:
-        config, summary, rows: content of its files; empty if a file is missing or unreadable.
-        done: whether the done marker exists.
+    The content of a missing or unreadable file is empty; `done` is whether the done marker exists.
     """
     if not isinstance(config.get("choices"), dict):
         return "no readable config.yaml"
@@ -285,11 +283,8 @@ def problem_of_rows(
     """Return why a file of metrics rows does not enter the means; "" if it does, possibly from its first row on.
 
     It has no done marker, so it counts as unfinished only if its rows give the loop's number of epochs. Any column but
-    the epoch may be null or missing; the metric may be missing in all rows but the last.
-
-    Args:
-        config, summary, rows: derived content, see `metrics_rows.made_of`.
-        file: name of the file.
+    the epoch may be null or missing; the metric may be missing in all rows but the last. The other arguments than
+    `file`, its name, are derived from it, see `metrics_rows.made_of`.
     """
     judged = metric(summary["metric_name"])
     values = [row[judged.name] for row in rows if is_number(row.get(judged.name))]
@@ -317,11 +312,7 @@ def problem_of_rows(
 def _strange_row(rows: Sequence[Mapping[str, Any]], needed: Sequence[str], measured: Sequence[str], file: str) -> str:
     """Return what is wrong with the first invalid row; rows with the same columns of the same types are checked once.
 
-    Args:
-        rows: rows of a file.
-        needed: columns that must be numbers.
-        measured: columns that must not be null, if a row has them.
-        file: name of the file.
+    `needed` columns must be numbers; `measured` columns must not be null, if a row has them.
     """
     seen = set()
     for row in rows:

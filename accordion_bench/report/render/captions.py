@@ -146,12 +146,7 @@ def headings(parts: Sequence[Sequence[Arm]]) -> list[str]:
 
 
 def captions(arms: Sequence[Arm], paper: bool = False) -> list[str]:
-    """Return the explanations of the numbers of one setting.
-
-    Args:
-        arms: arms of the setting.
-        paper: whether they are for the table with only the columns of papers.
-    """
+    """Return the explanations of the numbers of one setting; with `paper`, for the table with the columns of papers."""
     lines = [evaluated(arms, paper), sent(arms, paper), time(arms, paper), *remarks(arms)]
     lines += [] if paper else labels(arms)
     lines += [*modelled(arms), *paper_count(arms), *scaled_down(arms)]

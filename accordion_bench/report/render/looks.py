@@ -145,12 +145,9 @@ def _assigned(preferred: Sequence[list[int]]) -> dict[int, int]:
 
 
 def _look(colour: int, turn: int, taken: tuple[set[str], set[Any]]) -> ArmLook:
-    """Return the look of a colour's first, second, ... arm: another shade, and a free marker and dash if there is one.
+    """Return the look of a colour's first, second, ... arm (`turn` 0, 1, ...), by the index of the colour.
 
-    Args:
-        colour: index of the colour.
-        turn: number of arms that already have the colour.
-        taken: markers and dashes of other arms; those of this one are added in place.
+    The arm gets another shade, and a free marker and dash if there is one; these are added to `taken` in place.
     """
     marker = _free(MARKERS, colour + turn, taken[0])
     dash = _free(DASHES, colour + turn + turn // len(MARKERS), taken[1])

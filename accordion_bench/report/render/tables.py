@@ -43,13 +43,9 @@ def line(text: str) -> str:
 
 
 def folded(text: str) -> str:
-    """Wrap paragraphs and list entries of Markdown to lines of at most `WIDTH` characters.
+    """Wrap Markdown with one paragraph or list entry per line to `WIDTH` characters; the rendered page is the same.
 
-    Args:
-        text: Markdown with one paragraph or entry per line. Tables, headings, pictures and code are not wrapped.
-
-    Returns:
-        Markdown that renders like `text`.
+    Tables, headings, pictures and code are not wrapped.
     """
     lines, code = [], False
     for row in text.split("\n"):
@@ -170,9 +166,7 @@ def markdown(table: pd.DataFrame) -> str:
 def cells(table: pd.DataFrame, paper: bool = False) -> list[list[str]]:
     """Return the text table of one setting: the headings, then a row per arm.
 
-    Args:
-        table: result of `tidy`.
-        paper: restrict to the columns of papers: metric, data sent and time, with their ratios.
+    With `paper` it has only the columns of papers: metric, data sent and time, with their ratios.
     """
     place = "paper" if paper else "table"
     reference = paper_reference(table) if table["paper_floats"].notna().all() else None
@@ -249,11 +243,7 @@ class PageColumn(NamedTuple):
 
 
 def page_columns(table: pd.DataFrame) -> list[PageColumn]:
-    """Return the non-empty columns after the arm's name.
-
-    Args:
-        table: result of `tidy`.
-    """
+    """Return the non-empty columns of a `tidy` table after the arm's name."""
     rows, found = table.to_dict("records"), []
     for name, column in shown(table, "page").items():
         scaled = column.scaled([row[column.key] for row in rows])
@@ -306,12 +296,7 @@ def few_columns(table: pd.DataFrame) -> dict[str, Column]:
 
 
 def fitting(table: pd.DataFrame, width: int) -> str:
-    """Return the table of one setting with as many columns as fit; long names of arms are wrapped.
-
-    Args:
-        table: result of `tidy`.
-        width: largest line length in characters.
-    """
+    """Return the `tidy` table of one setting with as many columns as fit `width` characters; long names are wrapped."""
     rows, few = table.to_dict("records"), few_columns(table).values()
     names = [textwrap.wrap(row["arm"], min(LONGEST, max(SHORTEST, width // 3))) for row in rows]
     widths = [max(len("arm"), *(len(line) for name in names for line in name))]

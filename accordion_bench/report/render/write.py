@@ -36,15 +36,12 @@ DAY = 86400  # seconds after which an unfinished report is abandoned
 
 @contextlib.contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """Provide a temporary folder inside `out` for a new report; on exit, its files replace those of the old one.
+    """Provide a temporary folder inside `out`, created if missing; on exit, its files replace those of the old report.
 
     Each file is synced and renamed, so there is never a partial file. Files that the new report does not have stay.
 
-    Args:
-        out: folder of the report; created if missing.
-
     Raises:
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
     _remove_left_behind(out)
@@ -107,7 +104,6 @@ def notes(absent: dict[str, Sequence[str]]) -> list[str]:
 
 
 def _listed(lines: Sequence[str]) -> str:
-    """Return lines as a Markdown list."""
     return "\n".join(f"- {line(said)}" for said in lines)
 
 
@@ -228,11 +224,9 @@ def write(
 
 
 def names_of(every: bool, links: bool = False) -> list[str]:
-    """Return the names of a setting's figures that are written as files.
+    """Return the figures of a setting to write as files: with `every`, also those that the page draws itself.
 
-    Args:
-        every: include those that the page draws itself.
-        links: include the one of modelled time on several links.
+    With `links`, the figure of modelled time on several links is included.
     """
     files = {FIRST, OF_LINKS} if links else {FIRST}
     return [name for name in figures.OF_A_SETTING if every or name in files or name not in figures.INTERACTIVE]
@@ -282,12 +276,7 @@ def tex(arms: Sequence[Arm], number: int) -> str:
 
 
 def provenance(runs: Sequence[Run], commands: Sequence[str] = ()) -> str:
-    """Return commands, commit, hardware and versions of some runs, as Markdown.
-
-    Args:
-        runs: the runs.
-        commands: shorter equivalents of the runs' own commands.
-    """
+    """Return `commands`, or by default the runs' own, and commit, hardware and versions of runs, as Markdown."""
     lines = [
         "## Where this comes from\n",
         *(f"- {key}: {inline(value)}" for key, value in facts(runs).items()),

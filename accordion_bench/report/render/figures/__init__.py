@@ -83,28 +83,14 @@ def draw_all(arms: Sequence[Arm], out: Path, suffix: str = "") -> list[Path]:
 
 
 def draw_one(name: str, arms: Sequence[Arm], out: Path, suffix: str = "", printed: Print = AS_PNG) -> Path | None:
-    """Write one figure of one setting; return the PNG file, or None if there is nothing to show.
-
-    Args:
-        name: one of OF_A_SETTING.
-        arms: arms of the setting.
-        out: folder.
-        suffix: suffix of the file names.
-        printed: output settings.
-    """
+    """Write one figure, of OF_A_SETTING, of one setting; return the PNG file, or None if there is nothing to show."""
     with styled(printed.paper):
         figure = KINDS[name].draw(arms, printed.bandwidths)
         return None if figure is None else save(figure, out / f"{name}{suffix}", printed.formats)
 
 
 def draw_across(settings: Sequence[Sequence[Arm]], out: Path, printed: Print = AS_PNG) -> list[Path]:
-    """Write the figures that compare settings; return the PNG files.
-
-    Args:
-        settings: arms of each setting.
-        out: folder.
-        printed: output settings.
-    """
+    """Write the figures that compare settings, given as lists of arms; return the PNG files."""
     with styled(printed.paper):
         figure = workers(settings)
         return [] if figure is None else [save(figure, out / "workers", printed.formats)]

@@ -178,7 +178,6 @@ def breakdown(arms: Sequence[Arm]) -> Figure | None:
 
 
 def _stack(axes: Axes, rows: Sequence[Bar], colours: dict[str, str]) -> None:
-    """Draw one stacked bar per row."""
     start = np.zeros(len(rows))
     for part, colour in colours.items():
         lengths = np.array([1000 * bar.parts[part] for bar in rows])

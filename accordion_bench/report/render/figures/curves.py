@@ -46,11 +46,8 @@ PALE = 0.3  # opacity of an arm that is beaten by another
 def points(axes: Axes, shown: Sequence[Drawn], costs: Sequence[Sequence[float]], pale: Collection[int] = ()) -> None:
     """Draw one marker per arm at its mean cost and its metric after the last epoch, with both intervals.
 
-    Args:
-        axes: axes whose limits of the costs are final.
-        shown: arms with their looks.
-        costs: costs of each arm, one per seed.
-        pale: indices of the arms that are drawn pale.
+    `costs` has one value per seed of each arm; the limits of its axis are final. The arms with indices in `pale` are
+    pale.
     """
     arms = [arm for arm, _ in shown]
     axes.set_ylim(end_limits(arms))
@@ -243,12 +240,7 @@ def too_short(arms: Sequence[Arm]) -> bool:
 
 
 def accuracy_modelled(arms: Sequence[Arm], bandwidths: Sequence[float]) -> Figure | None:
-    """Draw one panel per bandwidth: learning curves, or with many arms only their ends.
-
-    Args:
-        arms: arms of one setting.
-        bandwidths: bandwidths in bit/s of each worker's link.
-    """
+    """Draw one panel per bandwidth, in bit/s of each worker's link: learning curves, or of many arms their ends."""
     sending = [pair for pair in with_looks(arms) if pair[0].sends()]
     times = {arm.label: modelled_seconds(arm, bandwidths) for arm, _ in sending}
     shown = [pair for pair in sending if np.isfinite(times[pair[0].label]).all()]

@@ -86,13 +86,7 @@ def levels_by_layer(run: Run) -> dict[str, list[float | None]]:
 
 
 def level_colours(arms: Sequence[Arm]) -> dict[tuple[str, float], str]:
-    """Return (knob, level) -> colour, common to all figures of a setting.
-
-    Colours range from dark (strong) to light (weak), equally spaced.
-
-    Args:
-        arms: arms of the setting.
-    """
+    """Return (knob, level) -> colour, common to all figures of a setting, from dark (strong) to light (weak)."""
     found: dict[str, set[float]] = {}
     for arm in arms:
         found.setdefault(knob_of(arm.config["compressor"]), set()).update(_ladder(arm.runs[0]))
@@ -105,12 +99,7 @@ def level_colours(arms: Sequence[Arm]) -> dict[tuple[str, float], str]:
 
 
 def level_grid(arm: Arm, arms: Sequence[Arm]) -> LevelGrid:
-    """Return the level map of an arm.
-
-    Args:
-        arm: an arm whose levels are changed by a policy.
-        arms: arms of its setting, which share the colours of levels.
-    """
+    """Return the level map of an arm whose levels are changed by a policy; `arms` of its setting share the colours."""
     run, knob = arm.runs[0], knob_of(arm.config["compressor"])
     by_layer, ladder = levels_by_layer(run), sorted(_ladder(run))
     dense = {level: dense_layers(run.config, level) & by_layer.keys() for level in _used(by_layer)}
@@ -154,13 +143,7 @@ LABELLED = 24  # largest number of layers of which each is labelled
 def level_map(axes: Axes, arm: Arm, arms: Sequence[Arm]) -> tuple[list[Any], str]:
     """Draw layers by epochs of an arm's first seed: colours are levels, triangles decisions, lines learning-rate drops.
 
-    Args:
-        axes: axes to draw on.
-        arm: the arm.
-        arms: arms of its setting, which share the colours of levels.
-
-    Returns:
-        the entries of its legend, and its title.
+    The arms of its setting share the colours of levels. Return the entries of its legend, and its title.
     """
     run, grid = arm.runs[0], level_grid(arm, arms)
     epochs, bottom, drops = len(run.rows), len(grid.layers) - 0.5, lr_drops(run)
@@ -324,11 +307,8 @@ def norms(arms: Sequence[Arm]) -> Figure | None:
 def told_apart(norms: Sequence[Mapping[str, Sequence[float]]]) -> tuple[list[str], list[str]]:
     """Return (layers with a gradient, layers whose norms are rounding errors in every arm), in the network's order.
 
-    A bias before a BatchNorm does not affect the loss: its gradient is 0, and rounding leaves a millionth of the
-    others'.
-
-    Args:
-        norms: norms of each arm, by layer and epoch.
+    `norms` has the norms of each arm, by layer and epoch. A bias before a BatchNorm does not affect the loss: its
+    gradient is 0, and rounding leaves a millionth of the others'.
     """
     layers = list(dict.fromkeys(layer for own in norms for layer in own))
     every = [(layer, _largest(values)) for own in norms for layer, values in own.items()]

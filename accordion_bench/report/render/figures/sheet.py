@@ -68,13 +68,7 @@ def styled(paper: str = "two-column") -> AbstractContextManager[None]:
 
 
 def save(figure: Figure, stem: Path, formats: tuple[str, ...] = ("png",)) -> Path:
-    """Write the figure; return the PNG file.
-
-    Args:
-        figure: the figure.
-        stem: path without suffix.
-        formats: subset of FIGURES; a PNG is always written.
-    """
+    """Write the figure in `formats` of FIGURES, and always as PNG, to `stem` with a suffix; return the PNG file."""
     png = stem.with_name(f"{stem.name}.png")
     FigureCanvasAgg(figure).print_png(png)  # savefig would draw it twice, repeating the layout
     for ending in sorted({*formats} - {"png"}):
@@ -282,15 +276,10 @@ def end_limits(arms: Sequence[Arm]) -> tuple[float, float]:
 
 
 def limits_of_means(means: Sequence[tuple[float, float]], of: Metric, least: float, best: float) -> tuple[float, float]:
-    """Return (low, high) of an axis of means with their intervals.
+    """Return (low, high) of an axis of means, given as (mean, half width of its interval), in displayed numbers.
 
-    Intervals may extend the axis by at most the span of the means; beyond that they are cut.
-
-    Args:
-        means: (mean, half width of its interval), as displayed.
-        of: the metric.
-        least: least span of the axis.
-        best: best of the means.
+    Intervals may extend the axis by at most the span of the means; beyond that they are cut. The span is at least
+    `least`; `best` is the best of the means.
     """
     worst = floor(of, best)
     near = [(mean, half) for mean, half in means if math.isfinite(mean) and not of.better(worst, mean)] or [(0.0, 0.0)]
@@ -301,11 +290,7 @@ def limits_of_means(means: Sequence[tuple[float, float]], of: Metric, least: flo
 
 
 def curve_limits(arms: Sequence[Arm]) -> tuple[float, float]:
-    """Return (low, high) of an axis of learning curves: all epochs, or the late ones if intervals separate arms.
-
-    Args:
-        arms: arms of one setting.
-    """
+    """Return (low, high) of an axis of learning curves: all epochs, or the late ones if intervals separate arms."""
     of = metric_of(arms)
     sign = 1 if of.higher_is_better else -1
     curves = [sign * mean[np.isfinite(mean)] for mean in (scores(arm).mean(axis=0) for arm in arms)]

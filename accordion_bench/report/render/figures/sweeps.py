@@ -155,9 +155,6 @@ def workers(settings: Sequence[Sequence[Arm]]) -> Figure | None:
     """Draw one panel for each task whose runs differ in the number of workers: a line for each method and H.
 
     A method with several arms at one number of workers has no line, because its arms cannot be matched.
-
-    Args:
-        settings: arms of each setting.
     """
     tasks: dict[str, list[Arm]] = {}
     for arm in [arm for arms in settings for arm in arms]:

@@ -88,11 +88,7 @@ AXES = {
 
 
 def curves(arms: Sequence[Arm], most: int) -> dict[str, Any]:
-    """Return the data of one setting's curves.
-
-    Args:
-        arms: arms of the setting.
-        most: most points of a curve.
+    """Return the data of one setting's curves, each of at most `most` points.
 
     Returns:
         `axes` that at least one arm has, `curves` with each arm's values on them, `stops` of the slider, `limits` of
@@ -417,7 +413,6 @@ def _data(section: Section, most: int, failed: list[str]) -> dict[str, Any] | No
 
 
 def _own(name: str) -> str:
-    """Read a file of this package."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 

@@ -31,7 +31,7 @@ def show_value(judged: Metric, value: float, half: float = math.nan) -> str:
 
 
 def show_difference(judged: Metric, row: Row, brief: bool = False) -> str:
-    """Format `-2.50 ± 1.19`; if the interval contains 0 `no difference shown (-0.28 ± 1.31)`, brief `(-0.28 ± 1.31)`."""
+    """`-2.50 ± 1.19`; if the interval contains 0 `no difference shown (-0.28 ± 1.31)`, brief `(-0.28 ± 1.31)`."""
     gap, half = row[f"{judged.name}_minus_dense"], row[f"{judged.name}_minus_dense_ci95"]
     if math.isnan(gap):
         return NONE

@@ -1,1 +1,1 @@
-"""The run folder: its files, checkpoints, and the test of whether two runs are the same."""
+"""The run folder: its files, its checkpoints, and the search for earlier equal runs."""

@@ -221,7 +221,7 @@ class RunFolder:
         return wrong
 
     def changed_meanwhile(self, epochs: int) -> list[str]:
-        """Return changes that others made to the files of a run with so many written epochs, as sentences."""
+        """Return changes that others made to the files of a run that has written `epochs` epochs, as sentences."""
         found = []
         for read in (self.read_config, lambda: self.read_json("environment.json")):
             try:

@@ -86,10 +86,7 @@ def metric(name: str) -> Metric:
 Row = Mapping[str, Any]
 SPLITS = ("validation_", "valid_", "test_")  # prefixes of the name of a metric
 SPENT = ("_bytes", "_seconds", "_floats", "rounds")  # suffixes of cumulative columns
-BY_MEDIANS = (
-    "modelled_",
-    "outlier_",
-)  # prefixes of those that may decrease: a later median counts for all steps
+BY_MEDIANS = ("modelled_", "outlier_")  # prefixes of those that may decrease: a later median counts for all steps
 FROM_ZERO = ("epoch", "step", "lr", "seconds")  # other columns that are never negative
 # columns of a row that the summary does not repeat
 OF_AN_EPOCH = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error", "looks")

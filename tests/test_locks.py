@@ -122,7 +122,7 @@ def test_a_run_that_another_process_holds_is_refused(tmp_path):
     folder = RunFolder(tmp_path)
     with (
         reuse.hold(folder),
-        pytest.raises(ConfigError, match="which one is; wait for its end"),
+        pytest.raises(ConfigError, match="which another one is running; wait for its end"),
         reuse.hold(folder),
     ):
         pass

@@ -133,6 +133,6 @@ def hold(folder: RunFolder, wait: bool = False) -> Iterator[None]:
             yield
     except locks.Taken:
         raise ConfigError(
-            f"resume must be a run that no process is running, got {folder.path}, which one is; "
+            f"resume must be a run that no process is running, got {folder.path}, which another one is running; "
             "wait for its end, or type resume=null"
         ) from None

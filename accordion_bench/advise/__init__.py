@@ -1,1 +1,1 @@
-"""The command that gives advice: what each method would gain on the reader's cluster; nothing is trained."""
+"""Command `python -m accordion_bench.advise`: predict the step time of each method on a cluster, without training."""

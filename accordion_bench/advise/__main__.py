@@ -1,4 +1,4 @@
-"""python -m accordion_bench.advise OVERRIDES: whether communicating less will pay on a cluster; nothing is trained."""
+"""Command line of `python -m accordion_bench.advise`: predict whether compression saves time on a cluster."""
 
 import argparse
 import signal
@@ -11,8 +11,8 @@ from accordion_bench.advising.gpus import TOLD
 from accordion_bench.options.explain import explain
 from accordion_bench.processes.threads import sleep_while_waiting
 
-DESCRIPTION = """Will communicating less save time on my cluster? Answered in about a minute, without training and data:
-computing and every method's codec are timed here, links are modelled.
+DESCRIPTION = """Predict whether communicating less saves time on a cluster, in about a minute, without training.
+Computation and the codec of each method are timed on this machine; links are modelled.
 
     python -m accordion_bench.advise model=imagenet_resnet50 workers=16 network=10gbit
     python -m accordion_bench.advise model=imagenet_resnet50 workers=16 network=10gbit gpu=h100
@@ -20,15 +20,15 @@ computing and every method's codec are timed here, links are modelled.
     python -m accordion_bench.advise --timeline timeline.json workers=64 network=25gbit
     torchrun --nproc-per-node 1 --nnodes 2 ... -m accordion_bench.advise --probe
 
-workers=W are W machines of one worker, or W / workers_per_machine machines. Steps are timed on this machine, unless
-a timeline has them, or one of these says on what else they compute:
+workers=W means W machines of one worker, or W / workers_per_machine machines. Steps are timed on this machine, unless
+--timeline is given, or one of these options selects another device:
 
 """
 SIMULATED = (
     *("slow", "slow_links", "outages", "outages_per_hour", "outage_seconds", "spread"),
     *("sync.quorum", "sync.grace", "steps", "seed"),
 )
-SEVERAL = ("runs", "methods", "simulate")  # options that take as many words as there are
+SEVERAL = ("runs", "methods", "simulate")  # options that take any number of words
 DESCRIPTION += "\n".join(f"    {word:<15}{told}" for word, told in TOLD.items())
 DESCRIPTION += """
 
@@ -37,14 +37,14 @@ optimizer, network."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """One that refuses in one sentence, as everything else here does."""
+    """Argument parser that reports an error in one sentence, without a usage summary."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{message}; type --help for all options\n")
 
 
 def read(argv: list[str] | None) -> argparse.Namespace:
-    """The command line; overrides may stand anywhere, also behind an option that takes several words."""
+    """Parse the command line. Overrides are accepted anywhere, also after an option that takes several words."""
     args = _parser().parse_intermixed_args(argv)
     for name in SEVERAL:
         words = getattr(args, name) or []
@@ -68,31 +68,38 @@ def _parser() -> _Parser:
     add = parser.add_argument
     add("overrides", nargs="*", metavar="OVERRIDE", help="workers=16, network=10gbit, model=lstm, ...")
     add("--timeline", type=Path, metavar="FILE", help="times of a step from comm.timeline() of your own loop")
-    add("--link", type=Path, metavar="FILE", help="the link that --probe has written, in the place of network=")
+    add("--link", type=Path, metavar="FILE", help="link file written by --probe; replaces network=")
     add(
         "--methods",
         nargs="+",
         metavar="NAME",
-        help="only these of conf/compressor and conf/sync, beside the dense baselines",
+        help="compare only these names of conf/compressor and conf/sync with the dense baselines",
     )
-    add("--seconds", type=float, metavar="S", help="for timing all methods, about (20), or for the probe (20)")
-    add("--runs", nargs="+", metavar="FOLDER", help="run folders, from which accuracies are read")
-    add("--out", type=Path, metavar="FOLDER", help="for text, CSV, JSON, figures (a new one in results/advice_runs)")
+    add(
+        "--seconds", type=float, metavar="S", help="approximate time for timing all methods (20), or for the probe (20)"
+    )
+    add("--runs", nargs="+", metavar="FOLDER", help="run folders from which to read accuracies")
+    add(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder for text, CSV, JSON and figures (a new one in results/advice_runs)",
+    )
     add("--no-figures", action="store_true", help="draw nothing")
     add("--simulate", nargs="+", metavar="WHAT", help="also simulate late and lost workers: slow=3:2.0")
     add("--probe", action="store_true", help="time this cluster's link, under torchrun; writes --out link.json")
-    add("--config-dir", metavar="FOLDER", help="YAML files of your own")
+    add("--config-dir", metavar="FOLDER", help="folder with your own YAML files")
     return parser
 
 
 @output.command
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit status: 2 for what the user can mend."""
+    """Run the command line and return the exit status: 2 for an error that the user can correct."""
     sleep_while_waiting()
     args = read(argv)
     try:
         output.progress("reading what was asked")
-        from accordion_bench.cli import advice_command  # takes seconds: the words before need not wait
+        from accordion_bench.cli import advice_command  # imported late: the import takes seconds
 
         advice_command.run(args)
     except KeyboardInterrupt:

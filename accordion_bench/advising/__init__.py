@@ -1,1 +1,1 @@
-"""Advice: what each method would gain on a link, before anything is trained."""
+"""Advice: predict the step time of each method on a cluster from timed computation, timed codecs and modelled links."""

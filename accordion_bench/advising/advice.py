@@ -1,4 +1,4 @@
-"""Advice: which methods save time on a cluster, as a table that is predicted from times of a step and of codecs."""
+"""Advice: predicted step times of all methods on a cluster, with confidence intervals and break-even bandwidths."""
 
 import math
 import statistics
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Interval(NamedTuple):
-    """A number and the 95 % interval about it, from what was measured again and again."""
+    """Estimate and its 95 % confidence interval, from repeated measurements."""
 
     value: float
     low: float
@@ -36,10 +36,10 @@ class Interval(NamedTuple):
 
 
 class Pays(NamedTuple):
-    """Where compressing starts to pay.
+    """Step time below which compression saves time.
 
-    below: seconds of a forward and backward pass; 0 = at no step time, infinity = at every one.
-    on: the devices that this is said of; "" = those that the advice is for.
+    below: duration of the forward and backward pass in seconds; 0 = at no step time, infinity = at every step time.
+    on: devices for which the limit holds; "" = those that the advice is for.
     """
 
     below: float
@@ -47,7 +47,7 @@ class Pays(NamedTuple):
 
 
 def limit_in_words(limit: float) -> str:
-    """A limit that is not a number, as words; "" for a number."""
+    """Return the words for a limit of 0, infinity or NaN; "" for any other number."""
     if math.isnan(limit):
         return "only on fast links"
     return "always" if math.isinf(limit) else "" if limit else "never"
@@ -55,23 +55,24 @@ def limit_in_words(limit: float) -> str:
 
 @dataclass(frozen=True)
 class AdviceRow:
-    """What one method would take on the cluster.
+    """Predicted costs of one method on the cluster.
 
     Args:
-        method: as reports spell it.
-        overrides: what to type for it.
-        step: seconds of a training step; of a local method, the mean over a period.
-        over_fp32, over_bf16: how many times as fast as the dense baseline, overlapped; above 1 = faster.
-        exposed: seconds of communication and codec that a step waits for.
-        payload_bytes, wire_bytes: of one worker, per step.
-        memory_bytes: that the method keeps in each worker.
-        break_even_fp32, break_even_bf16: bit/s of the (outer) link below which it is faster than the baseline; 0 =
-            never, infinity = at every bandwidth, NaN = only on fast links.
-        period: steps between two exchanges.
-        local: a local method: the shortest period with less than 5 % exposed, or the longest that was looked for.
-        every_local_step: but for one that exchanges after every step.
-        accuracy: what it has cost in runs at hand, in words; "" = not known.
-        command: that would measure the accuracy.
+        method: label, as in reports.
+        overrides: command-line overrides that select the method.
+        step: seconds per training step; for a local method, the mean over a period.
+        over_fp32, over_bf16: speed-up over the overlapped dense baseline; above 1 = faster.
+        exposed: seconds per step of communication and codec that computation does not hide.
+        payload_bytes, wire_bytes: bytes per worker and step.
+        memory_bytes: bytes of the method's state in each worker.
+        break_even_fp32, break_even_bf16: bandwidth of the (outer) link in bit/s below which the method is faster than
+            the baseline; 0 = never, infinity = at every bandwidth, NaN = only on fast links.
+        period: steps between two exchanges. For a local method, the shortest period with less than 5 % exposed, or the
+            longest period searched.
+        local: whether the method takes local steps.
+        every_local_step: whether a local method exchanges after every step; its period is then not searched.
+        accuracy: accuracy against dense in the given runs, in words; "" = unknown.
+        command: command that measures the accuracy.
     """
 
     method: str
@@ -92,7 +93,7 @@ class AdviceRow:
     command: str = ""
 
     def flat(self) -> dict[str, Any]:
-        """The row as columns: intervals as `step`, `step_low`, `step_high`; break-evens without a number as words."""
+        """Return the row as columns: intervals as `step`, `step_low`, `step_high`; infinite or NaN limits as words."""
         found: dict[str, Any] = {}
         for name in self.__dataclass_fields__:
             value = getattr(self, name)
@@ -109,13 +110,13 @@ class AdviceRow:
 
 @dataclass(frozen=True)
 class Regions:
-    """Step time of every method over bandwidth, or over workers: what the figures draw.
+    """Step time of every method as a function of bandwidth or of the number of workers, for the figures.
 
     Args:
         axis: `bandwidth` (bit/s of the outer link) or `workers`.
-        at: where on the axis.
-        here: the reader's own.
-        steps: seconds of a step by method, one for each of `at`.
+        at: values on the axis.
+        here: value of the given cluster.
+        steps: seconds per step by method, one for each value in `at`.
     """
 
     axis: str
@@ -124,26 +125,26 @@ class Regions:
     steps: dict[str, tuple[float, ...]]
 
     def fastest(self) -> list[str]:
-        """The fastest method at each place of the axis."""
+        """Return the fastest method at each value of the axis."""
         return [min(self.steps, key=lambda name: self.steps[name][i]) for i in range(len(self.at))]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The whole advice for one model on one cluster.
+    """Advice for one model on one cluster.
 
     Args:
-        model, device: what was timed, and where.
-        machines, workers_per_machine: of the cluster.
-        network: the link's options, as `network=custom` takes them.
-        compute: seconds of a step without communication.
+        model, device: name of the timed model, and type of the device.
+        machines, workers_per_machine: size of the cluster.
+        network: options of the link, as `network=custom` takes them.
+        compute: seconds per step without communication.
         verdict: sentences, the answer first.
-        doubts: why it may be wrong, a sentence each.
-        rows: sorted by step time.
-        by_bandwidth, by_workers: for the figures.
-        left_out: methods that could not be timed, and why.
-        on: the device that it is computed for, as one says it: `THIS CPU`, `an NVIDIA H100 (estimated)`.
-        pays: the step time at which the answer flips; None = not looked for.
+        doubts: reasons why the prediction may be wrong, one clause each.
+        rows: one per method, sorted by step time.
+        by_bandwidth, by_workers: data of the figures.
+        left_out: reason by method for the methods that could not be timed.
+        on: name of the device that the advice is for: `THIS CPU`, `an NVIDIA H100 (estimated)`.
+        pays: step time below which compression saves time; None = not computed.
     """
 
     model: str
@@ -163,37 +164,37 @@ class Advice:
 
     @property
     def workers(self) -> int:
-        """Workers of all machines."""
+        """Number of workers of all machines."""
         return self.machines * self.workers_per_machine
 
     def table(self) -> "pd.DataFrame":
-        """A data frame with one row for each method, as in the CSV."""
-        import pandas as pd  # half a second that others need not wait
+        """Return a data frame with one row per method, as in the CSV."""
+        import pandas as pd  # imported late: the import takes half a second
 
         return pd.DataFrame([row.flat() for row in self.rows])
 
     def row(self, method: str) -> AdviceRow:
-        """The row of one method."""
+        """Return the row of one method."""
         return next(row for row in self.rows if row.method == method)
 
 
 def by_step(rows: Sequence[AdviceRow]) -> list[AdviceRow]:
-    """Rows sorted by step time, the fastest first."""
+    """Return the rows sorted by step time, the fastest first."""
     return sorted(rows, key=lambda row: row.step.value)
 
 
 DRAWS = 100
-SLOWEST, FASTEST = 1e7, 4e11  # bit/s that figures show
+SLOWEST, FASTEST = 1e7, 4e11  # range of the figures, bit/s
 PLACES = 41
 MOST_WORKERS = 4096
 
 
 def factors(name: str, measured: Sequence[float]) -> list[float]:
-    """Medians of resampled measurements over their median: the bootstrap (Efron 1979), `DRAWS` times.
+    """Return `DRAWS` bootstrap medians of the measurements, relative to their median (Efron 1979).
 
     Args:
-        name: of what was measured, which keys the draws.
-        measured: seconds; of fewer than two, nothing is known of their spread, and all factors are 1.
+        name: key of the random draws.
+        measured: seconds. With fewer than two the spread is unknown, and all factors are 1.
     """
     if len(measured) < 2 or not statistics.median(measured):
         return [1.0] * DRAWS
@@ -204,12 +205,12 @@ def factors(name: str, measured: Sequence[float]) -> list[float]:
 
 
 def link_factors(error: float) -> list[float]:
-    """Log-normal factors of a link's bandwidth, whose fit has this relative error."""
+    """Return `DRAWS` log-normal factors of a link's bandwidth for this relative error of its fit."""
     return np.exp(error * np.random.default_rng(keyed_rng.key("link")).standard_normal(DRAWS)).tolist()
 
 
 def interval(value: float, drawn: Sequence[float]) -> Interval:
-    """A number, with the middle 95 % of the drawn values as its interval."""
+    """Return a number with the middle 95 % of the drawn values as its interval."""
     low, high = np.quantile(drawn, [0.025, 0.975])
     return Interval(value, min(value, float(low)), max(value, float(high)))
 
@@ -221,19 +222,19 @@ def advise(
     link_error: float = 0.0,
     pays: Pays | None = None,
 ) -> Advice:
-    """What each method would do on a cluster; nothing is trained, and nothing is timed here.
+    """Predict the step time of each method on a cluster. The function neither trains nor times anything.
 
-    The record of the link's options and of methods that were left out is the caller's to add.
+    The caller adds the verdict, the link's options and the methods that were left out.
 
     Args:
-        times: of a step of one worker alone.
-        costs: of the methods, with dense fp32 and bf16 among them.
+        times: step of one worker alone.
+        costs: costs of the methods, including dense fp32 and bf16.
         cluster: links, workers, cores.
-        link_error: relative error of the fitted link; 0 = taken as exact.
-        pays: where compressing starts to pay, if that is said of other devices; None = found for these.
+        link_error: relative error of the fitted link; 0 = exact.
+        pays: limit for other devices; None = compute it for these.
 
     Raises:
-        ConfigError: dense fp32 or bf16 is missing, with which all others are compared.
+        ConfigError: a baseline, dense fp32 or bf16, is missing.
     """
     fp32, bf16 = (reference(costs, overrides) for overrides in (FP32, BF16))
     settled = [
@@ -263,7 +264,7 @@ def advise(
 
 
 def reference(costs: Sequence[MethodCost], overrides: tuple[str, ...]) -> MethodCost:
-    """The baseline of these overrides."""
+    """Return the baseline with these overrides."""
     found = next((cost for cost in costs if cost.overrides == overrides), None)
     if found is None:
         typed = " ".join(overrides)
@@ -272,10 +273,10 @@ def reference(costs: Sequence[MethodCost], overrides: tuple[str, ...]) -> Method
 
 
 class DrawnMeasurements:
-    """The same step under resampled measurements.
+    """`DRAWS` bootstrap resamples of step times, codec times and bandwidth, for confidence intervals.
 
     Args:
-        times: of a step.
+        times: step of one worker alone.
         cluster: links, workers, cores.
         link_error: relative error of the fitted link.
     """
@@ -287,7 +288,7 @@ class DrawnMeasurements:
         self.clusters = [cluster.at(bandwidth) if link_error else cluster for bandwidth in bandwidths]
 
     def steps(self, cost: MethodCost) -> list[Step]:
-        """The step under each draw; draws are the same for all methods."""
+        """Return the predicted step for each draw. Draws of step times and bandwidth are the same for all methods."""
         codecs = factors(cost.name, cost.repetitions)
         return [
             step(self.times[i], cost.scaled(codecs[i]) if codecs[i] != 1 else cost, self.clusters[i])
@@ -303,15 +304,15 @@ def row(
     baselines: tuple[MethodCost, MethodCost],
     steps_of_baselines: Sequence[Sequence[Step]],
 ) -> AdviceRow:
-    """The row of one method.
+    """Return the row of one method.
 
     Args:
-        times: of a step.
-        cost: of the method, of a local one with its period.
+        times: step of one worker alone.
+        cost: cost of the method; for a local method, with its period.
         cluster: links, workers, cores.
-        drawn: measurements that might have been made.
+        drawn: resampled measurements.
         baselines: dense fp32 and bf16.
-        steps_of_baselines: under the same draws.
+        steps_of_baselines: predicted steps of the baselines for the same draws.
     """
     taken, again = step(times, cost, cluster), drawn.steps(cost)
 
@@ -340,7 +341,7 @@ def row(
 
 
 def over_bandwidth(times: StepTimes, costs: Sequence[MethodCost], cluster: Cluster) -> Regions:
-    """Step time of each method over the bandwidth between machines, which includes the cluster's own."""
+    """Return step times over a grid of bandwidths between machines, including the cluster's own."""
     own = cluster.network.bandwidth
     places = sorted({*np.geomspace(SLOWEST, FASTEST, PLACES).tolist(), own})
     there = [cluster.at(bandwidth) for bandwidth in places]
@@ -349,12 +350,12 @@ def over_bandwidth(times: StepTimes, costs: Sequence[MethodCost], cluster: Clust
 
 
 def over_workers(times: StepTimes, costs: Sequence[MethodCost], cluster: Cluster) -> Regions:
-    """Step time of each method over the number of workers; each worker keeps its batch size."""
+    """Return step times over a grid of numbers of workers; the batch size per worker is constant."""
     doubled = [2**power for power in range(1, 1 + round(math.log2(MOST_WORKERS)))]
     places = sorted({*doubled, cluster.workers})
     most = cluster.network.workers_per_machine
 
-    def cores(workers: int) -> float:  # which fewer workers of a machine share; a GPU is not shared
+    def cores(workers: int) -> float:  # fewer workers of a machine have more cores each; a GPU is not shared
         fewer = min(most, cluster.workers) / min(most, workers) if times.device == "cpu" else 1.0
         return cluster.cores * fewer
 

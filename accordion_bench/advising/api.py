@@ -1,6 +1,6 @@
-"""`ab.advice`: whether communicating less would make the training of a model of one's own faster.
+"""`ab.advice`: predict whether compression or local steps speed up the training of a given model on a cluster.
 
-An answer is computed from times of a step and costs of methods: those of this machine, or of a GPU that is not here.
+The prediction uses step times and method costs that are measured on this machine or estimated for another GPU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,37 +55,37 @@ def advice(
     clip_norm: float | None = None,
     clip_at: str | None = None,
 ) -> Advice:
-    """What each method would take for this model on a cluster. Nothing is trained, and one process is enough.
+    """Predict the step time of each method for this model on a cluster, without training and in one process.
 
         found = ab.advice(model, (images, labels), workers=16, network="10gbit")
         print(*found.verdict, sep="\\n")
         found.table()    # a row for each method
 
-    A copy of the model is timed, and every method's exchange of its gradients, under the settings of this process, as
-    your loop would compute; links are modelled.
+    A copy of the model and each method's exchange of its gradients are timed under the settings of this process. Links
+    are modelled.
 
     Args:
-        model: on its device.
-        example_batch: a batch as it comes from a data loader, on the same device.
-        workers: of the cluster.
-        network: the link between machines: a name in conf/network, its options (`{"bandwidth": "25gbit"}`), or a
-            Network, which says by itself how many workers a machine has.
+        model: model on its device.
+        example_batch: batch as the data loader returns it, on the same device.
+        workers: number of workers of the cluster, at least 2.
+        network: link between machines: a name in conf/network, its options (`{"bandwidth": "25gbit"}`), or a Network,
+            which contains the number of workers per machine.
         loss: loss(model, batch), a scalar; None = cross-entropy of a batch (inputs, labels).
-        optimizer: makes the optimizer of some parameters; None = SGD with momentum.
-        methods: names in conf/compressor and conf/sync, beside none and bf16; none = all.
-        workers_per_machine: that share a machine's link.
-        inside: the link between those, a name in conf/network.
-        seconds: for timing all methods, about.
-        batch_size: samples in the batch, for messages; 0 = not known.
-        gpu: estimate a step on this GPU, which is not here: a100, h100, h200, l40s, 4090; its work is counted, and
-            codecs are those timed on an H200, by the memory's speed.
-        compute_ms: a step's forward and backward pass take so many milliseconds on the cluster's GPUs; codecs are
-            timed here where the model is on a GPU, else estimated.
-        precision: of the forward pass on `gpu`: float32 (None), bfloat16, float16.
-        clip_norm, clip_at: clipping, as in `ab.attach`; before the exchange it waits for all gradients.
+        optimizer: function that makes the optimizer from a list of parameters; None = SGD with momentum.
+        methods: names in conf/compressor and conf/sync to compare with none and bf16; empty = all.
+        workers_per_machine: number of workers that share a machine's link.
+        inside: link between the workers of a machine, a name in conf/network.
+        seconds: approximate time for timing all methods.
+        batch_size: samples in the batch, for messages; 0 = unknown.
+        gpu: estimate the step on this GPU instead of timing it: a100, h100, h200, l40s, 4090. The step's operations are
+            counted. Codec times are those of an H200, scaled by the memory bandwidth.
+        compute_ms: milliseconds of a forward and backward pass on the cluster's GPUs. Codecs are timed here if the
+            model is on a GPU, otherwise estimated.
+        precision: precision of the forward pass on `gpu`: float32 (None), bfloat16, float16.
+        clip_norm, clip_at: clipping, as in `ab.attach`. Clipping before the exchange waits for all gradients.
 
     Raises:
-        ConfigError: what was passed breaks a rule, or the model does not take the batch.
+        ConfigError: an argument is invalid, or the model does not accept the batch.
 
     Example:
         >>> model = torch.nn.Linear(64, 10)
@@ -123,28 +123,28 @@ def advice(
 
 
 def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Cross-entropy of a batch (inputs, labels)."""
+    """Return the cross-entropy of a batch (inputs, labels)."""
     inputs, labels = batch
     return F.cross_entropy(model(inputs), labels)
 
 
 ESTIMATED = (
-    "the step is estimated: its products at the rate that an {} sustained in published trainings, and at least {:.0f} "
-    "us for each operation, which the host must start; a network may take half as long, or twice"
+    "the step is estimated from the rate of products that an {} sustained in published trainings, and from at least "
+    "{:.0f} us on the host to start each operation; the real step may take half or twice as long"
 )
-READY = "gradients are taken to be ready as their products are computed; record comm.timeline() for when they are"
+READY = "gradients are assumed to be ready as their products are computed; comm.timeline() records the real times"
 
 
 @dataclass(frozen=True)
 class Basis:
-    """What advice is computed from.
+    """Inputs of the prediction.
 
     Args:
-        times: of a step.
-        costs: of the methods.
-        left_out: methods that have none, and why.
-        doubts: why this may not be the cluster's speed, a clause each.
-        on_gpus: the same where the step is computed on GPUs, whose step time is not known; None = not looked at.
+        times: step of one worker alone.
+        costs: costs of the methods.
+        left_out: reason by method for the methods without costs.
+        doubts: reasons why these times may differ from the cluster's, one clause each.
+        on_gpus: the same inputs for GPUs of unknown step time; None = not computed.
     """
 
     times: StepTimes
@@ -156,14 +156,14 @@ class Basis:
 
 @dataclass(frozen=True)
 class TimedMethods:
-    """Which methods are looked at, and how.
+    """Methods to time on this machine, and the settings of the timing.
 
     Args:
         arms: the methods, dense fp32 first.
-        device: of this machine, on which they are timed.
-        seconds: for timing all of them, about.
-        progress: is told the name of each method before it begins.
-        optimizer: makes the one of the dense step; None = as the first method has it.
+        device: device of this machine for the timing.
+        seconds: approximate time for all methods.
+        progress: called with the name of each method before it is timed.
+        optimizer: function that makes the optimizer of the dense step; None = that of the first method.
     """
 
     arms: Sequence[AdvisedArm]
@@ -173,29 +173,33 @@ class TimedMethods:
     optimizer: MakeOptimizer | None = None
 
     def update(self, specs: Sequence[TensorSpec]) -> float:
-        """Seconds of the optimizer's step here."""
+        """Return the seconds of an optimizer's step on this device."""
         make = self.optimizer or (lambda params: optimizer_of(self.arms[0].chosen.optimizer, params))
         return usual_update(make, random_gradients(specs, self.device))
 
     def measured(self, specs: Sequence[TensorSpec], seconds: float) -> tuple[list[MethodCost], dict[str, str]]:
-        """Costs measured here, and why others could not be measured."""
+        """Return the costs measured on this device, and the reason for each method that could not be measured."""
         return measured_methods(self.arms, specs, self.device, seconds, self.progress)
 
     def on(
         self, gpu: Gpu, costs: Sequence[MethodCost], specs: Sequence[TensorSpec]
     ) -> tuple[list[MethodCost], dict[str, str], float]:
-        """Costs measured here, converted to those of a GPU; and how many times as long a copy takes there."""
+        """Convert costs measured on this device to a GPU.
+
+        Returns:
+            (costs, reason for each method without an estimate, time of a copy there relative to here).
+        """
         longer = times_as_long(gpu, random_gradients(specs, self.device))
         return (*costs_on(gpu, costs, self.arms, specs, longer), longer)
 
 
 def here(times: StepTimes, methods: TimedMethods, counted: CountedStep | None = None) -> Basis:
-    """Methods timed on this machine.
+    """Time the methods on this machine.
 
     Args:
-        times: of the step, which is computed on such a machine.
-        methods: to be timed.
-        counted: the step, of which is said, too, what GPUs would make of it; None = nothing is said.
+        times: step on such a machine.
+        methods: methods to time.
+        counted: counted operations of the step, for an additional estimate on GPUs; None = no such estimate.
     """
     costs, left_out = methods.measured(times.specs, methods.seconds)
     on_gpus = None
@@ -209,20 +213,20 @@ def here(times: StepTimes, methods: TimedMethods, counted: CountedStep | None = 
 def on_gpu(
     gpu: Gpu, times_of: Callable[[float], StepTimes], specs: Sequence[TensorSpec], methods: TimedMethods
 ) -> Basis:
-    """Methods on a GPU that is not here. Their messages are made here, their codecs estimated.
+    """Estimate the methods on a GPU that is not available. Messages are made here; codec times are estimated.
 
     Args:
-        gpu: of the table.
-        times_of: the times of the step, from the seconds of the optimizer's.
+        gpu: entry of the table.
+        times_of: function from the seconds of the optimizer's step to the step times.
         specs: the trained tensors.
-        methods: to be looked at.
+        methods: methods to estimate.
     """
     costs, left_out = methods.measured(specs, 0.0)
     theirs, more, longer = methods.on(gpu, costs, specs)
     known = measured_gpu().name
     doubt = f"codecs are estimated: as timed on an {known}, at the default level of each method"
     if gpu != measured_gpu():
-        doubt += f", and what hangs on the memory's speed by that of an {gpu.name}"
+        doubt += f", scaled by the memory bandwidth of an {gpu.name}"
     return Basis(times_of(longer * methods.update(specs)), theirs, {**left_out, **more}, (doubt,))
 
 
@@ -234,15 +238,15 @@ def asked_for(
     deterministic: bool = False,
     at_hand: bool = False,
 ) -> Basis:
-    """The basis for a GPU that is named, or for a step time that is told.
+    """Return the inputs of the prediction for a named GPU or a given step time.
 
     Args:
-        asked: one of both.
-        counted: the step.
-        methods: to be looked at.
-        precision: of the forward pass; null = float32.
-        deterministic: whether TF32 is left out.
-        at_hand: a step time that is told is one of devices like this one, on which the methods are timed.
+        asked: the GPU or the step time.
+        counted: counted operations of the step.
+        methods: methods to time or estimate.
+        precision: precision of the forward pass; null = float32.
+        deterministic: whether TF32 is disabled.
+        at_hand: whether a given step time is that of this device, on which the methods are then timed.
     """
     at_hand = at_hand and asked.gpu is None
     device = methods.device.type if at_hand else "cuda"
@@ -261,13 +265,13 @@ def asked_for(
 def advised(
     found: Basis, cluster_of: Callable[[str], Cluster], network: Mapping[str, object], link_error: float = 0.0
 ) -> Advice:
-    """The advice, without its verdict.
+    """Compute the advice without its verdict.
 
     Args:
-        found: what it is computed from.
-        cluster_of: the cluster where steps compute on `cpu`, or on `cuda`.
-        network: the link's options, for the record.
-        link_error: relative error of the fitted link; 0 = taken as exact.
+        found: inputs of the prediction.
+        cluster_of: function from `cpu` or `cuda` to the cluster of such devices.
+        network: options of the link, stored in the advice.
+        link_error: relative error of the fitted link; 0 = exact.
     """
     pays, theirs = None, found.on_gpus
     if theirs is not None:

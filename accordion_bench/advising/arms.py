@@ -1,4 +1,4 @@
-"""Which methods the advice compares: all that have a YAML file, at the levels that their class recommends."""
+"""Methods that the advice compares: all those with a YAML file, at the levels that their class recommends."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,19 +15,19 @@ from accordion_bench.options.checks import show
 from accordion_bench.options.conf_dir import read_options, read_yaml, yaml_file, yaml_files
 from accordion_bench.options.instantiate import Config, target
 
-FIRST: dict[tuple[str, ...], int] = {FP32: 0, BF16: 1}  # all others are compared with them
+FIRST: dict[tuple[str, ...], int] = {FP32: 0, BF16: 1}  # baselines
 SYNCHRONOUS = "every_step"
 
 
 @dataclass(frozen=True)
 class AdvisedArm:
-    """One method, or one setting of it.
+    """One method at one setting.
 
     Args:
-        name: as reports spell it.
-        overrides: what to type for it.
-        chosen: the methods, as options.
-        beside: what else a step does with gradients.
+        name: label, as in reports.
+        overrides: command-line overrides that select it.
+        chosen: options of compressor, scheme and optimizer.
+        beside: clipping and norms of the step.
     """
 
     name: str
@@ -37,10 +37,10 @@ class AdvisedArm:
 
 
 def considered(optimizer: Config | None = None) -> list[AdvisedArm]:
-    """Every compressor with its defaults and at its advised levels, then every local scheme without compression.
+    """Return every compressor at its default and advised levels, then every local scheme without compression.
 
     Args:
-        optimizer: as a configuration says it; None = SGD with momentum, as `optimizer=sgd`.
+        optimizer: configuration node of the optimizer; None = SGD with momentum, as `optimizer=sgd`.
     """
     arms = [arm for name in yaml_files("compressor") for arm in at_levels(name, optimizer)]
     arms += [arm_of(sync=name, optimizer=optimizer) for name in yaml_files("sync") if _is_local(name)]
@@ -48,13 +48,13 @@ def considered(optimizer: Config | None = None) -> list[AdvisedArm]:
 
 
 def _is_local(sync: str) -> bool:
-    """Whether workers take steps of their own: schemes of synchronous steps save no communication."""
+    """Whether a scheme takes local or asynchronous steps. Schemes of synchronous steps save no communication."""
     cls = target(_options("sync", sync), "sync")
     return bool(cls.local or not cls.waits)
 
 
 def at_levels(name: str, optimizer: Config | None = None) -> list[AdvisedArm]:
-    """One compressor at its configured level and at its advised levels."""
+    """Return one compressor at its configured level and at its advised levels."""
     node = _options("compressor", name)
     cls = target(node, "compressor")
     traits = declared_by(cls)
@@ -70,15 +70,15 @@ def arm_of(
     options: Mapping[str, Any] | None = None,
     optimizer: Config | None = None,
 ) -> AdvisedArm:
-    """One method by name.
+    """Return one method by name.
 
     Args:
         compressor, sync: names of YAML files.
-        options: of the compressor, where they are not the defaults.
+        options: options of the compressor that differ from the defaults.
         optimizer: as for `considered`.
 
     Raises:
-        ConfigError: there is no such name or option.
+        ConfigError: a name or an option is unknown.
     """
     given = dict(options or {})
     once = {"period": 1} if _options("sync", sync).get("period") is not None else {}
@@ -100,13 +100,13 @@ def arm_of(
 
 
 def _options(group: str, name: str) -> Config:
-    """All options of a choice with their defaults; none where there is no such choice, which `choose` refuses."""
+    """Return all options of a choice with their defaults; empty for an unknown name, which `choose` refuses."""
     file = yaml_file(group, name)
     return read_options(file) if file else {}
 
 
 def _needed(chosen: Chosen) -> Config:
-    """Options of the optimizer that must change for the choices to run."""
+    """Return the options of the optimizer that the chosen methods require to change."""
     wanted: Config = {}
     for group, node in (("sync", chosen.sync), ("compressor", chosen.compressor)):
         own = target(node, group).description.requires.get("optimizer", {})
@@ -119,14 +119,14 @@ def _class_name(node: Config) -> str:
 
 
 def _optimizer_beside(compressor: str, sync: str) -> str:
-    """The optimizer without which one of the choices is refused; "" = none."""
+    """Return the name of the optimizer that one of the choices requires; "" = none."""
     nodes = {group: _options(group, name) for group, name in (("sync", sync), ("compressor", compressor))}
     wanted = [target(node, group).description.requires.get("optimizer") for group, node in nodes.items() if node]
     return next((name for name in wanted if isinstance(name, str)), "")
 
 
 def _brought(optimizer: Config, compressor: str, sync: str) -> Config:
-    """The optimizer with what the choices bring for it, as the command line would have it."""
+    """Return the optimizer's options with those that the YAML files of the choices set (`brings`)."""
     found = dict(optimizer)
     for group, name in (("sync", sync), ("compressor", compressor)):
         file = yaml_file(group, name)
@@ -140,13 +140,13 @@ def _brought(optimizer: Config, compressor: str, sync: str) -> Config:
 def chosen_arms(
     names: Sequence[str], optimizer: Config | None = None, key: str = "--methods", beside: Beside = NOTHING
 ) -> list[AdvisedArm]:
-    """The baselines, and every setting of the methods with these names; none = of all.
+    """Return the baselines and every setting of the methods with these names; no names = all methods.
 
     Args:
-        names: in conf/compressor and conf/sync; commas may stand between them.
-        optimizer: as a configuration says it; None = SGD with momentum.
-        key: where the names were given, for messages.
-        beside: what else a step does with gradients.
+        names: names in conf/compressor and conf/sync, or comma-separated lists of them.
+        optimizer: configuration node of the optimizer; None = SGD with momentum.
+        key: name of the option or argument, for messages.
+        beside: clipping and norms of the step.
 
     Raises:
         ValueRefused: a name is unknown.
@@ -162,5 +162,5 @@ def chosen_arms(
 
 
 def name_of(arm: AdvisedArm) -> str:
-    """The name of its scheme, or else of its compressor."""
+    """Return the name of the method's scheme, or of its compressor if the steps are synchronous."""
     return arm.overrides[0].partition("=")[2]

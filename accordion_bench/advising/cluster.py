@@ -1,4 +1,4 @@
-"""The reader's cluster: workers, machines, cores and links, as they are typed or as a probe has found them."""
+"""Cluster that advice is for: workers, machines, cores and links, from the command line or from a probed link."""
 
 import math
 import os
@@ -18,12 +18,12 @@ from accordion_bench.options.override import taken
 from accordion_bench.options.units import rate, without_units
 
 OWN = ("workers", "machines", "workers_per_machine")
-SLOWEST = 1e5  # bit/s: a smaller bare number has lost its unit
+SLOWEST = 1e5  # bit/s; a smaller number without a unit is a mistake
 
 
 @dataclass(frozen=True)
 class Machines:
-    """How many machines there are, and workers on each."""
+    """Number of machines, and of workers on each."""
 
     count: int
     workers_each: int
@@ -34,10 +34,10 @@ class Machines:
 
 
 def split(overrides: Sequence[str]) -> tuple[Machines, list[str]]:
-    """The cluster, and the overrides that are for the configuration.
+    """Split the overrides into the cluster's size and those of the configuration.
 
     Raises:
-        ConfigError: the numbers are none, do not fit together, or are missing; a rate has no unit.
+        ConfigError: a number is invalid, inconsistent or missing, or a rate has no unit.
     """
     said, rest = taken(overrides, OWN)
     numbers = {key: _integer(key, value, 2 if key == "workers" else 1) for key, value in said.items()}
@@ -67,10 +67,10 @@ def _machines(workers: int | None = None, machines: int | None = None, workers_p
 
 
 def refuse_rate_without_unit(overrides: Sequence[str]) -> None:
-    """Refuse `network.bandwidth=10`: bare numbers are bit/s, which are never meant with so few.
+    """Refuse bandwidths without a unit below 100 kbit/s, such as `network.bandwidth=10`: plain numbers are bit/s.
 
     Raises:
-        ValueRefused: with a unit.
+        ValueRefused: a bandwidth is no rate or too small; the message suggests one with a unit.
     """
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
@@ -92,14 +92,14 @@ def _integer(key: str, value: str, at_least: int) -> int:
 
 
 def link_of(path: Path | None, overrides: Sequence[str]) -> MeasuredLink | None:
-    """Read a link that was probed.
+    """Read the file of a probed link.
 
     Args:
-        path: of its file; None = no probe.
-        overrides: that were typed.
+        path: path of the file; None = no probe.
+        overrides: command-line overrides.
 
     Raises:
-        ConfigError: the file is none of a link, or another link is typed beside.
+        ConfigError: the file contains no link, or `network=` is given as well.
     """
     if path is None:
         return None
@@ -112,11 +112,11 @@ def link_of(path: Path | None, overrides: Sequence[str]) -> MeasuredLink | None:
 
 
 def words_of(link: MeasuredLink | None, workers_each: int) -> list[str]:
-    """The overrides that make the modelled link the measured one; those that are typed come after, and win.
+    """Return overrides that set the modelled link to the measured one. The user's overrides follow and take precedence.
 
     Args:
-        link: that was probed; None = none.
-        workers_each: of each machine.
+        link: probed link; None = no probe.
+        workers_each: workers per machine.
     """
     if link is None:
         return []
@@ -125,22 +125,24 @@ def words_of(link: MeasuredLink | None, workers_each: int) -> list[str]:
 
 
 def error_of(link: MeasuredLink | None, workers_each: int) -> float:
-    """Relative error of the lines that were fitted to a probe; 0 = the link is taken as it is typed.
+    """Return the mean relative error of the lines fitted to a probe; 0 without a probe.
 
     Args:
-        link: that was probed; None = none.
-        workers_each: of each machine.
+        link: probed link; None = no probe.
+        workers_each: workers per machine.
     """
     return 0.0 if link is None else mean(cost.error for cost in costs_between(link, workers_each).values())
 
 
 def with_algorithm(network: Mapping[str, Any], typed: Sequence[str], backend: str) -> dict[str, Any]:
-    """The link's options with the collectives of the backend, where none are typed: NCCL chooses, gloo has rings.
+    """Return the link's options with the backend's all-reduce algorithm, unless `network.algorithm` is overridden.
+
+    NCCL chooses the cheapest algorithm, gloo uses rings. Machines of several workers are assumed to choose, too.
 
     Args:
         network: options of the link.
-        typed: overrides.
-        backend: `nccl` or `gloo`; machines of several workers are taken to have a library that chooses, too.
+        typed: command-line overrides.
+        backend: `nccl` or `gloo`.
     """
     if any(word.lstrip("+").startswith("network.algorithm=") for word in typed):
         return dict(network)
@@ -151,10 +153,10 @@ def with_algorithm(network: Mapping[str, Any], typed: Sequence[str], backend: st
 def link_named(
     network: str | Mapping[str, Any] | Network, workers_per_machine: int, inside: str | None
 ) -> tuple[Network, dict[str, Any]]:
-    """The links, and their options for the record.
+    """Return the links, and their options for the advice.
 
     Raises:
-        ConfigError: there is no such link.
+        ConfigError: the name or an option of the link is unknown.
     """
     if isinstance(network, Network):
         told = {key: getattr(network, key) for key in ("bandwidth", "latency", "workers_per_machine")}
@@ -172,12 +174,12 @@ def link_named(
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a step runs.
+    """Workers, links and cores of a cluster.
 
     Args:
-        network: its links.
+        network: links between the workers.
         workers: A.
-        cores: for each worker, which computing, codecs and gloo share; infinity = nothing is shared.
+        cores: cores per worker, shared by computation, codecs and gloo; infinity = nothing is shared.
     """
 
     network: Network
@@ -186,25 +188,25 @@ class Cluster:
 
     @property
     def slowdown(self) -> float:
-        """How many times as long computing takes where workers share a core; 1 = each has one."""
+        """Factor by which computation takes longer where workers share a core; 1 = each has at least one core."""
         return max(1.0, 1.0 / self.cores)
 
     def at(self, bandwidth: float) -> "Cluster":
-        """The same cluster with another bandwidth between machines."""
+        """Return the same cluster with another bandwidth in bit/s between machines."""
         return replace(self, network=self.network.at(bandwidth))
 
 
 def cluster_like_here(network: Network, workers: int, device: str, threads: int) -> Cluster:
-    """Machines with as many cores as this one, which their workers share.
+    """Return a cluster of machines with as many cores as this one, shared by their workers.
 
-    The threads that compute count as one. On a GPU codecs take their time from computing, because kernels of the
-    backward pass fill it; communication takes nothing.
+    All compute threads of a worker count as one. On a GPU codecs slow computation down, because the kernels of the
+    backward pass fill the device; communication does not.
 
     Args:
-        network: its links, with the workers of a machine.
+        network: links, with the number of workers per machine.
         workers: A.
-        device: on which steps compute.
-        threads: that computed when a step was timed.
+        device: device type of the steps.
+        threads: compute threads per worker when the step was timed.
     """
     if device != "cpu":
         return Cluster(network.without_cpu(), workers, 1.0)

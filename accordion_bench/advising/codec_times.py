@@ -1,7 +1,7 @@
-"""What the exchange of each method takes on these tensors and this device, measured without training anything.
+"""Codec times: measure the exchange of each method on given tensors and this device, without training.
 
-Rehearsals among few and among more workers give what buckets cost among any number of them. Where there are so many
-that an all-reduce is shorter, a method no longer gathers messages.
+Rehearsals with two different numbers of workers determine the cost of each bucket for any number of workers. Above the
+number of workers at which an all-reduce is shorter, a method no longer gathers messages.
 """
 
 import contextlib
@@ -27,26 +27,26 @@ from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.tensors import keyed_rng
 
-MOST = 4096  # workers that may be asked for
-LEAST = 0.005  # share of the messages that must change
-ALIKE = 0.005  # messages that differ by less do not hang on the number of workers
-FEW, MORE = 2, 16  # workers, from which what grows with their number is known
-REPEATS = 7  # exchanges that are counted, where there is time
-QUICK = 0.5  # seconds of a first exchange, from which on it has to do for the second
-USUAL = 1e-3  # of random gradients
-TINY = 16  # coordinates along each dimension, of tensors that only load kernels
+MOST = 4096  # upper bound of the number of workers
+LEAST = 0.005  # a smaller relative change of all messages is ignored
+ALIKE = 0.005  # messages with a smaller relative difference do not depend on the number of workers
+FEW, MORE = 2, 16  # numbers of workers of the two rehearsals
+REPEATS = 7  # measured exchanges if time allows
+QUICK = 0.5  # seconds; a first exchange that takes longer is not repeated beyond the budget
+USUAL = 1e-3  # standard deviation of random gradients
+TINY = 16  # size of each dimension of the tensors that only load kernels
 BUDGET = 40.0  # seconds
 
 
 def crowded_from(exchange: Exchange, info: StepInfo) -> float:
-    """The number of workers from which on most messages differ from those among few; infinity = none.
+    """Return the number of workers from which most messages are replaced by an all-reduce; infinity = none.
 
-    Messages of A workers are `fixed + shared / A` long, until compressors find an all-reduce of what they would decode
-    to be shorter; then they are as long as the tensors. Halfway between is where most coordinates have changed.
+    Messages of A workers are `fixed + shared / A` bytes long, until an all-reduce of the decoded tensors is shorter.
+    From there on they are as long as the tensors. The limit is where half of the total change is reached.
 
     Args:
-        exchange: of any number of workers.
-        info: of a step.
+        exchange: exchange of any number of workers.
+        info: position of a step.
     """
     levels, compressor = exchange.levels(info), exchange.compressor
 
@@ -55,7 +55,7 @@ def crowded_from(exchange: Exchange, info: StepInfo) -> float:
         return sum(payload_bytes(compressor, spec, level, workers) for spec, level in pairs)
 
     two, three = declared(2), declared(3)
-    shared = 6 * (two - three)  # of fixed + shared / A, from both
+    shared = 6 * (two - three)  # solves fixed + shared / A for A = 2 and 3
     if shared < 0:
         return 3.0
 
@@ -73,18 +73,18 @@ def crowded_from(exchange: Exchange, info: StepInfo) -> float:
 
 
 def bucket_costs(few: Rehearsed, more: Rehearsed) -> tuple[BucketCost, ...]:
-    """The buckets of a method.
+    """Return the cost of each bucket of a method, fitted to two rehearsals.
 
         messages    fixed + shared / A bytes
-        decode      fixed + A per_worker seconds, where messages of all workers are gathered; else fixed
+        decode      fixed + A per_worker seconds if messages of all workers are gathered; otherwise fixed
 
-    A look at the gradients, without which no CPU sends any, is in `encode`, by size. What a local method does around an
-    exchange (differences before it, the outer step after it) is in `decode` of the last bucket
-    of each exchange, and so is the work of averaging the optimizer's buffers; what that sends is a bucket at the end.
+    `encode` includes the check for non-finite gradients that a CPU makes before it sends, in proportion to the size.
+    `decode` of the last bucket of each exchange includes a local method's work around the exchange: differences, the
+    outer step, and averaging the optimizer's buffers. The messages of that averaging are an additional last bucket.
 
     Args:
-        few, more: of different numbers of workers, with the same buckets; or twice the same one, of which nothing can
-            be told that grows with their number.
+        few, more: rehearsals with different numbers of workers and the same buckets; or the same rehearsal twice, which
+            gives costs for its number of workers only.
     """
     local = more.local
     look = 0.0 if local else median([step.look for one in (few, more) for step in counted(one.steps)])
@@ -108,27 +108,27 @@ def bucket_costs(few: Rehearsed, more: Rehearsed) -> tuple[BucketCost, ...]:
 
 
 def _of_own_step(bucket: BucketCost) -> BucketCost:
-    """Of workers that wait for no one, the bucket of a worker's step, from one of a step of all A.
+    """Convert a bucket of an asynchronous method from one meeting to the two meetings of a worker's step.
 
-    One worker of A has met another one there; in a step of its own it meets two: whom it has drawn, and, on average,
-    one that has drawn it.
+    In the rehearsal one worker met one other. In a run it meets the worker that it draws and, on average, one worker
+    that draws it.
     """
     messages = {kind: Messages(sent.fixed + sent.shared, 0.0, 2 * sent.times) for kind, sent in bucket.messages.items()}
     return replace(bucket.scaled(2), messages=messages)
 
 
 def _of_buffers(rehearsed: Rehearsed) -> list[BucketCost]:
-    """What an averaging of the optimizer's buffers sends, where the scheme averages them."""
+    """Return a bucket with the messages of averaging the optimizer's buffers, if the scheme averages them."""
     if not rehearsed.averaged:
         return []
-    sent = Messages(sum(rehearsed.averaged.values()), 0.0, len(rehearsed.averaged))  # one collective for each kind
+    sent = Messages(sum(rehearsed.averaged.values()), 0.0, len(rehearsed.averaged))  # one collective per buffer name
     return [BucketCost((), 0.0, (0.0, 0.0), {"all_reduce": sent})]
 
 
 def _messages(small: OfBucket, large: OfBucket, kind: str, few: Rehearsed, more: Rehearsed) -> Messages:
-    """Messages of one kind; where their length hangs on the data, the mean.
+    """Fit the messages of one kind of collective; data-dependent lengths are averaged.
 
-    Where tensors one after another begin to travel otherwise, `shared` may be below 0: messages grow with the workers.
+    `shared` is negative if messages grow with the number of workers, because more and more tensors are sent otherwise.
     """
     workers, others = few.workers, more.workers
     (other, before), (payload, after) = (one.sent.get(kind, (0.0, 0.0)) for one in (small, large))
@@ -145,7 +145,7 @@ def _messages(small: OfBucket, large: OfBucket, kind: str, few: Rehearsed, more:
 def _decode(
     small: OfBucket, large: OfBucket, few: Rehearsed, more: Rehearsed, messages: dict[str, Messages]
 ) -> tuple[float, float]:
-    """(Fixed seconds, seconds for each worker), neither below 0."""
+    """Return (fixed seconds, seconds per worker), both at least 0."""
     gathered = any(sent.fixed for kind, sent in messages.items() if kind.startswith("all_gather"))
     if few is more or not gathered:
         return median([*counted(small.decode), *counted(large.decode)]), 0.0
@@ -162,17 +162,17 @@ def measured_methods(
     budget_seconds: float = BUDGET,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[MethodCost], dict[str, str]]:
-    """Measure many methods, each in its share of the time that is left.
+    """Measure many methods, each within an equal share of the remaining time.
 
     Args:
         arms: the methods.
         specs: the trained tensors; no model is needed.
-        device: on which codecs are to run.
-        budget_seconds: in all; each method is measured at least once however long that takes.
-        progress: is told the name of each method before it begins.
+        device: device of the codecs.
+        budget_seconds: total time. Each method is measured at least once, however long that takes.
+        progress: called with the name of each method before it is measured.
 
     Returns:
-        (the costs, and by name why others could not be measured).
+        (the costs, the reason by name for each method that could not be measured).
     """
     device = torch.device(device)
     gradients = random_gradients(specs, device)
@@ -196,7 +196,7 @@ def measured_methods(
 
 @contextlib.contextmanager
 def _quick_collections() -> Iterator[None]:
-    """Python's garbage collector skips all older objects: it takes milliseconds instead of a third of a second."""
+    """Exclude existing objects from garbage collection: it then takes milliseconds instead of a third of a second."""
     gc.collect()
     gc.freeze()
     try:
@@ -213,19 +213,19 @@ def measured_method(
     budget: float = 1.0,
     gradients: Sequence[Tensor] | None = None,
 ) -> MethodCost:
-    """Measure one method: codec by bucket, messages by kind of collective, what its steps take beside them.
+    """Measure one method: codec times by bucket, messages by kind of collective, and the other costs of its steps.
 
-    One worker with a process of its own goes through the scheme, the exchange with its buckets, and the optimizer, as
-    one of few and as one of more workers; what differs grows with their number. Where messages of many workers would be
-    longer than an all-reduce, it does so once more as one of as many. Medians; the first exchange counts only where
-    there is time for no other. See `bucket_costs`.
+    One worker in its own process runs the scheme, the exchange with its buckets and the optimizer, once as one of few
+    and once as one of more workers. The difference between the two gives the costs per worker. If messages of many
+    workers would be longer than an all-reduce, a third rehearsal has that many workers. Times are medians; the first
+    exchange is used only if there is no time for another. See `bucket_costs`.
 
     Args:
         arm: the method.
         specs: the trained tensors.
-        device: on which it is to run.
+        device: device of the codecs.
         budget: seconds after which no exchange is repeated.
-        gradients: one [...] per tensor; None = random ones.
+        gradients: one [...] per tensor; None = random gradients.
 
     Raises:
         ConfigError: the method cannot be built, or its steps are not all alike.
@@ -236,12 +236,12 @@ def measured_method(
     Rehearsal(arm.chosen, small, FEW, device, None, arm.beside).step(random_gradients(small, device))  # loads kernels
 
     def prepared(workers: int, together: Units | None = None) -> Rehearsal:
-        gc.collect()  # the last one's parts refer to each other: Python counts objects, and these are few but large
+        gc.collect()  # frees the last rehearsal, whose reference cycles are too few to trigger a collection
         return Rehearsal(arm.chosen, specs, workers, device, together, arm.beside)
 
     rehearsal = prepared(MORE)
     many = crowded_from(rehearsal.exchange, rehearsal.info)
-    few = FEW if many > FEW + 1 else MORE // 2  # else most has changed at 3 workers already
+    few = FEW if many > FEW + 1 else MORE // 2  # otherwise most messages have changed at 3 workers already
     if few == FEW and many <= MORE:
         rehearsal = prepared(int(many) - 1)
     more = _repeat(rehearsal, gradients, 0.4 * budget)
@@ -273,13 +273,13 @@ def measured_method(
 
 
 def random_gradients(specs: Sequence[TensorSpec], device: torch.device) -> list[Tensor]:
-    """Normally distributed numbers of the magnitude of gradients, the same for all methods."""
+    """Return normally distributed tensors of the magnitude of gradients, the same for all methods."""
     generator = keyed_rng.generator(0, "advice")
     return [(USUAL * torch.randn(spec.shape, generator=generator)).to(device) for spec in specs]
 
 
 def _tiny(specs: Sequence[TensorSpec], layers: int) -> list[TensorSpec]:
-    """Small tensors with the same numbers of dimensions, tables among them, in so many layers."""
+    """Return small tensors with the same numbers of dimensions, embedding tables included, in this many layers."""
     kinds = {(spec.ndim, spec.table): tuple(min(size, TINY) for size in spec.shape) for spec in specs if spec.numel}
     return [
         TensorSpec(f"{layer}.{ndim}{'.table' if table else ''}", shape, table)
@@ -289,7 +289,7 @@ def _tiny(specs: Sequence[TensorSpec], layers: int) -> list[TensorSpec]:
 
 
 def _repeat(rehearsal: Rehearsal, gradients: Sequence[Tensor], seconds: float) -> Rehearsed:
-    """One round, a second one where the first was quick, and others until there are enough or the time is over."""
+    """Run one round, a second one if the first was quick, and more up to `REPEATS` while time remains."""
 
     def take_round() -> None:
         for _ in rehearsal.sync.parts:
@@ -301,13 +301,13 @@ def _repeat(rehearsal: Rehearsal, gradients: Sequence[Tensor], seconds: float) -
     while time.perf_counter() - began < limit and len(rehearsal.steps) <= enough:
         take_round()
         limit = seconds
-    while len(rehearsal.steps) % rehearsal.exchange.compressor.traits.cycle:  # bytes are means
+    while len(rehearsal.steps) % rehearsal.exchange.compressor.traits.cycle:  # bytes are means over a cycle
         rehearsal.step(gradients)
     return rehearsal.found()
 
 
 def _extra(arm: AdvisedArm, rehearsed: Rehearsed, gradients: Sequence[Tensor]) -> float:
-    """Seconds that a step takes beside exchange and usual optimizer; negative where the optimizer has less to do."""
+    """Return seconds per step beyond exchange and ordinary optimizer; negative if the optimizer has less to do."""
     steps = rehearsed.steps
     if rehearsed.local:
         return usual([step.before for step in steps])
@@ -319,7 +319,7 @@ def _extra(arm: AdvisedArm, rehearsed: Rehearsed, gradients: Sequence[Tensor]) -
 
 
 def usual_update(make: MakeOptimizer, gradients: Sequence[Tensor]) -> float:
-    """Seconds of an optimizer's step of which no compressor takes a part."""
+    """Return the seconds of a full optimizer's step, of which no compressor performs a part."""
     params = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     optimizer = make(params)
     for param, gradient in zip(params, gradients, strict=True):
@@ -328,5 +328,5 @@ def usual_update(make: MakeOptimizer, gradients: Sequence[Tensor]) -> float:
 
 
 def _codec(bucket: OfBucket) -> list[float]:
-    """Seconds of codec of one bucket, in each exchange."""
+    """Return the codec seconds of one bucket in each exchange."""
     return [encode + decode for encode, decode in zip(counted(bucket.encode), counted(bucket.decode), strict=True)]

@@ -1,11 +1,12 @@
-"""A training step counted, not timed, and codecs estimated: for a GPU that is not here.
+"""Estimate step time and codec times on a GPU that is not available, by counting operations.
 
-Products and operations of the two passes are counted on tensors without data. A step takes the longer of what the
-products take at the rate that the GPU sustains, and of what the host needs to start all operations.
+The floating-point operations of products and the number of torch operations are counted on tensors without data:
 
-Messages are as they were made here, codecs as they were timed on a GPU. What only moves memory (dense gradients,
-differences and outer steps of local methods, optimizers) is timed here and scaled by the speed of a copy. Error
-feedback, which the timed codecs lack, moves 24 bytes for each number.
+    step = max(operations of products / sustained rate of the GPU, number of operations x start-up time on the host)
+
+Message lengths are measured here. Codec times are those measured on another GPU. Memory-bound work (dense gradients,
+differences and outer steps of local methods, optimizers) is timed here and scaled by the ratio of copy speeds. Error
+feedback, which the codec times do not include, moves 24 bytes per element.
 """
 
 import contextlib
@@ -39,19 +40,19 @@ from accordion_bench.tensors.keyed_rng import kept_rng
 
 META = torch.device("meta")
 DENSE = "none"
-FEEDBACK = 24  # bytes: both tensors are read and the sum written; then it and what was decoded, and the residual
-COPIED = 8  # bytes that a copy of one number moves
-COPIES = 5  # that are timed
+FEEDBACK = 24  # bytes: read gradient and residual, write their sum; read it and the decoded tensor, write the residual
+COPIED = 8  # bytes moved per element copied
+COPIES = 5  # timed copies
 
 
 @dataclass(frozen=True)
 class Amount:
-    """The work that is done up to a moment.
+    """Work done from the start of the step up to some point.
 
     Args:
         convolved: floating-point operations of convolutions.
-        multiplied: those of other products.
-        started: operations of torch, without views.
+        multiplied: floating-point operations of other products.
+        started: number of torch operations, without views.
     """
 
     convolved: float
@@ -59,21 +60,21 @@ class Amount:
     started: int
 
     def seconds(self, gpu: Gpu, precision: str | None, deterministic: bool = False) -> tuple[float, float]:
-        """(Seconds of the products on a GPU, seconds of the host, which starts all operations)."""
+        """Return (seconds of the products on the GPU, seconds in which the host starts all operations)."""
         convolutions, products = gpu.rates(precision, deterministic)
         return self.convolved / convolutions + self.multiplied / products, operation_seconds() * self.started
 
 
 @dataclass(frozen=True)
 class CountedStep:
-    """A step of one worker.
+    """Counted work of a step of one worker.
 
     Args:
         specs: the trained tensors, in the model's order.
-        ready: of each tensor, what was computed until its gradient was there.
-        whole: forward and backward pass.
-        model: what it is called.
-        batch_size: samples of a step; 0 = not known.
+        ready: for each tensor, the work done before its gradient is available.
+        whole: work of the forward and backward pass.
+        model: name of the model.
+        batch_size: samples per step; 0 = unknown.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -83,23 +84,23 @@ class CountedStep:
     batch_size: int
 
     def lasting(self, seconds: float, update: float, device: str, on: str) -> StepTimes:
-        """The step with a given time of forward and backward pass. Gradients are ready as the products are computed.
+        """Return step times for a given duration of the passes; gradients are ready in proportion to computed products.
 
         Args:
-            seconds: of forward and backward pass.
-            update: of the optimizer's step.
+            seconds: duration of the forward and backward pass.
+            update: duration of the optimizer's step.
             device: `cpu` or `cuda`.
-            on: on which device, in words.
+            on: name of the device, for messages.
         """
         return self._times([self._share(one) for one in self.ready], seconds, update, device, on)
 
     def on_gpu(self, gpu: Gpu, precision: str | None, deterministic: bool, update: float) -> StepTimes:
-        """The step on a GPU, estimated.
+        """Return the estimated step times on a GPU.
 
         Args:
-            gpu: of the table.
-            precision: of the forward pass; null = float32.
-            deterministic: whether TF32 is left out.
+            gpu: entry of the table.
+            precision: precision of the forward pass; null = float32.
+            deterministic: whether TF32 is disabled.
             update: seconds of the optimizer's step.
         """
         products, host = self.whole.seconds(gpu, precision, deterministic)
@@ -108,7 +109,7 @@ class CountedStep:
         return self._times(shares, max(products, host), update, "cuda", gpu.in_words)
 
     def _share(self, amount: Amount) -> float:
-        """Share of all products; of all operations where there are no products."""
+        """Return the share of all products, or of all operations if the step has no products."""
         whole = self.whole.convolved + self.whole.multiplied
         return (amount.convolved + amount.multiplied) / whole if whole else amount.started / self.whole.started
 
@@ -130,22 +131,22 @@ class CountedStep:
 def counted_step(
     model: nn.Module, batch: Any, loss: Loss, batch_size: int = 0, name: str = "", computed: bool = False
 ) -> CountedStep:
-    """Count a step of a model; model, gradients and random numbers stay as they are.
+    """Count the work of a step of a model. Model, gradients and random state do not change.
 
-    Tensors have shapes and no data, so that no memory is needed and hardly any time; where the loss needs numbers, a
-    copy of the model computes the step once on its own device.
+    Tensors are on the meta device, so counting needs no memory and little time. If the loss needs data, a copy of the
+    model computes the step once on the model's device.
 
     Args:
-        model: of DistributedDataParallel, the module inside.
-        batch: what `loss` takes.
+        model: the model; for DistributedDataParallel, the wrapped module is used.
+        batch: input of `loss`.
         loss: forward pass and loss.
-        batch_size: samples of the batch, for messages; 0 = not known.
-        name: of the model; "" = that of its class.
-        computed: compute the step in any case: where it was timed before, that is quicker than tensors without data,
-            for which torch imports its compiler.
+        batch_size: samples of the batch, for messages; 0 = unknown.
+        name: name of the model; "" = the name of its class.
+        computed: whether to compute the step without trying the meta device first. This is faster after a timed step,
+            because for the meta device torch imports its compiler.
 
     Raises:
-        ConfigError: the model has nothing to train, or does not take the batch.
+        ConfigError: the model has no trained parameters, or does not accept the batch.
 
     Example:
         counted_step(model, (images, labels), loss).on_gpu(named("h100"), "bfloat16", False, update=0.0)
@@ -155,7 +156,7 @@ def counted_step(
     found = None
     with kept_rng(device), memory_told(batch_size):
         if not computed:
-            with contextlib.suppress(Exception):  # whatever a loss may do with numbers
+            with contextlib.suppress(Exception):  # any error of a loss that needs data
                 found = _counted(_without_data(inner), tree_map_only(Tensor, lambda x: x.to(META), batch), loss)
         ready, whole = found or _computed(copied(inner), batch, loss)
     specs, called = trained_specs(inner), name or type(unwrapped(inner)).__name__
@@ -170,15 +171,15 @@ def step_on(
     deterministic: bool = False,
     device: str = "cuda",
 ) -> StepTimes:
-    """The step on the device that is asked for.
+    """Return the step times on the requested device.
 
     Args:
-        asked: a GPU that is named, or a step time that is told.
-        counted: the step.
-        update: seconds of the optimizer's step there.
-        precision: of the forward pass; null = float32.
-        deterministic: whether TF32 is left out.
-        device: of a step time that is told: `cpu` or `cuda`.
+        asked: a named GPU or a given step time.
+        counted: counted work of the step.
+        update: seconds of the optimizer's step on that device.
+        precision: precision of the forward pass; null = float32.
+        deterministic: whether TF32 is disabled.
+        device: device type of a given step time: `cpu` or `cuda`.
     """
     if asked.gpu is not None:
         return counted.on_gpu(asked.gpu, precision, deterministic, update)
@@ -188,9 +189,9 @@ def step_on(
 
 
 def _counted(model: nn.Module, batch: Any, loss: Loss) -> tuple[list[Amount], Amount]:
-    """What is computed until each gradient is there, and in all."""
+    """Return the work done before each gradient is available, and the work of both passes."""
     with CountedWork() as work, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch tells of hooks of recurrent layers whose input needs no gradient
+        warnings.simplefilter("ignore")  # torch warns about hooks of recurrent layers whose input needs no gradient
         for module in model.modules():
             if isinstance(module, nn.RNNBase):
                 work.count_as_one(module)
@@ -198,7 +199,7 @@ def _counted(model: nn.Module, batch: Any, loss: Loss) -> tuple[list[Amount], Am
 
 
 def _without_data(model: nn.Module) -> nn.Module:
-    """A copy with parameters and buffers of the same shapes that hold nothing."""
+    """Return a copy whose parameters and buffers are on the meta device."""
     memo: dict[int, Any] = {
         id(param): nn.Parameter(param.detach().to(META), param.requires_grad) for param in model.parameters()
     }
@@ -207,7 +208,7 @@ def _without_data(model: nn.Module) -> nn.Module:
 
 
 def _computed(model: nn.Module, batch: Any, loss: Loss) -> tuple[list[Amount], Amount]:
-    """As `_counted`, on real numbers. Recurrent layers are decomposed, since their kernels hide their products."""
+    """Count with data. Recurrent layers are decomposed, because their fused kernels hide their products."""
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with decomposed() if recurrent else contextlib.nullcontext():
         return _counted(model, batch, loss)
@@ -215,9 +216,9 @@ def _computed(model: nn.Module, batch: Any, loss: Loss) -> tuple[list[Amount], A
 
 @contextlib.contextmanager
 def decomposed() -> Iterator[None]:
-    """Recurrent layers as the products that they consist of, which are counted."""
+    """Disable fused kernels of recurrent layers within the context, so that their products are counted."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch tells of TF32 on Intel's GPUs
+        warnings.simplefilter("ignore")  # torch warns about TF32 on Intel's GPUs
         with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
             yield
 
@@ -225,17 +226,17 @@ def decomposed() -> Iterator[None]:
 def costs_on(
     gpu: Gpu, costs: Sequence[MethodCost], arms: Sequence[AdvisedArm], specs: Sequence[TensorSpec], longer: float
 ) -> tuple[list[MethodCost], dict[str, str]]:
-    """The costs of methods on a GPU, estimated.
+    """Estimate the costs of methods on a GPU.
 
     Args:
-        gpu: of the table.
-        costs: measured here.
-        arms: that they are of.
+        gpu: entry of the table.
+        costs: costs measured on this machine.
+        arms: methods of these costs.
         specs: the trained tensors.
-        longer: times as long as here that what only moves memory takes there, see `times_as_long`.
+        longer: duration of memory-bound work there relative to here, see `times_as_long`.
 
     Returns:
-        (the costs, and by name why others cannot be estimated).
+        (the costs, the reason by name for each method that cannot be estimated).
     """
     compressors = {arm.name: _compressor(arm) for arm in arms}
     feedback = {arm.name: bool(arm.chosen.compressor.get("error_feedback")) for arm in arms}
@@ -253,7 +254,7 @@ def costs_on(
 
 
 def times_as_long(gpu: Gpu, tensors: Sequence[Tensor]) -> float:
-    """How many times as long as here a copy of these tensors takes on a GPU: below 1 where that is faster."""
+    """Return the duration of a copy of these tensors on a GPU relative to here; below 1 if the GPU is faster."""
     copies = [torch.empty_like(tensor) for tensor in tensors]
 
     def copy_all() -> None:
@@ -267,11 +268,11 @@ def times_as_long(gpu: Gpu, tensors: Sequence[Tensor]) -> float:
 def _timed(
     cost: MethodCost, codec: CodecTime, gpu: Gpu, specs: Sequence[TensorSpec], moved: float, longer: float
 ) -> MethodCost:
-    """Each bucket takes what the codec takes for its tensors; how that divides is as it was here.
+    """Scale each bucket to the codec's time for its tensors; encode and decode keep their measured ratio.
 
     Args:
-        moved: seconds for each number beside the codec.
-        longer: times as long, of what lies beside the exchange.
+        moved: seconds per element in addition to the codec.
+        longer: factor of the work outside the exchange.
     """
 
     def timed(bucket: BucketCost) -> BucketCost:
@@ -285,6 +286,6 @@ def _timed(
 
 
 def _compressor(arm: AdvisedArm) -> str:
-    """The name of its YAML file."""
+    """Return the name of the compressor's YAML file."""
     typed: Mapping[str, str] = dict(word.split("=", 1) for word in arm.overrides)
     return typed.get("compressor", DENSE)

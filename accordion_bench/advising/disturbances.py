@@ -1,14 +1,14 @@
-"""What differs among the workers of a run and from one step to the next: computing, and links.
+"""Disturbances of a simulated run: slow workers, varying step times, slow links and link outages.
 
-Steps are drawn by random numbers that depend on seed, step and worker alone.
+Random numbers of a step depend only on seed, step and worker.
 
-A ring sends its bytes over all links at once, so that it goes at the rate of the slowest link of those who take part,
-with rates B_w, and a round is over when the last of its A messages is there:
+A ring sends over all links at once, so the slowest link of the participating workers, with rates B_w, determines its
+rate. A round ends when the last of its A messages has arrived:
 
     seconds = max_w 8 max(0, wire - tokens_w) / B_w + rounds latency + sum over rounds of max_w delay_w
 
-with what `Network` knows besides: kinds of collectives, machines of several workers (whose link has the tokens, and
-spends them on what all of them send), trees. On top of it comes all the time in which a link of theirs is down.
+Kinds of collectives, trees and machines of several workers are modelled as in `Network`; the tokens of a machine's link
+are shared by its workers. The time in which a participating link is down is added.
 Source: Thakur et al. 2005; Rényi 1953 (the largest of A exponential delays).
 """
 
@@ -30,15 +30,15 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.tensors import keyed_rng
 
-MOST_DOWN = 3.0  # links that are down on average: an exchange of all workers then takes e^3 times as long
+MOST_DOWN = 3.0  # mean number of links down at a time: an exchange of all workers then takes e^3 times as long
 
 
 class Outage(NamedTuple):
-    """A link that carries nothing for a while.
+    """Outage of a link.
 
-    worker: whose.
-    at: seconds after the start of the run.
-    seconds: how long.
+    worker: worker whose link is down.
+    at: start in seconds after the start of the run.
+    seconds: duration.
     """
 
     worker: int
@@ -48,19 +48,19 @@ class Outage(NamedTuple):
 
 @dataclass(frozen=True)
 class Disturbances:
-    """Disturbances of a simulated run; by default measured steps differ, and nothing else.
+    """Disturbances of a simulated run. By default only step times vary, as measured.
 
     Args:
-        spread: standard deviation of the logarithm of a worker's steps, which are log-normal about their median; where
-            it is small, that of the steps over their median. null = steps are drawn from the measured ones.
-        slow: times as long as others, of workers that always compute slower.
-        slow_links: bit/s, of workers whose link is not like the network's.
-        outages: that are known beforehand.
-        outages_per_hour: of each machine's link, at random times (a Poisson process).
-        outage_seconds: mean length of those; they are exponentially distributed.
+        spread: standard deviation of the logarithm of step times, which are log-normal about their median; if small,
+            about the relative standard deviation of the steps. null = draw from the measured steps.
+        slow: factor of the computing time by worker, for workers that are always slower.
+        slow_links: bit/s by worker, for workers whose link differs from the network's.
+        outages: given outages.
+        outages_per_hour: rate of random outages of each machine's link (a Poisson process).
+        outage_seconds: mean duration of random outages, which is exponentially distributed.
 
     Raises:
-        ValueRefused: a number that cannot be.
+        ValueRefused: a number is out of range.
     """
 
     spread: float | None = None
@@ -86,14 +86,14 @@ class Disturbances:
             raise ValueRefused("outage_seconds", "above 0 where outages_per_hour is", self.outage_seconds, 30.0)
 
     def check(self, workers: int, per_machine: int) -> None:
-        """Refuse what so many workers cannot have.
+        """Check the disturbances against the number of workers.
 
         Args:
             workers: A.
-            per_machine: G, that share a link.
+            per_machine: G, the number of workers that share a link.
 
         Raises:
-            ValueRefused: a worker or a link that there is not, or so many outages that hardly an exchange would end.
+            ValueRefused: a worker or a link does not exist, or outages are so frequent that exchanges hardly ever end.
         """
         for key, found in self._named().items():
             for worker in found:
@@ -110,7 +110,7 @@ class Disturbances:
             raise ValueRefused("outages_per_hour", rule, self.outages_per_hour, float(f"{most / 10:.1g}"))
 
     def _named(self) -> dict[str, Iterable[int]]:
-        """Worker numbers by the option that names them."""
+        """Return the worker numbers by option."""
         return {
             "slow": self.slow,
             "slow_links": self.slow_links,
@@ -118,28 +118,28 @@ class Disturbances:
         }
 
 
-Array = NDArray[np.float64]  # a number for each worker, unless something else is said
+Array = NDArray[np.float64]  # one number per worker, unless stated otherwise
 
 
 def generator(*parts: object) -> np.random.Generator:
-    """A generator of NumPy for one key; its draws are independent of all others."""
+    """Return a NumPy generator for one key; its draws are independent of those of other keys."""
     return np.random.default_rng(keyed_rng.key(*parts))
 
 
 class RandomSteps:
-    """Draws how many times as long as the median step the step of each worker takes.
+    """Random duration of each worker's step, relative to the median step.
 
     Args:
-        times: the measured steps, whose median stands for 1.
+        times: measured steps; their median corresponds to 1.
         disturbances: `spread` and `slow`.
-        workers: A. The draws of a worker do not hang on how many others there are.
-        seed: for draws.
+        workers: A. The draws of a worker do not depend on A.
+        seed: random seed.
 
     Attributes:
-        slow: of each worker, what is the same in all its steps.
+        slow: constant factor [A] of each worker.
 
     Raises:
-        ValueRefused: steps are to be drawn from measured ones, and none was measured.
+        ValueRefused: `spread` is null, and no step was measured.
     """
 
     def __init__(self, times: StepTimes, disturbances: Disturbances, workers: int, seed: int) -> None:
@@ -152,7 +152,7 @@ class RandomSteps:
             self.slow[worker] = factor
 
     def factors(self, step: int) -> Array:
-        """Factors of one step, one for each worker."""
+        """Return the factors [A] of one step."""
         if self.spread == 0:
             return self.slow
         draws = generator(self.seed, "step", step)
@@ -162,18 +162,18 @@ class RandomSteps:
         return self.slow * np.exp(self.spread * draws.standard_normal(self.workers))
 
 
-Workers = NDArray[np.bool_]  # whether each takes part
-Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]  # workers, and whom each of them meets
+Workers = NDArray[np.bool_]  # whether each worker takes part
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]  # workers, and the partner of each
 
 
 class UnsteadyLinks:
-    """The links of a run, as time goes by; collectives are made one after another.
+    """Links of a run with their state over time: tokens and outages. Collectives run one after another.
 
     Args:
-        network: what links have in common.
+        network: undisturbed links.
         disturbances: `slow_links` and outages; a worker's link is that of its machine.
         workers: A.
-        seed: for draws.
+        seed: random seed.
     """
 
     def __init__(self, network: Network, disturbances: Disturbances, workers: int, seed: int) -> None:
@@ -191,13 +191,19 @@ class UnsteadyLinks:
         self._outages: list[Outage] = []  # seen so far, without those that are over
 
     def _machine(self, worker: int) -> slice:
-        """The workers that share the link of this one."""
+        """Return the workers that share the link of this one."""
         per_machine = self.network.workers_per_machine
         first = worker // per_machine * per_machine
         return slice(first, first + per_machine)
 
     def collectives(self, stage: Stage, begin: float, who: Workers) -> float:
-        """When the collectives of a bucket, begun at one moment, are over for all workers that take part."""
+        """Return the time at which the collectives of a bucket end for all participating workers.
+
+        Args:
+            stage: the bucket.
+            begin: start time of its collectives.
+            who: participating workers [A].
+        """
         rate = self.bandwidth[who]
         carried = self.network.carried(stage, len(rate))
         tokens = np.minimum(self.network.burst, self._tokens[who] + (begin - self._idle_since[who]) * rate / 8)
@@ -212,13 +218,13 @@ class UnsteadyLinks:
         return float(end)
 
     def meetings(self, stage: Stage, begin: Array, pairs: Pairs, earliest: float) -> Array:
-        """When a bucket is exchanged by pairs, each of which begins at a moment of its own.
+        """Return the times at which pairs of workers, each with its own start time, end their exchange of a bucket.
 
         Args:
             stage: the bucket.
-            begin: of each.
-            pairs: who meets whom.
-            earliest: no collective begins before that any more.
+            begin: start time of each pair.
+            pairs: workers and their partners.
+            earliest: lower bound of the start time of all later collectives.
         """
         one, other = pairs
         rate, workers = np.minimum(self.bandwidth[one], self.bandwidth[other]), len(self.bandwidth)
@@ -238,11 +244,11 @@ class UnsteadyLinks:
         return end
 
     def _forget(self, before: float) -> None:
-        """Drop outages that are over by a moment."""
+        """Drop the outages that end before this time."""
         self._outages = [outage for outage in self._outages if outage.at + outage.seconds > before]
 
     def reachable(self, at: Array) -> Array:
-        """The first moments from `at` on at which each worker's link is up."""
+        """Return the earliest times [A], at or after `at` [A], at which each worker's link is up."""
         found = at.copy()
         for outage in self._in_order():
             if outage.at > found.max():
@@ -253,17 +259,17 @@ class UnsteadyLinks:
         return found
 
     def _jitter(self, stage: Stage, workers: int) -> float:
-        """The mean delay of messages with which the formula gives what the rounds of a bucket are late by chance.
+        """Return the mean delay per message with which `Network`'s formula yields a random delay of a bucket's rounds.
 
         The largest of A exponential delays of mean j is a sum of independent exponential numbers of means j, j/2, ...,
-        j/A, so that R rounds are late by a sum of A gamma-distributed numbers of shape R.
+        j/A. The delay of R rounds is therefore a sum of A gamma-distributed numbers of shape R.
         """
         (late,) = self._late(stage, workers, 1)
         counted = min(workers, 2) if set(stage.kinds or ()) == {PAIRS} else workers  # by `Network.seconds`
         return float(late) / (stage.rounds * harmonic(counted)) if late else 0.0
 
     def _late(self, stage: Stage, workers: int, times: int) -> Array:
-        """Random delays of all rounds of a bucket, for so many buckets among so many workers each."""
+        """Return `times` random delays of all rounds of a bucket among so many workers."""
         self._made += 1
         if not self.network.jitter or not stage.rounds:
             return np.zeros(times)
@@ -272,11 +278,12 @@ class UnsteadyLinks:
         return draws.sum(axis=1)
 
     def _with_outages(self, begin: Array, seconds: Array, touches: Callable[[slice], Any]) -> Array:
-        """When exchanges end that need so many seconds with all their links up.
+        """Return the end times of exchanges, outages included.
 
         Args:
-            begin, seconds: of each.
-            touches: whether workers of a machine take part, for all of them or for each.
+            begin: start time of each exchange.
+            seconds: duration of each exchange without outages.
+            touches: whether workers of a machine take part, as one value or one per exchange.
         """
         now, left = begin.copy(), seconds.copy()
         for outage in self._in_order():
@@ -289,7 +296,7 @@ class UnsteadyLinks:
         return now + left
 
     def _in_order(self) -> Iterator[Outage]:
-        """Outages in the order in which they begin, drawn when they are asked for."""
+        """Yield outages in the order of their start; random outages are drawn on demand."""
         for number in itertools.count():
             if number == len(self._outages):
                 following = next(self._coming, None)
@@ -304,13 +311,13 @@ def _at(outage: Outage) -> float:
 
 
 def _in(machine: slice, pairs: Pairs) -> Workers:
-    """Which pairs have a worker in a machine."""
+    """Return, for each pair, whether one of its workers is in a machine."""
     inside = [(machine.start <= workers) & (workers < machine.stop) for workers in pairs]
     return inside[0] | inside[1]
 
 
 def _random(disturbances: Disturbances, machines: int, per_machine: int, seed: int) -> Iterator[Outage]:
-    """Endless outages at random times: the Poisson processes of all links, merged into one."""
+    """Yield random outages without end: the merged Poisson processes of all links."""
     if not disturbances.outages_per_hour:
         return
     draws, at = generator(seed, "outages"), 0.0

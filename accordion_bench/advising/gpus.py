@@ -1,6 +1,7 @@
-"""For which device advice and dry runs are computed, and what GPUs sustain.
+"""Target device of advice and dry runs, and the table of sustained rates of GPUs.
 
-The device is the one at hand, unless `gpu` or `compute_ms` says another. `gpus.yaml` says where each number is from.
+The target is the available device, unless `gpu` or `compute_ms` selects another. `gpus.yaml` gives the source of each
+number.
 """
 
 import functools
@@ -25,11 +26,11 @@ class Gpu:
     """One kind of GPU.
 
     Args:
-        key: as one types it: `h100`.
-        name: as one says it: `NVIDIA H100`.
-        memory: bytes/s.
-        half, tf32, float32: operations/s that trainings sustain, in 16 bits, in TF32 and without it.
-        source: of these numbers.
+        key: option value, such as `h100`.
+        name: full name, such as `NVIDIA H100`.
+        memory: memory bandwidth in bytes/s.
+        half, tf32, float32: operations/s sustained in training, in 16 bits, with TF32 and in float32 without TF32.
+        source: source of these numbers.
     """
 
     key: str
@@ -41,11 +42,11 @@ class Gpu:
     source: str
 
     def rates(self, precision: str | None, deterministic: bool = False) -> tuple[float, float]:
-        """(Rate of convolutions, of other products), operations/s; torch uses TF32 for convolutions alone.
+        """Return (rate of convolutions, rate of other products) in operations/s; torch uses TF32 only for convolutions.
 
         Args:
-            precision: of the forward pass; null = float32.
-            deterministic: without TF32.
+            precision: precision of the forward pass; null = float32.
+            deterministic: whether TF32 is disabled.
         """
         if precision in HALF:
             return self.half, self.half
@@ -53,20 +54,20 @@ class Gpu:
 
     @property
     def in_words(self) -> str:
-        """In a sentence: `an NVIDIA H100 (estimated)`."""
+        """The GPU's name in a sentence: `an NVIDIA H100 (estimated)`."""
         return f"an {self.name} (estimated)"
 
     @property
     def copies(self) -> float:
-        """Bytes/s that a copy moves: those of the GPU that was measured, by the memory's speed."""
+        """Rate of a copy in bytes/s: that of the measured GPU, scaled by the memory bandwidth."""
         return float(_table()["codecs"]["copy"]) * self.memory / measured_gpu().memory
 
 
 class CodecTime(NamedTuple):
-    """Seconds of encode and decode on the GPU that was measured: once + each tensor + each number.
+    """Seconds of encode and decode on the measured GPU: once + tensor x tensors + number x elements.
 
-    once, tensor: the host's, whatever the GPU.
-    number: by the memory.
+    once, tensor: seconds on the host, independent of the GPU.
+    number: seconds per element, proportional to 1 / memory bandwidth.
     """
 
     once: float
@@ -74,32 +75,32 @@ class CodecTime(NamedTuple):
     number: float
 
     def on(self, gpu: Gpu, tensors: int, numbers: float) -> float:
-        """Seconds for so many tensors and numbers."""
+        """Return the seconds on a GPU for this number of tensors and of elements."""
         return self.once + self.tensor * tensors + self.number * numbers * measured_gpu().memory / gpu.memory
 
 
 def named(key: str) -> Gpu:
-    """The GPU with this key.
+    """Return the GPU with this key, in either case.
 
     Raises:
-        ValueRefused: none is.
+        ValueRefused: the key is unknown.
     """
     return gpus()[checks.choice("gpu", str(key).lower(), list(gpus()))]
 
 
 def measured_gpu() -> Gpu:
-    """The one on which codecs were measured."""
+    """Return the GPU on which codec times were measured."""
     return gpus()[_table()["codecs"]["measured_on"]]
 
 
 def operation_seconds() -> float:
-    """Seconds that the host needs to start one operation."""
+    """Return the seconds in which the host starts one operation."""
     return float(_table()["operation"])
 
 
 @functools.cache
 def gpus() -> dict[str, Gpu]:
-    """All GPUs of the table, by key."""
+    """Return all GPUs of the table, by key."""
     table = _table()
 
     def gpu(key: str, said: Mapping[str, Any]) -> Gpu:
@@ -112,7 +113,7 @@ def gpus() -> dict[str, Gpu]:
 
 @functools.cache
 def codec_times() -> dict[str, CodecTime]:
-    """Codec times of each compressor that was timed, by the name of its YAML file."""
+    """Return the measured codec times by compressor, named as its YAML file."""
     return {
         name: CodecTime(1e-6 * once, 1e-6 * tensor, 1e-12 * million)
         for name, (once, tensor, million) in _table()["codecs"]["microseconds"].items()
@@ -120,7 +121,7 @@ def codec_times() -> dict[str, CodecTime]:
 
 
 def _sustained(samples: Mapping[str, float], flops: Mapping[str, float]) -> float:
-    """The geometric mean over networks."""
+    """Return the sustained operations/s: the geometric mean over networks of samples/s times operations per sample."""
     logs = [math.log(rate * flops[network]) for network, rate in samples.items()]
     return math.exp(math.fsum(logs) / len(logs))
 
@@ -130,19 +131,19 @@ def _table() -> dict[str, Any]:
     return read_yaml(Path(__file__).with_name("gpus.yaml"))
 
 
-TOLD = {  # what one types, and what it means
-    f"{GPU}=NAME": f"for this GPU, whose step is counted and estimated: {', '.join(gpus())}",
-    f"{COMPUTE}=MS": "for a GPU on which a worker's forward and backward pass take so many milliseconds",
+TOLD = {  # help text by option
+    f"{GPU}=NAME": f"estimate the step on this GPU by counting operations: {', '.join(gpus())}",
+    f"{COMPUTE}=MS": "assume a GPU on which the forward and backward pass of a worker take MS milliseconds",
 }
 
 
 @dataclass(frozen=True)
 class AskedDevice:
-    """A device that is not at hand.
+    """Requested target device other than the available one; false if there is none.
 
     Args:
-        gpu: of the table; None = none is named.
-        compute: seconds of a step's forward and backward pass; None = not told.
+        gpu: named GPU of the table; None = none.
+        compute: given seconds of a forward and backward pass; None = none.
     """
 
     gpu: Gpu | None = None
@@ -153,19 +154,19 @@ class AskedDevice:
 
     @property
     def codecs_of(self) -> Gpu:
-        """The GPU whose codecs are taken where none is at hand."""
+        """GPU of the codec times if no GPU is available."""
         return self.gpu or measured_gpu()
 
 
 def asked_device(gpu: str | None = None, compute_ms: float | str | None = None) -> AskedDevice:
-    """The device that is asked for.
+    """Return the requested target device.
 
     Args:
-        gpu: a name of the table; None = none.
-        compute_ms: of a step's forward and backward pass; None = not told.
+        gpu: key of the table; None = none.
+        compute_ms: milliseconds of a forward and backward pass; None = none.
 
     Raises:
-        ConfigError: no such GPU, no time, or both.
+        ConfigError: the GPU is unknown, the time is not a positive number, or both arguments are given.
 
     Example:
         asked_device(gpu="h100")
@@ -183,17 +184,17 @@ def asked_device(gpu: str | None = None, compute_ms: float | str | None = None) 
 
 
 def split(words: Sequence[str]) -> tuple[AskedDevice, list[str]]:
-    """The device that a command line asks for, and its other words.
+    """Return the target device that a command line requests, and its other words.
 
     Raises:
-        ConfigError: as for `asked_device`; one is typed twice.
+        ConfigError: as for `asked_device`, or an option is given twice.
     """
     said, rest = taken(words, (GPU, COMPUTE))
     return asked_device(said.get(GPU), _number(said[COMPUTE]) if COMPUTE in said else None), rest
 
 
 def _number(text: str) -> float | str:
-    """The typed number; the text itself if it is not a number, which `asked_device` then refuses."""
+    """Return the number, or the text itself if it is none, which `asked_device` then refuses."""
     try:
         return float(text)
     except ValueError:
@@ -201,5 +202,5 @@ def _number(text: str) -> float | str:
 
 
 def codecs_told() -> str:
-    """The GPUs that are meant if none is named."""
+    """Return the words for the GPUs that a prediction without a named GPU applies to."""
     return f"GPUs with codecs as on an {measured_gpu().name}"

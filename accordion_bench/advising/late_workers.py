@@ -1,4 +1,4 @@
-"""--simulate: the fastest methods of the advice under late workers and lost links."""
+"""Option `--simulate` of the advice: simulate its fastest methods with slow workers and link outages."""
 
 import math
 import re
@@ -17,21 +17,22 @@ from accordion_bench.advising.verdict import SPOKEN
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.units import rate
 
-FASTEST = 3  # methods of each sort, beside the baselines
+FASTEST = 3  # simulated methods with and without local steps each, in addition to the baselines
 STEPS = 200
 NUMBER = r"(\d+(?:\.\d+)?)"
 
 
 class Wanted:
-    """What --simulate asks for.
+    """Simulation requested by --simulate.
 
     Args:
-        words: `slow=3:2.0` (worker 3 takes twice as long), `slow_links=2:20mbit`, `outages=1:5s@10s` (worker 1's link
-            is down for 5 s, 10 s after the start), each again and again; `outages_per_hour=1 outage_seconds=30`,
-            `spread=0.1`, `sync.quorum=3 sync.grace=0.5` (of methods that have them, as in a run), `steps=200 seed=0`.
+        words: `slow=3:2.0` (worker 3 takes twice as long), `slow_links=2:20mbit` and `outages=1:5s@10s` (worker 1's
+            link is down for 5 s, starting 10 s after the start), each any number of times; `outages_per_hour=1
+            outage_seconds=30`, `spread=0.1`, `sync.quorum=3 sync.grace=0.5` (for methods with these options), and
+            `steps=200 seed=0`.
 
     Raises:
-        ConfigError: a word is none of these.
+        ConfigError: a word has another form, or its value is invalid.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -61,14 +62,14 @@ class Wanted:
         self.disturbances = Disturbances(slow=slow, slow_links=links, outages=outages, **plain)
 
     def check(self, workers: int, per_machine: int) -> None:
-        """Refuse what so many workers cannot have.
+        """Check the values against the number of workers.
 
         Args:
             workers: A.
-            per_machine: that share a link.
+            per_machine: number of workers that share a link.
 
         Raises:
-            ValueRefused: for the first word.
+            ValueRefused: a value is invalid; the first one is reported.
         """
         self.disturbances.check(workers, per_machine)
         self._run_of(workers).check()
@@ -91,13 +92,18 @@ class Wanted:
 
 
 class Late:
-    """One method among late workers."""
+    """Result of the simulation of one method.
+
+    Args:
+        row: row of the advice, without disturbances.
+        found: simulated run.
+    """
 
     def __init__(self, row: AdviceRow, found: Simulated) -> None:
         self.row, self.found = row, found
 
     def flat(self) -> dict[str, Any]:
-        """As columns."""
+        """Return the result as columns."""
         step, found = self.found.step, self.found
         return {
             "method": self.row.method,
@@ -113,7 +119,7 @@ class Late:
 
 
 def told(late: Sequence[Late], advice: Advice, wanted: Wanted) -> str:
-    """A table, after the words that say what it is."""
+    """Return the results as a table with an introductory sentence."""
     unit = unit_of(advice)
     head = ("method", f"step, {unit.name}", "without", "whole run, s", "waiting", "exposed", "left out")
     lines = [
@@ -128,7 +134,7 @@ def told(late: Sequence[Late], advice: Advice, wanted: Wanted) -> str:
         )
         for one in late
     ]
-    said = f"With late workers, simulated: {wanted.steps} steps, seed {wanted.seed}; 95 % of the steps lie in brackets."
+    said = f"With late workers, simulated: {wanted.steps} steps, seed {wanted.seed}; brackets hold 95 % of the steps."
     table = [head, *lines] if any(one.found.left_out.any() for one in late) else [line[:-1] for line in (head, *lines)]
     return f"{said}\n\n{aligned(table)}\n"
 

@@ -1,7 +1,7 @@
-"""What a method's step takes on a cluster, predicted from what its exchange costs; and where the answer flips.
+"""Predict the step time of a method on a cluster from the costs of its exchange, and compute break-even points.
 
-Costs hold for any number of workers. Flips are the bandwidth below which a method is faster than a baseline, and the
-step time below which compressing starts to pay.
+Costs are valid for any number of workers. Break-even points are the bandwidth below which a method is faster than a
+baseline, and the step time below which compression saves time.
 """
 
 import math
@@ -18,25 +18,25 @@ from accordion_bench.comm.samples import Series
 from accordion_bench.network.collective_costs import PAIRS, wire_and_rounds
 from accordion_bench.network.link_model import largest_of, step_ends
 
-FP32, BF16 = ("compressor=none",), ("compressor=bf16",)  # overrides of the baselines, with which others are compared
-GAIN = 0.02  # a smaller one counts as none
-HIDDEN = 0.05  # of a step, below which what is exposed of a local method counts as little
-LONGEST = 2**14  # steps of a period that is looked for
-LOWEST, HIGHEST = 1e5, 1e13  # bit/s
+FP32, BF16 = ("compressor=none",), ("compressor=bf16",)  # overrides of the baselines
+GAIN = 0.02  # a smaller relative gain is treated as none
+HIDDEN = 0.05  # upper bound of the exposed share of a step in the search for a local method's period
+LONGEST = 2**14  # upper bound of the searched number of steps between exchanges
+LOWEST, HIGHEST = 1e5, 1e13  # searched bandwidths, bit/s
 RATES_PER_DECADE = 6
-LEAST_GAIN = 1e-3  # of the baseline's step, below which nothing is gained
-SHORTEST_PASS, LONGEST_PASS = 1e-5, 1e3  # seconds of a forward and backward pass that are looked at
+LEAST_GAIN = 1e-3  # a smaller gain, relative to the baseline's step, is ignored by `break_even`
+SHORTEST_PASS, LONGEST_PASS = 1e-5, 1e3  # searched durations of a forward and backward pass, seconds
 PASSES_PER_DECADE = 5
 
 
 class Messages(NamedTuple):
     """Messages of one kind of collective in the exchange of a bucket.
 
-    A worker of A hands over `fixed + shared / A` bytes in all.
+    The payload of each of A workers is `fixed + shared / A` bytes in total.
 
-    fixed: bytes, whatever the number of workers.
-    shared: bytes that the workers divide among them, such as the sections of a two-way method.
-    times: collectives, one after another.
+    fixed: bytes independent of the number of workers.
+    shared: bytes divided among the workers, such as the sections of a two-way method.
+    times: number of successive collectives.
     """
 
     fixed: float
@@ -44,19 +44,19 @@ class Messages(NamedTuple):
     times: float
 
     def payload(self, workers: int) -> float:
-        """Bytes that one worker hands over."""
+        """Return the payload of one worker in bytes."""
         return self.fixed + self.shared / workers
 
 
 @dataclass(frozen=True)
 class BucketCost:
-    """One bucket of an exchange; seconds of one worker alone on its device, medians.
+    """Costs of one bucket of an exchange: median seconds of one worker alone on its device, and messages.
 
     Args:
-        members: its tensors, by index.
-        encode: seconds of work before the last collective has ended.
-        decode: seconds after it, (fixed, for each worker of the run): A workers take `fixed + A per_worker`.
-        messages: by kind of collective: `all_reduce`, `all_gather`, `all_to_all`, `send_receive`.
+        members: indices of the bucket's tensors.
+        encode: seconds of work before the end of the last collective.
+        decode: seconds after it as (fixed, per worker of the run): with A workers, `fixed + A per_worker`.
+        messages: messages by kind of collective: `all_reduce`, `all_gather`, `all_to_all`, `send_receive`.
     """
 
     members: tuple[int, ...]
@@ -65,7 +65,12 @@ class BucketCost:
     messages: Mapping[str, Messages]
 
     def stage(self, ready: float, workers: int) -> Stage:
-        """The bucket as the modelled clock takes it, for so many workers."""
+        """Return the bucket as input of the modelled clock.
+
+        Args:
+            ready: seconds until the bucket is ready.
+            workers: A.
+        """
         kinds = {
             kind: wire_and_rounds(kind, sent.payload(workers), sent.times, workers)
             for kind, sent in self.messages.items()
@@ -74,34 +79,35 @@ class BucketCost:
         return Stage(ready, self.encode, self.decode[0] + self.decode[1] * workers, wire, rounds, kinds)
 
     def scaled(self, factor: float) -> "BucketCost":
-        """The same bucket with a codec that takes so many times as long."""
+        """Return the same bucket with codec times multiplied by a factor."""
         return replace(self, encode=factor * self.encode, decode=(factor * self.decode[0], factor * self.decode[1]))
 
 
 @dataclass(frozen=True)
 class MethodCost:
-    """One method, or one setting of it.
+    """Costs of one method at one setting.
 
     Args:
-        name: as reports spell it: `PowerSGD, rank 4`.
-        overrides: what to type for it: `compressor=powersgd compressor.rank=4`.
-        buckets: in the order in which they travel.
-        state: bytes that the method keeps in each worker beside the model: residuals, momentum, warm starts.
-        extra: seconds that each step takes longer because of the method, outside the exchange (a step of its own).
-        overlaps: buckets leave while the backward pass goes on.
-        local: workers take local steps, and exchange differences every `period` steps, after the step.
-        period: of a local method, steps from one exchange to the next; 1 otherwise.
-        parts: of a local method that exchanges some tensors at a time, the buckets of each exchange of a period, by
-            index; () = all of them at once.
-        delay: of a local method with `overlaps`, steps that an exchange travels beside; None = until the next one.
-        every_local_step: of a local method that exchanges after every step, so that no period is looked for.
-        waits: workers wait for each other; else each goes at its own pace, and what it sends to one other worker at a
-            time travels beside its next step.
-        quorum: of a local method whose exchanges can go on without late workers.
-        repetitions: seconds of codec of each measured exchange in all, for intervals.
-        crowded_from: workers from which on messages of all of them would be longer than an all-reduce, so that most of
-            what they would decode travels by one instead; infinity = never.
-        crowded: the buckets from there on.
+        name: label, as in reports: `PowerSGD, rank 4`.
+        overrides: command-line overrides that select it: `compressor=powersgd compressor.rank=4`.
+        buckets: buckets in the order of their exchange.
+        state: bytes of the method's state in each worker, beside the model: residuals, momentum, warm starts.
+        extra: additional seconds per step outside the exchange, such as those of the method's own update.
+        overlaps: whether buckets are sent during the backward pass; for a local method, during the next local steps.
+        local: whether workers take local steps and exchange differences after every `period` steps.
+        period: steps between two rounds of exchanges of a local method; 1 otherwise.
+        parts: for a local method that exchanges some tensors at a time, the indices of the buckets of each exchange of
+            a period; () = all buckets in one exchange.
+        delay: for a local method with `overlaps`, number of steps during which an exchange runs; None = until the next
+            exchange.
+        every_local_step: whether a local method exchanges after every step; no period is then searched.
+        waits: whether workers wait for each other. Otherwise each proceeds at its own pace, and its messages to one
+            other worker at a time are sent during its next step.
+        quorum: whether the exchanges of a local method can proceed without late workers.
+        repetitions: total codec seconds of each measured exchange, for confidence intervals.
+        crowded_from: number of workers from which messages of all workers would be longer than an all-reduce, which is
+            then used for most tensors; infinity = never.
+        crowded: buckets for `crowded_from` or more workers.
     """
 
     name: str
@@ -123,27 +129,27 @@ class MethodCost:
 
     @property
     def baseline(self) -> bool:
-        """Whether others are compared with it."""
+        """Whether this is dense fp32 or bf16, with which other methods are compared."""
         return self.overrides in (FP32, BF16)
 
     @property
     def in_pairs(self) -> bool:
-        """Whether two workers wait for each other, and for no third."""
+        """Whether workers exchange in pairs, so that each waits for one other worker only."""
         return all(set(bucket.messages) == {PAIRS} for bucket in self.buckets)
 
     def together(self, workers: int) -> int:
-        """How many workers begin an exchange when the last of them is ready."""
+        """Return how many workers wait for the last of them before an exchange starts."""
         return (min(workers, 2) if self.in_pairs else workers) if self.waits else 1
 
     def among(self, workers: int) -> tuple[BucketCost, ...]:
-        """The buckets of a run of so many workers."""
+        """Return the buckets of a run of this many workers."""
         return self.buckets if workers < self.crowded_from else self.crowded
 
     def stages(self, ready: Sequence[float], workers: int) -> list[Stage]:
-        """All buckets, each ready with its last tensor.
+        """Return all buckets as input of the modelled clock; each is ready with its last tensor.
 
         Args:
-            ready: of each tensor.
+            ready: seconds until each tensor is ready.
             workers: A.
         """
         return [
@@ -152,38 +158,38 @@ class MethodCost:
         ]
 
     def exchanges(self, stages: Sequence[Stage]) -> list[list[Stage]]:
-        """All buckets, by the exchange of a period in which they travel."""
+        """Group all buckets by the exchange of a period that sends them."""
         return [[stages[i] for i in part] for part in self.parts] or [list(stages)]
 
     @property
     def between(self) -> float:
-        """Steps from one exchange of a period to the next one."""
+        """Number of steps between two successive exchanges of a period."""
         return self.period / max(1, len(self.parts))
 
     @property
     def beside(self) -> float:
-        """Steps that an exchange of a local method travels beside."""
+        """Number of local steps during which an exchange of a local method runs."""
         return (self.between if self.delay is None else self.delay) if self.overlaps else 0.0
 
     def scaled(self, factor: float) -> "MethodCost":
-        """The same method with codecs that take so many times as long."""
+        """Return the same method with codec times and `extra` multiplied by a factor."""
         buckets, crowded = (tuple(one.scaled(factor) for one in few) for few in (self.buckets, self.crowded))
         return replace(self, buckets=buckets, crowded=crowded, extra=factor * self.extra)
 
     def payload(self, workers: int) -> float:
-        """Bytes that one worker hands over in an exchange."""
+        """Return the payload of one worker in bytes, over all exchanges of a period."""
         return sum(sent.payload(workers) for bucket in self.among(workers) for sent in bucket.messages.values())
 
     def wire(self, workers: int) -> float:
-        """Bytes that one worker's link sends in an exchange."""
+        """Return the bytes sent over one worker's link, over all exchanges of a period."""
         return sum(bucket.stage(0.0, workers).wire for bucket in self.among(workers))
 
 
 class Step(NamedTuple):
-    """Seconds of a step; of a local method, means over a period.
+    """Seconds per step; for a local method, means over a period.
 
-    seconds: in all.
-    exposed: what communication, with its codec, adds to computing, of workers that share a core to their turns at it.
+    seconds: total duration.
+    exposed: time added by communication and codec to computation, the latter with the slowdown of shared cores.
     """
 
     seconds: float
@@ -191,24 +197,24 @@ class Step(NamedTuple):
 
 
 def step(times: StepTimes, cost: MethodCost, cluster: Cluster) -> Step:
-    """What a step takes.
+    """Predict the duration of a step.
 
         exchanged in every step    max(backward, end) + update + extra
         every H local steps        backward + update + extra + end / H
         and beside the next H      max(H (backward + update + extra), end) / H
         beside the next tau < H    as both: max(tau (backward + update + extra), end) / H + the other steps
 
-    `end` is that of the last bucket (docs/network.md). Buckets begin when the last worker has them ready, e_A standard
-    deviations of a step later than the mean one; after H local steps, sqrt(H) times as late. Where a period has several
-    exchanges, of some tensors each, they are added, and H is the steps from one to the next. Of workers that meet in
-    pairs, the later one of two counts; one that waits for no other exchanges beside each of its steps. A burst comes
-    back only while the link is idle, so that no step is shorter than what the link alone takes for its bytes without
-    one.
+    `end` is the end of the last bucket (docs/network.md). A bucket starts when the last worker has it ready: e_A
+    standard deviations of a step after the mean worker, or sqrt(H) times as late after H local steps. If a period has
+    several exchanges, each of some tensors, their times are added, and H is the number of steps between two of them.
+    Of workers that exchange in pairs, the later of two counts. A worker that does not wait exchanges during each step.
+    The burst of a link refills only while the link is idle. A step therefore takes at least as long as the link needs
+    for its bytes without a burst.
 
     Args:
-        times: of one worker alone.
-        cost: of the method.
-        cluster: where it runs.
+        times: step of one worker alone.
+        cost: cost of the method.
+        cluster: workers, links and cores.
     """
     slowdown = cluster.slowdown
     late = Series(times.steps).deviation() * largest_of(cost.together(cluster.workers))
@@ -232,15 +238,15 @@ def step(times: StepTimes, cost: MethodCost, cluster: Cluster) -> Step:
 
 
 def _least(cluster: Cluster, buckets: Sequence[Stage]) -> float:
-    """Seconds that links with a burst take for buckets when none of it is left."""
+    """Return the seconds that the link needs for the buckets once its burst is spent; 0 for links without a burst."""
     if not cluster.network.burst:
         return 0.0
     return math.fsum(cluster.network.of_bucket(bucket, cluster.workers) for bucket in buckets)
 
 
 def shortest_period(times: StepTimes, cost: MethodCost, cluster: Cluster) -> MethodCost:
-    """The local method with the shortest period of which less than 5 % of a step is exposed, or with the longest."""
-    each = max(1, len(cost.parts))  # a period has as many steps between all exchanges
+    """Return the local method with the shortest period that exposes less than 5 % of a step, or the longest period."""
+    each = max(1, len(cost.parts))  # all exchanges of a period have the same number of steps between them
 
     def hides(between: int) -> bool:
         if cost.delay is not None and between <= cost.delay:
@@ -260,17 +266,17 @@ def shortest_period(times: StepTimes, cost: MethodCost, cluster: Cluster) -> Met
 
 
 def break_even(times: StepTimes, cost: MethodCost, baseline: MethodCost, cluster: Cluster) -> float:
-    """The bandwidth between machines below which a method is faster than the baseline; all else stays as it is.
+    """Return the bandwidth between machines below which a method is faster than the baseline, all else being equal.
 
     Args:
-        times: of a step.
-        cost: of the method.
-        baseline: of the other one.
-        cluster: with workers and latencies.
+        times: step of one worker alone.
+        cost: cost of the method.
+        baseline: cost of the baseline.
+        cluster: workers, latencies and cores.
 
     Returns:
-        bit/s; 0 = it is faster at none, infinity = at all, NaN = only at some that are fast: on slow links, where bytes
-        decide, it is slower.
+        bit/s; 0 = the method is faster at no bandwidth, infinity = at all, NaN = only at some high bandwidths; on slow
+        links, where bytes decide, it is slower.
     """
 
     def gains(bandwidth: float) -> bool:
@@ -294,17 +300,17 @@ def break_even(times: StepTimes, cost: MethodCost, baseline: MethodCost, cluster
 
 
 def pays_below(times: StepTimes, costs: Sequence[MethodCost], cluster: Cluster) -> float:
-    """Seconds of a forward and backward pass below which some method is faster than dense fp32 and bf16, by 2 %.
+    """Return the duration of the passes below which some method is faster than dense fp32 and bf16 by over 2 %.
 
-    Local methods are left out, because they change the algorithm. Optimizer, codecs and links stay as they are.
+    Local methods are excluded, because they change the algorithm. Optimizer, codecs and links do not change.
 
     Args:
-        times: of a step; gradients are ready at the same shares of it.
-        costs: of the methods.
-        cluster: where they run.
+        times: step of one worker alone; gradients are ready at the same fractions of the passes.
+        costs: costs of the methods.
+        cluster: workers, links and cores.
 
     Returns:
-        0 = none is, however short it is; infinity = one is, however long.
+        seconds; 0 = no method is faster at any duration, infinity = some method is faster at every duration.
     """
     every_step = [cost for cost in costs if not cost.local]
 
@@ -334,6 +340,6 @@ def pays_below(times: StepTimes, costs: Sequence[MethodCost], cluster: Cluster) 
 
 
 def lasting(times: StepTimes, seconds: float) -> StepTimes:
-    """The same step with a forward and backward pass of so many seconds."""
+    """Return the same step with a forward and backward pass of this many seconds."""
     factor = seconds / times.backward_end
     return replace(times.scaled(factor), update=times.update, steps=tuple(factor * taken for taken in times.steps))

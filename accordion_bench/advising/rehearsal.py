@@ -1,6 +1,6 @@
-"""A rehearsal: steps of a method on random gradients, through scheme, exchange and optimizer of a run.
+"""Rehearsal: time the steps of a method on random gradients, with scheme, exchange and optimizer of a real run.
 
-One worker of many is alone in its process. The others are taken to hand over what it does.
+One worker of A runs in its process. The others do not exist; their messages are copies of its own.
 """
 
 import itertools
@@ -35,30 +35,30 @@ from accordion_bench.signals.policy_runner import BatchFacts
 from accordion_bench.sync.outer import averaged
 from accordion_bench.sync.scheme import Sync
 
-STEPS = 1000  # of the run that these could be of
-RATE = 0.1  # learning rate; it decides no time
-PAST = 10**6  # epochs after which every warm-up is over
+STEPS = 1000  # steps of the assumed run
+RATE = 0.1  # learning rate, which affects no time
+PAST = 10**6  # epoch after the end of every warm-up
 
 
 class OneOfMany(Comm):
-    """Collectives of A workers of which only the first is there, with the bytes, tensors and code of a real run's.
+    """Communicator of A workers of which only the first exists; bytes, tensors and code are those of a real run.
 
-    Simulated workers of one process are summed without a collective; what a worker with a process of its own does is
-    another path, and it is that one which takes the time.
+    It follows the code path of one worker per process, whose time matters. Workers simulated in one process are summed
+    without a collective.
 
     Args:
         workers: A, at least 2.
-        device: where tensors live.
+        device: device of the tensors.
     """
 
     def __init__(self, workers: int, device: str = "cpu") -> None:
         super().__init__(1, workers, 0, device)
 
     def _run(self, run: Callable[[], object]) -> None:
-        """There is no other process: the caller writes what arrives."""
+        """Do nothing: there is no other process, and the caller writes the received tensors."""
 
     def _arrives(self, write: Callable[[], object]) -> None:
-        """A collective, for the clock."""
+        """Write received tensors, and record the time as that of a collective."""
         start = self.clock.mark()
         write()
         self.clock.collective(start)
@@ -97,7 +97,7 @@ class OneOfMany(Comm):
 
 
 def _fill_(parts_A: Sequence[Tensor], mine: Tensor) -> None:
-    """All workers' messages: this one's, or zeros where another one owns more or less, and its message is as long."""
+    """Fill the messages of all workers with this worker's message, or with zeros if the lengths differ."""
     for part in parts_A:
         if len(part) == len(mine):
             part.copy_(mine)
@@ -105,14 +105,14 @@ def _fill_(parts_A: Sequence[Tensor], mine: Tensor) -> None:
             part.zero_()
 
 
-Units = Sequence[Sequence[int]]  # which travel together, by bucket
+Units = Sequence[Sequence[int]]  # indices of the units of each bucket
 
 
 class OfBucket(NamedTuple):
-    """What the exchanges of one bucket have taken and sent.
+    """Measured times and messages of one bucket.
 
-    encode, decode: seconds of each.
-    sent: by kind of collective, (bytes that one worker hands over, collectives) of one exchange, means.
+    encode, decode: seconds of each exchange.
+    sent: by kind of collective, mean (payload bytes of one worker, number of collectives) per exchange.
     """
 
     encode: list[float]
@@ -121,10 +121,10 @@ class OfBucket(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What a step of the run does with its gradients beside exchange and optimizer.
+    """Further operations of a step on its gradients, in addition to exchange and optimizer.
 
-    clip_norm, clip_at: clipping, as a configuration has it.
-    norms: whether norms of summed gradients are measured; what policies want to know is summed in any case.
+    clip_norm, clip_at: clipping options of the configuration.
+    norms: whether norms of summed gradients are measured. Quantities that policies need are summed in any case.
     """
 
     clip_norm: float | None = None
@@ -141,13 +141,13 @@ NOTHING = Beside()
 
 
 class StepTaken(NamedTuple):
-    """Seconds of one step.
+    """Seconds of the parts of one step.
 
-    before: until the optimizer may take its step, exchange and clipping included, and sums for policies.
-    update: of the optimizer.
-    after: what the scheme does after it, exchange included.
-    exchanged: of `before` or `after`, within the exchange of buckets.
-    look: whether the gradients are finite, once for all of them.
+    before: before the optimizer's step, including exchange, clipping and sums for policies.
+    update: optimizer's step.
+    after: work of the scheme after the optimizer's step, including exchange.
+    exchanged: part of `before` or `after` within the exchange of buckets.
+    look: check of all gradients for non-finite values.
     """
 
     before: float
@@ -158,24 +158,26 @@ class StepTaken(NamedTuple):
 
 
 class Rehearsed(NamedTuple):
-    """What a rehearsal has found; it holds no tensor, so that the next one has room.
+    """Result of a rehearsal. It contains no tensors, so that their memory is free for the next rehearsal.
 
     workers: A.
-    specs: what travels.
-    members: of each bucket, by index of `specs`.
-    parts: the buckets of each exchange of a round, by number.
-    buckets: what they have taken so far, in the order in which they travel.
-    steps: what they have taken.
-    local: whether steps are local ones, with an exchange after the last.
-    fixed_size: whether the data decides no message's length.
-    averaged: bytes of the optimizer's buffers that the scheme averages, by name.
-    state: bytes that the method keeps in this worker beside model and optimizer.
-    together: which units have travelled together.
-    partial: whether an exchange of a round is one of some tensors.
-    overlaps: whether buckets leave during the backward pass in a run of one worker per process.
+    specs: exchanged tensors.
+    members: indices into `specs` of each bucket.
+    parts: numbers of the buckets of each exchange of a round.
+    buckets: measured times and messages of each bucket, in the order of their exchange.
+    steps: measured times of each step.
+    local: whether the method takes local steps, with an exchange after the last.
+    fixed_size: whether the length of each message is independent of the data.
+    averaged: bytes of the optimizer's buffers that the scheme averages, by name, as means per averaging.
+    state: bytes of the method's state in this worker, beside model and optimizer.
+    together: units of each bucket.
+    partial: whether each exchange of a round sends only some of the tensors.
+    overlaps: whether an exchange overlaps with the backward pass or, for a local method, with local steps, in a run of
+        one worker per process.
     every_local_step: whether an exchange follows every local step.
-    waits: whether workers wait for each other; else this one has met another in each step, and no others have met.
-    moved_momentum: whether the compressor has taken a part of the optimizer's step.
+    waits: whether workers wait for each other. Otherwise this worker has met another one in each step, and no other
+        workers have met.
+    moved_momentum: whether the compressor performs a part of the optimizer's step.
     """
 
     workers: int
@@ -197,30 +199,30 @@ class Rehearsed(NamedTuple):
 
 
 class RehearsedStep(CommunicatingStep):
-    """A step whose policies collect what they want to know, and decide nothing: their decisions are a run's."""
+    """Step whose policies collect their signals but make no decisions."""
 
     def decide(self, completed: CompletedExchange) -> None:
-        """Decide nothing."""
+        """Do nothing."""
 
 
 class Rehearsal:
-    """Steps of one worker on given gradients: everything of a step but its forward and backward pass.
+    """Timed steps of one worker on given gradients: all parts of a step except its forward and backward pass.
 
     Args:
-        chosen: the methods, as options.
-        specs: the tensors.
+        chosen: options of compressor, scheme and optimizer.
+        specs: the trained tensors.
         workers: A.
-        device: where they live.
-        together: which units travel together; None = as in a run of so many workers.
-        beside: what else a step does.
+        device: device of the tensors.
+        together: units of each bucket; None = as in a run of this many workers.
+        beside: clipping and norms of the step.
 
     Attributes:
-        info: of the steps.
-        overlaps: whether buckets leave during the backward pass in a run of one worker per process.
-        steps: what they have taken.
+        info: position of the steps, with the learning rate.
+        overlaps: as in `Rehearsed`.
+        steps: measured times of each step.
 
     Raises:
-        ConfigError: the methods do not fit together, or their steps are not all alike.
+        ConfigError: the methods are incompatible, or their steps are not all alike.
     """
 
     def __init__(
@@ -271,11 +273,11 @@ class Rehearsal:
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of all workers."""
+        """Exchange of all workers."""
         return self.sync.exchange
 
     def step(self, gradients: Sequence[Tensor]) -> None:
-        """Take one step with these gradients [...], one per tensor."""
+        """Take and time one step with these gradients [...], one per tensor."""
         for param, gradient in zip(self.axis.params, gradients, strict=True):
             param.grad = gradient.clone(memory_format=torch.contiguous_format)
         self.axis.collect()
@@ -299,7 +301,7 @@ class Rehearsal:
         self.steps.append(StepTaken(*taken, self._exchanged(), look))
 
     def _look(self) -> float:
-        """Seconds of the check for non-finite gradients, which a CPU makes before it sends; 0 on a GPU."""
+        """Return the seconds of the check for non-finite gradients, which a CPU makes before it sends; 0 on a GPU."""
         if self.exchange.finite.late:
             return 0.0
         began = self.clock.mark()
@@ -307,18 +309,18 @@ class Rehearsal:
         return self.clock.between(began, self.clock.mark())
 
     def _exchanged(self) -> float:
-        """Seconds within the buckets of the last step."""
+        """Return the seconds of encode, communication and decode of the last step."""
         now = sum(self.clock.read().get(part, 0.0) for part in ("encode", "comm", "decode"))
         return now - sum(step.exchanged for step in self.steps)
 
     @property
     def parts(self) -> tuple[tuple[int, ...], ...]:
-        """The buckets of each exchange of a round, by number."""
+        """Numbers of the buckets of each exchange of a round."""
         numbers = iter(range(len(self.exchange.members)))
         return tuple(tuple(itertools.islice(numbers, len(part.members))) for part in self.sync.parts)
 
     def found(self) -> Rehearsed:
-        """The result of the steps so far."""
+        """Return the result of the steps so far."""
         exchange = self.exchange
         return Rehearsed(
             workers=self.comm.workers,
@@ -340,7 +342,7 @@ class Rehearsal:
         )
 
     def _averaged(self) -> dict[str, float]:
-        """Bytes of the optimizer's buffers that the scheme averages, in the mean over its averagings."""
+        """Return the bytes of the optimizer's buffers that the scheme averages, as means per averaging."""
         found: dict[str, float] = {}
         for own in self.optimizer.state.values():
             for key in averaged(own):
@@ -349,7 +351,7 @@ class Rehearsal:
         return found
 
     def buckets(self) -> list[OfBucket]:
-        """What the buckets have taken so far, in the order in which they travel."""
+        """Return the measured times and messages of each bucket, in the order of their exchange."""
         found = self.clock.exchanges()
         return [bucket for part in self.sync.parts for bucket in self._of_kind(part.kind, found[part.kind][-1])]
 
@@ -364,7 +366,7 @@ class Rehearsal:
         ]
 
     def state(self) -> float:
-        """Bytes that the method keeps in this worker beside model and optimizer."""
+        """Return the bytes of the method's state in this worker, beside model and optimizer."""
         scheme = [self.sync.state_dict(), self.sync.worker_state(0)]
         anchor = size_of(self.axis.shared) if self.sync.local else 0
         return state_bytes(self.exchange) + anchor + size_of(tensors_in(scheme))
@@ -374,7 +376,7 @@ def refuse_other_steps(sync: Sync, name: str) -> None:
     """Refuse schemes whose steps are not all alike.
 
     Raises:
-        ConfigError: there are synchronous steps first, or groups with periods of their own.
+        ConfigError: the scheme starts with synchronous steps, or has groups with different periods.
     """
     if sync.groups:
         raise ConfigError(
@@ -388,10 +390,10 @@ def refuse_other_steps(sync: Sync, name: str) -> None:
 
 
 def optimizer_of(node: Config, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that options say, for some parameters.
+    """Build the optimizer of these parameters from its options.
 
     Raises:
-        ConfigError: it refuses an option.
+        ConfigError: the optimizer refuses an option, or the class is no torch optimizer.
     """
     device = params[0].device
     made: Any = build(node, "optimizer", positional=[params], adapt=lambda cls: fused(without_dynamo(cls), device))

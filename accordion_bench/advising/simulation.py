@@ -1,28 +1,28 @@
-"""Simulation: data-parallel training, event by event, where workers are late and links fail.
+"""Event simulation of data-parallel training with slow workers and link outages.
 
-Steps are drawn. In a step t_w times as long as the median one, worker w begins at b_w, and bucket k travels:
+Step times are random. In a step t_w times as long as the median, worker w starts at b_w. For bucket k:
 
     ready_kw  = b_w + t_w ready_k
-    at_kw     = max(ready_kw, end_(k-1)w) + encode_k        until here a worker needs no other
+    at_kw     = max(ready_kw, end_(k-1)w) + encode_k        needs no other worker
     start_k   = max_w at_kw                                 a collective waits for the last worker
-    end_kw    = start_k + comm_k + decode_k                 with comm_k as `UnsteadyLinks` says
+    end_kw    = start_k + comm_k + decode_k                 comm_k by `UnsteadyLinks`
     b_w      <- max(b_w + t_w backward_end, end_last,w) + t_w update
 
-With less than two cores for each worker, computing and exchanging slow each other down (`WorkerThreads`).
+With less than two cores per worker, computation and exchange slow each other down (`WorkerThreads`).
 
-Workers of a local method take H steps and exchange then, one bucket after another, at max_w b_w. With a quorum Q the
-exchange goes on without the last ones:
+Workers of a local method take H steps and then exchange one bucket after another, starting at max_w b_w. With a quorum
+Q the exchange proceeds without the last workers:
 
     start = min(max_w b_w, max(the Q-th smallest b_w, the smallest b_w of the last exchange) + grace)
 
-because one must know the last consensus. Whoever has not finished its H steps by then works on, and takes part in the
-next exchange after it has. Every worker takes all steps of the run, and at the end all wait for all.
+because one participant must know the last consensus. A worker that has not finished its H steps by then continues, and
+takes part in the next exchange after it has. Every worker takes all steps of the run, and at the end all wait for all.
 
-An exchange that overlaps with local steps begins with the next H, and is waited for at their end, or after its delay.
+An exchange that overlaps with local steps starts with the next H steps. Workers wait for it at their end, or after its
+delay.
 
-Workers that wait for no one (AD-PSGD) have steps of their own: beside each travels what its worker sends to a drawn
-other one, at the rate of the slower of both links, and the run is over when as many steps were taken as with others,
-whoever has taken them.
+Workers of an asynchronous method (AD-PSGD) do not wait. During each step a worker sends to a random other worker at the
+rate of the slower of both links. The run ends after `workers x steps` steps in total, whichever workers take them.
 """
 
 import functools
@@ -43,38 +43,45 @@ from accordion_bench.network.link_model import LEAST, Network, fair_rates
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
 
-KEPT = 64  # steps whose drawn times are kept, for workers that are behind others
+KEPT = 64  # steps whose random times are cached, for workers behind others
 
 
 class WorkerThreads:
-    """The two threads of each worker in one step. Methods move the exchanging threads; the others compute meanwhile.
+    """Exchange thread and compute thread of each worker in one step.
+
+    Methods advance the time of the exchange threads; the compute threads run at the same time.
 
     Args:
-        begin: of each worker's step.
-        backward: seconds of computing in it, alone.
-        cores: of each worker; infinity = nothing is shared.
+        begin: start time [A] of each worker's step.
+        backward: seconds [A] of computation in it without contention.
+        cores: cores per worker; infinity = nothing is shared.
 
     Attributes:
-        now: where each exchanging thread is.
-        backward_over: when each worker has computed everything; infinity = not yet.
+        now: time [A] of each exchange thread.
+        backward_over: time [A] at which each worker's computation ends; infinity = not yet.
     """
 
     def __init__(self, begin: Array, backward: Array, cores: float = math.inf) -> None:
         self.now, self.cores = begin, cores
-        self.left = backward  # seconds that are still to be computed
+        self.left = backward  # remaining seconds of computation
         self.backward_over = np.where(backward > 0, math.inf, begin)
 
     def wait_for(self, left: Array | float) -> None:
-        """Wait until at most so many seconds of computing are left."""
+        """Wait until at most this many seconds of computation remain."""
         rate = min(1.0, self.cores)
         self._pass(np.maximum(0.0, self.left - left) / rate, rate)
 
     def wait_until(self, then: float) -> None:
-        """Wait until a moment."""
+        """Wait until this time."""
         self._pass(np.maximum(0.0, then - self.now), min(1.0, self.cores))
 
     def work(self, seconds: Array | float, demand: Array | float = 1.0) -> None:
-        """Work that takes so many seconds if alone, on so many cores."""
+        """Work in the exchange thread.
+
+        Args:
+            seconds: duration without contention.
+            demand: cores used.
+        """
         rates: Callable[..., Any] = fair_rates if np.ndim(demand) == 0 else np.vectorize(fair_rates)
         computing, exchanging = rates(1.0, demand, self.cores)
         _, alone = rates(0.0, demand, self.cores)
@@ -83,7 +90,7 @@ class WorkerThreads:
         self.now = self.now + np.maximum(0.0, seconds - exchanging * together) / alone
 
     def _pass(self, lasts: Array, rate: Array | float) -> None:
-        """Time passes, while the computing threads go on at a rate of 1 if they are alone."""
+        """Advance time by `lasts` seconds, with compute threads at this rate; 1 = without contention."""
         needed = self.left / rate
         ends = (needed <= lasts) & (self.left > 0)
         self.backward_over = np.where(ends, self.now + needed, self.backward_over)
@@ -93,15 +100,15 @@ class WorkerThreads:
 
 @dataclass(frozen=True)
 class Simulated:
-    """The result of a simulated run.
+    """Result of a simulated run.
 
     Args:
-        seconds: of each step, until the last of those who took part had ended it; of a local method the mean over the
-            period that it is in; of workers that wait for no one, until each has taken another one on average.
-        exposed: seconds of all steps in which even the last worker waited: for communication and codec.
-        waited: of each worker, seconds in which it waited for workers that were later.
-        exchanges: how many there were.
-        left_out: of each worker, exchanges that went on without it.
+        seconds: duration of each step, up to its end on the last participating worker; for a local method, the mean
+            over the step's period; for an asynchronous method, the time in which each worker takes one step on average.
+        exposed: seconds in which even the last worker waited for communication and codec, over all steps.
+        waited: seconds [A] in which each worker waited for later workers.
+        exchanges: number of exchanges.
+        left_out: number [A] of exchanges without each worker.
     """
 
     seconds: Array
@@ -112,38 +119,37 @@ class Simulated:
 
     @property
     def wall(self) -> float:
-        """Seconds of the run."""
+        """Duration of the run in seconds."""
         return float(self.seconds.sum())
 
     @property
     def step(self) -> Interval:
-        """The median step, and the limits between which 95 % of all steps lie."""
+        """Median step time, with the interval that contains 95 % of the steps."""
         low, median, high = np.percentile(self.seconds, [2.5, 50, 97.5]).tolist()
         return Interval(median, low, high)
 
     @property
     def exposed_share(self) -> float:
-        """Exposed seconds as a share of the run's time."""
+        """Exposed time as a fraction of the run's duration."""
         return self.exposed / self.wall
 
     @property
     def waiting_share(self) -> float:
-        """Share of their time that workers have waited for later ones."""
+        """Mean fraction of the run's duration in which workers waited for later ones."""
         return float(self.waited.mean()) / self.wall
 
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """The run that is simulated.
+    """Settings of a simulated run.
 
     Args:
         workers: A.
-        steps: of the run. A local method also exchanges after the last one.
-        seed: for draws.
-        quorum: workers that must have come for an exchange to go on, as `sync.quorum`; null = all, as with methods that
-            have no quorum.
-        grace: seconds that the others are waited for then, as `sync.grace`.
-        cores: for each worker, which computing, codecs and gloo share; infinity = nothing is shared.
+        steps: number of steps. A local method also exchanges after the last one.
+        seed: random seed.
+        quorum: number of workers that an exchange waits for without limit, as `sync.quorum`; null = all workers.
+        grace: seconds to wait for the others after that, as `sync.grace`.
+        cores: cores per worker, shared by computation, codecs and gloo; infinity = nothing is shared.
     """
 
     workers: int
@@ -154,13 +160,13 @@ class SimulatedRun:
     cores: float = math.inf
 
     def check(self, cost: MethodCost | None = None) -> None:
-        """Refuse what cannot be.
+        """Check the settings.
 
         Args:
-            cost: of the method; None = one that may have a quorum.
+            cost: cost of the method; None = assume that it supports a quorum.
 
         Raises:
-            ValueRefused: for the first value.
+            ValueRefused: a value is invalid; the first one is reported.
         """
         checks.integer("workers", self.workers, at_least=2)
         checks.integer("steps", self.steps, at_least=1, instead=200)
@@ -183,14 +189,14 @@ def simulate(
     """Simulate a run; equal arguments give equal results.
 
     Args:
-        times: what a step computes, alone.
-        cost: of the method.
-        network: of links without disturbances.
-        disturbances: what differs.
-        run: how many workers take how many steps.
+        times: step of one worker alone.
+        cost: cost of the method.
+        network: links without disturbances.
+        disturbances: slow workers, slow links and outages.
+        run: workers, steps, seed, quorum and cores.
 
     Raises:
-        ValueRefused: what cannot be.
+        ValueRefused: a value is invalid.
     """
     run.check(cost)
     disturbances.check(run.workers, network.workers_per_machine)
@@ -234,14 +240,14 @@ def _local_steps(
     needed = workers if run.quorum is None else run.quorum
     who, received, arrived = np.ones(workers, dtype=bool), np.zeros(workers), np.zeros(workers)
     waited, left_out, exposed, ends = np.zeros(workers), np.zeros(workers, dtype=np.int64), 0.0, [0.0]
-    missing, periods = np.zeros(workers), _periods(run.steps, cost.period)  # seconds of the steps not taken yet
+    missing, periods = np.zeros(workers), _periods(run.steps, cost.period)  # missing: seconds of later steps
     for period in periods:
         work = slowdown * _work(period, times, cost, pace)
         missing[~who] += work[~who]
         computed = received + work
-        arrived = np.where(who, links.reachable(computed), arrived)  # the others are still at an earlier period
+        arrived = np.where(who, links.reachable(computed), arrived)  # the others are still in an earlier period
         enough = float(np.partition(arrived, needed - 1)[needed - 1])
-        enough = max(enough, float(arrived[who].min()))  # one of them must know the last consensus
+        enough = max(enough, float(arrived[who].min()))  # one participant must know the last consensus
         start = max(ends[-1], min(float(arrived.max()), enough + run.grace))
         who = arrived <= start
         threads = WorkerThreads(arrived, np.zeros(workers), run.cores)
@@ -271,7 +277,7 @@ def _beside_local_steps(
         cut = round(cost.beside)
         stretches.append((own[:cut], exchanges[(number - 1) % len(exchanges)] if number else []))
         stretches += [(own[cut:], [])] if own[cut:] else []
-    last = exchanges[(len(rounds) - 1) % len(exchanges)]  # which has nothing beside it
+    last = exchanges[(len(rounds) - 1) % len(exchanges)]  # overlaps with no steps
     for stretch, stages in [*stretches, (range(0), last)]:
         threads = WorkerThreads(begin, _work(stretch, times, cost, pace), run.cores)
         for stage in stages:
@@ -293,7 +299,7 @@ def _at_own_pace(
     workers, network = pace.workers, links.network
     stages = cost.stages([0.0] * len(times.ready), workers)
     now, taken, over = np.zeros(workers), np.zeros(workers, dtype=np.int64), math.inf
-    ends, idle = [np.zeros(0)], [np.zeros(0)]  # of every step that a worker has taken
+    ends, idle = [np.zeros(0)], [np.zeros(0)]  # of each step of any worker
     work_of = functools.lru_cache(KEPT)(lambda number: _work(range(number, number + 1), times, cost, pace))
     while (who := np.flatnonzero(now < over)).size:
         draws = generator(run.seed, "partners", len(ends)).integers(1, workers, len(who))
@@ -319,12 +325,12 @@ def _at_own_pace(
 
 
 def _periods(steps: int, period: int) -> list[range]:
-    """The steps of a run between its exchanges; the last period may be shorter."""
+    """Return the steps of each period of a run; the last period may be shorter."""
     return [range(first, min(first + period, steps)) for first in range(0, steps, period)]
 
 
 def _work(period: range, times: StepTimes, cost: MethodCost, pace: RandomSteps) -> Array:
-    """Seconds that each worker computes in some local steps, if its cores are not shared."""
+    """Return the seconds [A] that each worker computes in these local steps, if its cores are not shared."""
     found = np.zeros(pace.workers)
     for step in period:
         factors = pace.factors(step)
@@ -333,7 +339,7 @@ def _work(period: range, times: StepTimes, cost: MethodCost, pace: RandomSteps) 
 
 
 def _by_step(ends: list[float], periods: list[range]) -> Array:
-    """Seconds of each step: means over its period."""
+    """Return the seconds of each step: the mean over its period."""
     lengths = [len(period) for period in periods]
     return np.repeat(np.diff(ends) / lengths, lengths)
 
@@ -341,20 +347,20 @@ def _by_step(ends: list[float], periods: list[range]) -> Array:
 def _exchange(
     stage: Stage, threads: WorkerThreads, slow: Array, links: UnsteadyLinks, who: Workers, start: float = 0.0
 ) -> None:
-    """Exchange one bucket that is ready.
+    """Exchange one ready bucket.
 
     Args:
         stage: the bucket.
-        threads: that make it.
-        slow: times as long as others that each worker's codec takes.
-        links: that carry it.
-        who: takes part; what becomes of the others' threads means nothing.
-        start: of its collectives, at the earliest.
+        threads: threads of the workers; their times advance.
+        slow: factor [A] of each worker's codec time.
+        links: links of the workers.
+        who: participating workers [A]; the times of the other threads are then meaningless.
+        start: earliest start of the bucket's collectives.
     """
     threads.work(slow * stage.encode)
     begin = max(start, float(threads.now[who].max()))
     threads.wait_until(begin)
     seconds = links.collectives(stage, begin, who) - begin
     threads.work(seconds, min(1.0, links.network.processor_seconds(stage) / seconds) if seconds else 0.0)
-    threads.wait_until(float(threads.now[who].max()))  # a collective is over when all have their part
+    threads.wait_until(float(threads.now[who].max()))  # a collective ends when all participants have their part
     threads.work(slow * stage.decode)

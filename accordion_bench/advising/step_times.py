@@ -1,4 +1,4 @@
-"""Times of a training step: from a trial here, from an estimate, or from what `comm.timeline()` has recorded."""
+"""Step times: duration of the parts of a training step, measured here, estimated, or read from a timeline file."""
 
 import contextlib
 import copy
@@ -25,26 +25,26 @@ from accordion_bench.tensors.keyed_rng import kept_rng
 
 T = TypeVar("T")
 Mark = TypeVar("Mark")
-FEWEST = 10  # steps from which something may be predicted without a warning
-WIDEST = 0.3  # relative spread, likewise
+FEWEST = 10  # fewer measured steps cause a warning
+WIDEST = 0.3  # a larger relative spread causes a warning
 INSTEAD = "record one with comm.timeline() of ab.attach"
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of a training step of one worker alone on its device; medians over some steps.
+    """Median seconds of a training step of one worker alone on its device.
 
     Args:
         specs: the trained tensors, in the model's order.
-        ready: of each tensor, from the start of the step until its gradient was there.
-        backward_end: from the start of the step until the backward pass was over.
-        update: of the optimizer's step.
-        steps: what each measured step took in all, for spread and intervals; () = not known.
-        batch_size: samples of a step; 0 = not known.
-        model: what it is called.
-        device: `cpu`, `cuda`.
-        source: where the times come from: `a trial here`, or a file; "" = they are estimated.
-        on: on which device, as one says it; "" = on one like `device`.
+        ready: for each tensor, time from the start of the step until its gradient is available.
+        backward_end: time from the start of the step to the end of the backward pass.
+        update: duration of the optimizer's step.
+        steps: total duration of each measured step, for spread and intervals; () = unknown.
+        batch_size: samples per step; 0 = unknown.
+        model: name of the model.
+        device: device type, `cpu` or `cuda`.
+        source: source of the times: `a trial here`, or a file; "" = estimated.
+        on: name of the device; "" = any device of this type.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -60,36 +60,36 @@ class StepTimes:
 
     @property
     def place(self) -> str:
-        """The device of the step, in words: `THIS CPU`, `an NVIDIA H100 (estimated)`."""
+        """Name of the device in a sentence: `THIS CPU`, `an NVIDIA H100 (estimated)`."""
         return self.on or ("a CPU" if self.device == "cpu" else "a GPU")
 
     @property
     def estimated(self) -> bool:
-        """Whether the step is estimated, not timed."""
+        """Whether the times are estimated rather than measured."""
         return not self.source
 
     @property
     def compute(self) -> float:
-        """Seconds of a step without any communication."""
+        """Seconds per step without communication."""
         return self.backward_end + self.update
 
     @property
     def spread(self) -> float:
-        """Half of the distance between the quartiles of the measured steps, over their median."""
+        """Half the interquartile range of the measured steps over their median."""
         return relative_spread(self.steps)
 
     def scaled(self, factor: float) -> "StepTimes":
-        """The same step on a device that takes so many times as long."""
+        """Return the same step on a device that takes `factor` times as long."""
         longer = tuple(factor * seconds for seconds in self.ready)
         return replace(self, ready=longer, backward_end=factor * self.backward_end, update=factor * self.update)
 
     def doubts(self) -> list[str]:
-        """Reasons why a prediction from these times may be wrong, a sentence each."""
+        """Return reasons why a prediction from these times may be wrong, one clause each."""
         found: list[str] = []
         if self.estimated:
             return found
         if not self.steps:
-            return [f"{self.source} does not say what each step took, so their spread is not known: record it again"]
+            return [f"{self.source} lacks the duration of each step, so their spread is unknown: record it again"]
         if len(self.steps) < FEWEST:
             found.append(
                 f"{self.source} has {len(self.steps)} steps, fewer than {FEWEST}: record more before you rely on this"
@@ -103,7 +103,7 @@ class StepTimes:
 
 
 def relative_spread(seconds: Sequence[float]) -> float:
-    """Half of the distance between the quartiles, over the median; 0 of a single value."""
+    """Return half the interquartile range over the median; 0 for fewer than two values."""
     if len(seconds) < 2:
         return 0.0
     lower, median, upper = statistics.quantiles(seconds, n=4, method="inclusive")
@@ -111,17 +111,17 @@ def relative_spread(seconds: Sequence[float]) -> float:
 
 
 def step_times_from(path: str | Path, specs: Sequence[TensorSpec] | None = None) -> StepTimes:
-    """Read when gradients were ready and what a step took.
+    """Read step times from a timeline file.
 
-    A gradient that no step has had counts as ready at the end of the backward pass. Of format 1, which lacks it, the
-    spread of the steps is not known.
+    A tensor without a gradient is ready at the end of the backward pass. Files of format 1 do not contain the spread of
+    the steps.
 
     Args:
-        path: of the JSON file.
-        specs: trained tensors of the model that advice is for; None = whatever is in the file.
+        path: path of the JSON file.
+        specs: expected trained tensors; None = accept any model.
 
     Raises:
-        ConfigError: there is no such file, it is none of `comm.timeline()`, or of another model.
+        ConfigError: the file does not exist, was not written by `comm.timeline()`, or is of another model.
     """
     try:
         step = read_timeline(path)
@@ -144,22 +144,22 @@ def step_times_from(path: str | Path, specs: Sequence[TensorSpec] | None = None)
     )
 
 
-STEPS = 30  # that are measured, where there is time
+STEPS = 30  # measured steps if time allows
 BUDGET = 20.0  # seconds
-WARM_UP = 2  # steps that are not counted: the first ones allocate and choose kernels
+WARM_UP = 2  # steps that are not measured: the first ones allocate memory and choose kernels
 
 Loss = Callable[[nn.Module, Any], Tensor]
 """loss(model, batch): the mean loss of a batch, a scalar."""
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-"""Makes the optimizer of some parameters."""
+"""Function that makes an optimizer from a list of parameters."""
 
 
 class Effort(NamedTuple):
-    """How long a step is measured.
+    """Limits of a measurement.
 
-    steps: that are measured after the warm-up.
-    budget: seconds after which no further step is begun; one is measured in any case.
+    steps: number of measured steps after the warm-up.
+    budget: seconds after which no further step starts; at least one step is measured.
     """
 
     steps: int = STEPS
@@ -177,23 +177,23 @@ def measured_step(
     batch_size: int = 0,
     effort: Effort = USUAL_EFFORT,
 ) -> StepTimes:
-    """Train a copy of the model on one batch for some steps, and time forward, backward, each gradient and the update.
+    """Train a copy of the model on one batch for some steps, and time both passes, each gradient and the update.
 
-    Model, gradients, random numbers and mode stay as they are. Loading data is not in it.
+    Model, gradients, random state and training mode do not change. The times do not include data loading.
 
     Args:
-        model: on its device; of DistributedDataParallel, the module inside.
-        example_batch: what `loss` takes, on the same device.
-        loss: forward pass and loss, in whatever precision.
-        optimizer: makes the optimizer of the copy's parameters; None = SGD with momentum.
-        batch_size: samples in the batch, for messages; 0 = not known.
-        effort: how long it is measured.
+        model: model on its device; for DistributedDataParallel, the wrapped module is used.
+        example_batch: input of `loss`, on the same device.
+        loss: forward pass and loss, in any precision.
+        optimizer: function that makes the optimizer of the copy's parameters; None = SGD with momentum.
+        batch_size: samples in the batch, for messages; 0 = unknown.
+        effort: limits of the measurement.
 
     Returns:
-        the times, of a model by the name of its class.
+        the times; the model's name is that of its class.
 
     Raises:
-        ConfigError: the model has nothing to train, does not take the batch, or does not fit into memory.
+        ConfigError: the model has no trained parameters, does not accept the batch, or does not fit into memory.
     """
     steps, budget = effort
     checks.integer("steps", steps, at_least=1, instead=STEPS)
@@ -225,10 +225,10 @@ def measured_step(
 
 
 def trained_module(model: nn.Module) -> nn.Module:
-    """The model itself; of DistributedDataParallel, the module inside.
+    """Return the model itself, or the module that DistributedDataParallel wraps.
 
     Raises:
-        ConfigError: it has nothing to train.
+        ConfigError: the model has no trained parameters.
     """
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     if not trained_parameters(inner):
@@ -237,18 +237,18 @@ def trained_module(model: nn.Module) -> nn.Module:
 
 
 def this_device(device: torch.device) -> str:
-    """The device at hand, in words. A CPU is in capitals, because few clusters train on CPUs."""
+    """Return the name of the available device. A CPU is in capitals, because few clusters train on CPUs."""
     return "THIS CPU" if device.type == "cpu" else f"this {torch.cuda.get_device_name(device)}"
 
 
 class Passes(Generic[Mark]):
-    """Forward and backward passes of a model, which is in training mode from here on; gradients are the caller's.
+    """Forward and backward passes of a model, with a mark at each gradient. The caller resets gradients.
 
     Args:
-        model: to train.
-        batch: the same in every step.
-        loss: of model and batch.
-        mark: gives what is noted at a moment: the time, or what has been computed up to it.
+        model: model, which is set to training mode.
+        batch: batch of every step.
+        loss: loss of model and batch.
+        mark: returns the mark of the current point, such as the time or the work done so far.
     """
 
     def __init__(self, model: nn.Module, batch: Any, loss: Loss, mark: Callable[[], Mark]) -> None:
@@ -261,7 +261,11 @@ class Passes(Generic[Mark]):
             param.register_post_accumulate_grad_hook(lambda _, i=i: self._marks.update({i: mark()}))
 
     def take(self) -> tuple[list[Mark], Mark]:
-        """(When each gradient was there, when all of it was over); one that the loss does not reach waits for that.
+        """Run both passes.
+
+        Returns:
+            (mark at which each gradient is available, mark at the end). A parameter that the loss does not depend on
+            has the mark at the end.
 
         Raises:
             ConfigError: the loss cannot be computed, or is no scalar.
@@ -273,17 +277,18 @@ class Passes(Generic[Mark]):
 
 
 class Trial:
-    """Steps of a model of its own, and what they have taken.
+    """Timed training steps of a model, which it changes.
 
     Args:
         model, batch, loss: as for `Passes`.
-        make: the optimizer; None = SGD with momentum.
+        make: function that makes the optimizer; None = SGD with momentum.
 
     Attributes:
-        ready: of each parameter, seconds from the start of each step until its gradient was there; of one that the loss
-            does not reach, until the end of the backward pass.
-        backward_ends, updates, totals: of each step: when its backward pass was over, what the optimizer and what all
-            took.
+        ready: for each parameter, seconds from the start of each step until its gradient is available; if the loss does
+            not depend on it, until the end of the backward pass.
+        backward_ends: for each step, seconds from its start to the end of the backward pass.
+        updates: for each step, seconds of the optimizer's step.
+        totals: for each step, its total seconds.
     """
 
     def __init__(self, model: nn.Module, batch: Any, loss: Loss, make: MakeOptimizer | None) -> None:
@@ -294,14 +299,14 @@ class Trial:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all steps so far."""
+        """Discard the times of all steps so far."""
         self.ready: list[list[float]] = [[] for _ in self.passes.params]
         self.backward_ends: list[float] = []
         self.updates: list[float] = []
         self.totals: list[float] = []
 
     def step(self) -> None:
-        """One step, which is over when this returns, as an exchange of gradients would have it.
+        """Take one step, and synchronise with the device at its end, as an exchange of gradients would.
 
         Raises:
             ConfigError: the loss cannot be computed, or is no scalar.
@@ -321,18 +326,18 @@ class Trial:
 
 
 def waiting_for(device: torch.device) -> Callable[[], None]:
-    """A function that waits until all work of a device is done."""
+    """Return a function that synchronises with the device; on a CPU it does nothing."""
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
 def timed(run: Callable[[], object], device: torch.device, times: int, enough: float = math.inf) -> list[float]:
-    """Seconds of each of some calls, one at least; the first ones allocate and load kernels.
+    """Return the seconds of each of at least one call. The first calls also allocate memory and load kernels.
 
     Args:
-        run: is called.
-        device: on which it computes.
-        times: calls, at most.
-        enough: seconds after which no further call is begun.
+        run: function to call.
+        device: device on which it computes.
+        times: maximum number of calls.
+        enough: seconds after which no further call starts.
     """
     wait, taken, began = waiting_for(device), list[float](), time.perf_counter()
     while not taken or (len(taken) < times and time.perf_counter() - began < enough):
@@ -345,17 +350,17 @@ def timed(run: Callable[[], object], device: torch.device, times: int, enough: f
 
 
 def counted(values: Sequence[T]) -> Sequence[T]:
-    """All values but the first; the first if there is no other."""
+    """Return all values except the first, or the first if it is the only one."""
     return values[1:] or values
 
 
 def usual(values: Sequence[float]) -> float:
-    """The median of all values but the first."""
+    """Return the median of `counted(values)`."""
     return float(statistics.median(counted(values)))
 
 
 def scalar_loss(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
-    """The loss of a batch.
+    """Compute and check the loss of a batch.
 
     Raises:
         ConfigError: it cannot be computed, or is no scalar.
@@ -371,7 +376,7 @@ def scalar_loss(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
         ) from error
     if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
         got = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        got = "one that hangs on no parameter" if got.endswith("[]") else got
+        got = "one that depends on no parameter" if got.endswith("[]") else got
         raise ConfigError(
             f"loss(model, batch) must be a scalar tensor with a gradient, got {got}; return the mean loss of the batch"
         )
@@ -379,14 +384,14 @@ def scalar_loss(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
 
 
 def _why(error: Exception) -> str:
-    """The first line of an error; an error for lack of memory is raised again, for `memory_told`."""
+    """Return the first line of an error; raise an out-of-memory error again, for `memory_told`."""
     if lacks_memory(error):
         raise error
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def usual_optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """SGD with momentum, as in most runs. The tiny learning rate changes no time and keeps numbers finite."""
+    """Return SGD with momentum. The tiny learning rate does not affect the times and keeps numbers finite."""
     made: torch.optim.Optimizer = fused(without_dynamo(torch.optim.SGD), params[0].device)(
         params, lr=1e-6, momentum=0.9, weight_decay=1e-4
     )
@@ -394,10 +399,10 @@ def usual_optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A copy without hooks and gradients.
+    """Return a deep copy of the model, without gradients and hooks of its parameters.
 
     Raises:
-        ConfigError: the model holds what cannot be copied.
+        ConfigError: the model contains an object that cannot be copied.
     """
     try:
         return copy.deepcopy(model)
@@ -412,13 +417,13 @@ def copied(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def memory_told(batch_size: int) -> Iterator[None]:
-    """A context in which a lack of memory is refused in one sentence.
+    """Context that reports an out-of-memory error as a one-sentence ConfigError.
 
     Args:
-        batch_size: samples of a step; 0 = not known.
+        batch_size: samples per step; 0 = unknown.
 
     Raises:
-        ConfigError: there was not enough.
+        ConfigError: an allocation failed.
     """
     try:
         yield
@@ -435,6 +440,6 @@ def memory_told(batch_size: int) -> Iterator[None]:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an allocation has failed; on a CPU, torch says so in the message alone."""
+    """Whether an error is a failed allocation; on a CPU, torch reports it only in the message."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)

@@ -1,4 +1,4 @@
-"""Advice as text, CSV and JSON: the verdict, a table of all methods, and what it rests on."""
+"""Format advice as text, CSV and JSON: the verdict, a table of all methods, assumptions and warnings."""
 
 import csv
 import io
@@ -16,20 +16,20 @@ from accordion_bench.advising.verdict import HALF, SPOKEN
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.units import counted, human_bytes, human_rate
 
-WIDTH = 110  # letters of a line of sentences
-FEWEST = 3  # columns of a narrow terminal
-TOLD = 3  # of the fastest methods whose accuracy is not known: the command that would measure it
+WIDTH = 110  # characters per line of text
+FEWEST = 3  # columns on a narrow terminal
+TOLD = 3  # fastest methods of unknown accuracy whose measuring command is printed
 _PERIODS = "the shortest period in which the exchange of a local method adds less than 5 % to its steps"
-FORMAT = 1  # of advice.json
+FORMAT = 1  # version of advice.json
 TEXT, CSV, JSON = "advice.txt", "advice.csv", "advice.json"
 
 
 class AdviceColumn(NamedTuple):
     """One column of the table.
 
-    name: its heading.
-    cell: of a row.
-    told: what it holds, as a clause; "" = the heading says it.
+    name: heading.
+    cell: function from a row to the cell's text.
+    told: explanation as a clause; "" = the heading is sufficient.
     """
 
     name: str
@@ -39,7 +39,12 @@ class AdviceColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class Unit:
-    """The unit in which a table writes seconds: `s` or `ms`."""
+    """Unit of durations in a table: `s` or `ms`.
+
+    Args:
+        name: symbol of the unit.
+        factor: units per second.
+    """
 
     name: str
     factor: float
@@ -48,17 +53,17 @@ class Unit:
         return digits(self.factor * seconds)
 
     def interval(self, seconds: Interval) -> str:
-        """`12.3 (12.1 to 12.6)`; `12.3` where it is not known how far it may be off."""
+        """Format a duration as `12.3 (12.1 to 12.6)`, or `12.3` if its interval is unknown."""
         return _between(seconds, self.show)
 
 
 def text(advice: Advice, columns: Sequence[AdviceColumn] | None = None, width: int = WIDTH) -> str:
-    """The advice as text, the answer first.
+    """Return the advice as text, the answer first.
 
     Args:
-        advice: with its verdict.
-        columns: of the table; None = all.
-        width: letters of a line of sentences.
+        advice: advice with its verdict.
+        columns: columns of the table; None = all.
+        width: characters per line of text.
     """
     shown = columns_of(advice) if columns is None else columns
     parts = [
@@ -70,11 +75,11 @@ def text(advice: Advice, columns: Sequence[AdviceColumn] | None = None, width: i
 
 
 def short_text(advice: Advice, width: int) -> str:
-    """The advice as text with few columns, for a terminal. The last columns are left out where they do not fit.
+    """Return the advice as text with few columns, for a terminal. Columns that do not fit are dropped, the last first.
 
     Args:
-        advice: with its verdict.
-        width: letters of a line of the terminal.
+        advice: advice with its verdict.
+        width: characters per line of the terminal.
     """
     columns = few_columns(advice)
     while len(columns) > FEWEST and max(map(len, table(advice, columns).splitlines())) > width:
@@ -83,13 +88,13 @@ def short_text(advice: Advice, width: int) -> str:
 
 
 def table(advice: Advice, columns: Sequence[AdviceColumn]) -> str:
-    """One line for each method, the fastest first."""
+    """Return the table with one line per method, the fastest first."""
     lines = [[column.name for column in columns], *([column.cell(row) for column in columns] for row in advice.rows)]
     return aligned(lines)
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of cells, the heading first. The first and last column are aligned left, all others right."""
+    """Align lines of cells, the heading first. The first and last column are aligned left, all others right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
@@ -101,12 +106,12 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def unit_of(advice: Advice) -> Unit:
-    """Seconds if a step computes for at least one, else milliseconds."""
+    """Return seconds if a step computes for at least one second, otherwise milliseconds."""
     return Unit("s", 1.0) if advice.compute.value >= 1 else Unit("ms", 1e3)
 
 
 def columns_of(advice: Advice) -> list[AdviceColumn]:
-    """All columns; periods only where there are local methods."""
+    """Return all columns; the period only if there are local methods."""
     unit = unit_of(advice)
     columns = [
         AdviceColumn("method", lambda row: SPOKEN.get(row.method, row.method)),
@@ -114,9 +119,9 @@ def columns_of(advice: Advice) -> list[AdviceColumn]:
         AdviceColumn("x dense fp32", lambda row: times(row.over_fp32)),
         AdviceColumn("x dense bf16", lambda row: times(row.over_bf16)),
         _exposed(unit),
-        AdviceColumn("payload", lambda row: human_bytes(row.payload_bytes), "bytes that a worker hands over per step"),
+        AdviceColumn("payload", lambda row: human_bytes(row.payload_bytes), "payload bytes of a worker per step"),
         _ON_THE_LINK,
-        AdviceColumn("memory", lambda row: human_bytes(row.memory_bytes), "what the method keeps in a worker"),
+        AdviceColumn("memory", lambda row: human_bytes(row.memory_bytes), "state of the method in a worker"),
         _FASTER,
     ]
     if any(row.local for row in advice.rows):
@@ -125,7 +130,7 @@ def columns_of(advice: Advice) -> list[AdviceColumn]:
 
 
 def few_columns(advice: Advice) -> list[AdviceColumn]:
-    """Six columns, the least important ones last; with accuracies if some are known."""
+    """Return six columns, the least important last; accuracy, if known for some method, replaces exposed time."""
     unit = unit_of(advice)
     local = any(row.local for row in advice.rows)
     known = any(row.accuracy for row in advice.rows)
@@ -141,16 +146,16 @@ def few_columns(advice: Advice) -> list[AdviceColumn]:
 
 
 def _intervals(advice: Advice) -> str:
-    """Words about intervals, which only repeated measurements have."""
+    """Return the words about intervals, or "" without repeated measurements."""
     return ", with its 95 % interval" if any(row.step.low != row.step.high for row in advice.rows) else ""
 
 
 def _exposed(unit: Unit) -> AdviceColumn:
-    what = "what of it communication and codec add"
+    what = "time that communication and codec add to the step"
     return AdviceColumn(f"exposed, {unit.name}", lambda row: unit.show(row.exposed.value), what)
 
 
-_ON_THE_LINK = AdviceColumn("on the link", lambda row: human_bytes(row.wire_bytes), "bytes of a worker per step")
+_ON_THE_LINK = AdviceColumn("on the link", lambda row: human_bytes(row.wire_bytes), "bytes per worker and step")
 _FASTER = AdviceColumn(
     "faster than bf16",
     lambda row: "" if row.method == HALF else break_even(row.break_even_bf16),
@@ -160,7 +165,7 @@ _ACCURACY = AdviceColumn("accuracy against dense", lambda row: row.accuracy or "
 
 
 def _with_period(row: AdviceRow) -> str:
-    """`DiLoCo, H 30`."""
+    """Return the method with its period: `DiLoCo, H 30`."""
     shown = row.local and not row.every_local_step and "H " not in row.method
     return f"{SPOKEN.get(row.method, row.method)}{f', H {row.period}' if shown else ''}"
 
@@ -172,7 +177,7 @@ def _period(row: AdviceRow) -> str:
 
 
 def notes(advice: Advice, columns: Sequence[AdviceColumn]) -> list[str]:
-    """What was timed, what the columns mean, which methods are left out, and why the advice may be wrong."""
+    """Return lines on the timed step, the columns, the methods left out and the reasons for doubt."""
     unit = unit_of(advice)
     link = ", ".join(f"{key} {_option(key, value)}" for key, value in advice.network.items() if value is not None)
     machines = (
@@ -194,7 +199,7 @@ def notes(advice: Advice, columns: Sequence[AdviceColumn]) -> list[str]:
 
 
 def digits(value: float) -> str:
-    """Three significant digits, never an exponent: `0.00123`, `12.3`, `4560`."""
+    """Format a number with three significant digits and no exponent: `0.00123`, `12.3`, `4560`."""
     if not value or not math.isfinite(value):
         return f"{value:g}"
     places = 2 - math.floor(math.log10(abs(value)))
@@ -202,7 +207,7 @@ def digits(value: float) -> str:
 
 
 def times(ratio: Interval) -> str:
-    """`1.23 (1.20 to 1.26)`; `1.23` where the interval is no wider."""
+    """Format a ratio as `1.23 (1.20 to 1.26)`, or `1.23` if the interval has no width."""
     return _between(ratio, digits)
 
 
@@ -211,7 +216,7 @@ def _between(number: Interval, show: Callable[[float], str]) -> str:
 
 
 def break_even(bits: float) -> str:
-    """`below 1.3 Gbit/s`, `never`, `always`, `only on fast links`."""
+    """Format a break-even bandwidth: `below 1.3 Gbit/s`, `never`, `always`, `only on fast links`."""
     return limit_in_words(bits) or f"below {human_rate(float(f'{bits:.2g}'))}"
 
 
@@ -226,15 +231,15 @@ def _option(key: str, value: object) -> str:
 
 
 def _wrapped(line: str, width: int) -> str:
-    """A wrapped line; commands stay on one line, so that they can be copied."""
+    """Wrap a line; indented commands stay on one line, so that they can be copied."""
     return line if line.startswith("  ") else "\n".join(textwrap.wrap(line, width, break_on_hyphens=False))
 
 
 def refuse_taken(out: Path) -> None:
-    """Refuse a folder that holds advice already, or that cannot be made; leaves no new one behind.
+    """Refuse a folder that already contains advice or cannot be created; no new folder remains.
 
     Raises:
-        ValueRefused: with another folder.
+        ValueRefused: the folder is unsuitable; the message suggests another one.
     """
     if (out / JSON).exists():
         raise ValueRefused("--out", "a folder without advice in it", out, _free(out))
@@ -250,12 +255,12 @@ def refuse_taken(out: Path) -> None:
 
 
 def write(advice: Advice, out: Path, timed_with: Mapping[str, Any], said: str) -> None:
-    """Write the three files.
+    """Write the text, CSV and JSON files.
 
     Args:
-        advice: with its verdict.
-        out: a folder, made where there is none.
-        timed_with: versions, device, cores, threads, commit: what a reader needs to time it again.
+        advice: advice with its verdict.
+        out: folder, which is created if necessary.
+        timed_with: versions, device, cores, threads and commit, to repeat the timing.
         said: the text.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -265,7 +270,7 @@ def write(advice: Advice, out: Path, timed_with: Mapping[str, Any], said: str) -
 
 
 def as_csv(advice: Advice) -> str:
-    """One line for each method."""
+    """Return the advice as CSV, one line per method."""
     rows = [row.flat() for row in advice.rows]
     written = io.StringIO()
     table = csv.DictWriter(written, fieldnames=list(rows[0]), lineterminator="\n")
@@ -275,7 +280,7 @@ def as_csv(advice: Advice) -> str:
 
 
 def as_json(advice: Advice, timed_with: Mapping[str, Any]) -> str:
-    """The advice as JSON; its rows are those of the CSV."""
+    """Return the advice as JSON; its rows equal those of the CSV."""
     told = {"format": FORMAT, **asdict(advice), "workers": advice.workers}
     told |= {
         "compute": advice.compute._asdict(),
@@ -287,7 +292,7 @@ def as_json(advice: Advice, timed_with: Mapping[str, Any]) -> str:
 
 
 def _free(out: Path) -> Path:
-    """The folder's name with the first number that is not taken."""
+    """Return the folder's name with the first free number."""
     count = 2
     while (other := out.with_name(f"{out.name}-{count}")).exists():
         count += 1

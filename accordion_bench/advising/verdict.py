@@ -1,6 +1,6 @@
-"""The answer in a few sentences: whether to compress, by what, and where on the axis of bandwidth that changes.
+"""Verdict of advice in a few sentences: whether to compress, with which method, and at which bandwidth this changes.
 
-Nothing is ranked within noise, and a gain of less than 2 % is none.
+Methods within measurement noise are not ranked, and a gain below 2 % is treated as none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,18 @@ from accordion_bench.advising.advice import Advice, AdviceRow, Regions, by_step,
 from accordion_bench.advising.predict import GAIN
 from accordion_bench.options.units import counted, duration, human_rate
 
-DENSE, HALF = "dense", "bf16"  # the baselines, as reports spell them
+DENSE, HALF = "dense", "bf16"  # labels of the baselines
 BASELINES = (DENSE, HALF)
 SPOKEN = {DENSE: "dense fp32", HALF: "dense bf16"}
-NAMED = 3  # methods that are alike, before the others are counted
+NAMED = 3  # equivalent methods listed by name; the others are counted
 
 
 class Stretch(NamedTuple):
-    """A part of an axis in which one method is as good as the fastest.
+    """Part of an axis in which one method is as good as the fastest.
 
-    method: the winner; dense where dense is as good as the fastest.
-    alike: all that are as good as the fastest in the whole of the stretch, the winner first.
-    low, high: from where to where on the axis.
+    method: the winner; dense if dense is as good as the fastest.
+    alike: all methods that are as good as the fastest in the whole part, the winner first.
+    low, high: limits on the axis.
     """
 
     method: str
@@ -31,30 +31,31 @@ class Stretch(NamedTuple):
 
 
 def as_good(rows: Sequence[AdviceRow]) -> list[AdviceRow]:
-    """The fastest method and those within noise of it, or less than 2 % slower; sorted by step time."""
+    """Return the fastest method and those within noise of it or at most 2 % slower, sorted by step time."""
     ordered = by_step(rows)
     good = _good({row.method: row.step.value for row in ordered}, ordered)
     return [row for row in ordered if row.method in good]
 
 
 def noise(row: AdviceRow) -> tuple[float, float]:
-    """(Smallest, largest) share of its step time that a method may take beside the others.
+    """Return the (lower, upper) bound of a method's step time relative to its estimate.
 
-    From its speed-up over dense bf16, whose interval lacks the noise of computing: that is the same for all methods.
+    The bounds follow from its speed-up over dense bf16. Their interval excludes the noise of computation, which is the
+    same for all methods.
     """
     return row.over_bf16.value / row.over_bf16.high, row.over_bf16.value / row.over_bf16.low
 
 
 def stretches(regions: Regions, rows: Sequence[AdviceRow], from_above: bool) -> list[Stretch]:
-    """The fewest stretches that cover an axis, in the order in which it is walked.
+    """Cover an axis with the fewest stretches, in the order of traversal.
 
-    A method stays the winner until it is no longer as good as the fastest; then comes dense if it is as good, else the
-    one that stays so for longest. Intervals are as wide, relatively, as those of `rows`.
+    A method is the winner until it is no longer as good as the fastest. The next winner is dense if it is as good,
+    otherwise the method that remains so for longest. Intervals have the same relative width as those of `rows`.
 
     Args:
-        regions: step time over an axis.
-        rows: of the methods that are compared.
-        from_above: whether the axis is walked from its largest value down.
+        regions: step times over an axis.
+        rows: rows of the compared methods.
+        from_above: whether to traverse the axis from its largest value down.
     """
     places = sorted(range(len(regions.at)), key=lambda i: regions.at[i], reverse=from_above)
     good = [_as_good_at(regions, rows, i) for i in places]
@@ -72,7 +73,7 @@ def stretches(regions: Regions, rows: Sequence[AdviceRow], from_above: bool) -> 
 
 
 def _as_good_at(regions: Regions, rows: Sequence[AdviceRow], i: int) -> list[str]:
-    """Names, the fastest first."""
+    """Return the names of the methods that are as good as the fastest at value i, the fastest first."""
     return _good({row.method: regions.steps[row.method][i] for row in rows}, rows)
 
 
@@ -89,12 +90,12 @@ def _good(steps: Mapping[str, float], rows: Sequence[AdviceRow]) -> list[str]:
 
 
 def _reach(good: Sequence[Sequence[str]], first: int, name: str) -> int:
-    """The first place at which a method is no longer as good as the fastest."""
+    """Return the first index, from `first`, at which a method is no longer as good as the fastest."""
     return next((i for i in range(first, len(good)) if name not in good[i]), len(good))
 
 
 def _edge(regions: Regions, places: Sequence[int], i: int) -> float:
-    """Where the stretch of the i-th place begins; of bandwidths the geometric mean of both places."""
+    """Return the start of a stretch at index i; between two bandwidths, their geometric mean."""
     if i == len(places):
         return regions.at[places[-1]]
     if i == 0 or regions.axis == "workers":
@@ -103,10 +104,10 @@ def _edge(regions: Regions, places: Sequence[int], i: int) -> float:
 
 
 def verdict(advice: Advice) -> tuple[str, ...]:
-    """Sentences, the answer first; of methods that are alike within noise none is called faster.
+    """Return the verdict as sentences, the answer first. No method is called faster than another within noise.
 
     Args:
-        advice: its rows, step times over bandwidth and workers; its own verdict is not read.
+        advice: rows, and step times over bandwidth and workers; the verdict in it is ignored.
     """
     every_step = [row for row in advice.rows if not row.local]
     best = as_good(every_step)
@@ -116,12 +117,12 @@ def verdict(advice: Advice) -> tuple[str, ...]:
 
 
 def spoken(method: str) -> str:
-    """A method inside a sentence: `dense fp32`, `PowerSGD rank 4`, `DiLoCo H 30`."""
+    """Return a method's name for a sentence: `dense fp32`, `PowerSGD rank 4`, `DiLoCo H 30`."""
     return SPOKEN.get(method, method.replace(",", ""))
 
 
 def together(methods: Sequence[str]) -> str:
-    """`PowerSGD rank 1, PowerSGD rank 2, TopK 1 % and 4 others`."""
+    """Join the names of methods: `PowerSGD rank 1, PowerSGD rank 2, TopK 1 % and 4 others`."""
     words = [spoken(method) for method in methods[:NAMED]]
     if len(methods) > NAMED:
         words.append(counted(len(methods) - NAMED, "other"))
@@ -158,12 +159,12 @@ def _headline(advice: Advice, best: Sequence[AdviceRow], found: Sequence[Stretch
 
 
 def _where(advice: Advice) -> str:
-    """On which device, and at which rate: what the answer is for."""
+    """Return the words for the device and the bandwidth of the answer."""
     return f"On {advice.on}, {duration(advice.compute.value)} a step, at {human_rate(advice.by_bandwidth.here)}"
 
 
 def _pays(advice: Advice) -> list[str]:
-    """The step time at which the answer flips."""
+    """Return the sentence on the step time below which compression saves time, if known."""
     if advice.pays is None or all(row.local or row.method in BASELINES for row in advice.rows):
         return []
     below, on = advice.pays
@@ -177,7 +178,7 @@ def _pays(advice: Advice) -> list[str]:
 
 
 def _elsewhere(advice: Advice, best: Sequence[AdviceRow], found: Sequence[Stretch]) -> list[str]:
-    """The fastest methods at other bandwidths, as far as the headline does not name them."""
+    """Return sentences on the fastest methods at other bandwidths, except those in the headline."""
     here = advice.by_bandwidth.here
     if any(row.method in BASELINES for row in best):
         compressed = [s for s in found if s.method not in BASELINES]
@@ -203,7 +204,7 @@ def _wins(stretch: Stretch) -> str:
 
 
 def _by_workers(advice: Advice, rows: Sequence[AdviceRow]) -> list[str]:
-    """The answer for other numbers of workers on the same link."""
+    """Return the sentence for other numbers of workers on the same link."""
     found = stretches(advice.by_workers, rows, from_above=False)
     said = "; ".join(f"from {s.low:g} workers up {_wins(s)}" for s in found[1:])
     first = f"from {found[0].low:g} to {found[0].high:g} workers" if not said else f"with {found[0].low:g} workers"
@@ -211,7 +212,7 @@ def _by_workers(advice: Advice, rows: Sequence[AdviceRow]) -> list[str]:
 
 
 def _local(advice: Advice, best: Sequence[AdviceRow]) -> list[str]:
-    """The sentence about local methods, which are named apart because they change the algorithm most."""
+    """Return the sentence on local methods, which are listed separately because they change the algorithm most."""
     local = [row for row in advice.rows if row.local]
     if not local:
         return []
@@ -230,7 +231,7 @@ def _local(advice: Advice, best: Sequence[AdviceRow]) -> list[str]:
 
 
 def _alike(rows: Sequence[AdviceRow]) -> str:
-    """Why methods, the fastest first, are named together."""
+    """Return the reason why these methods, the fastest first, are listed together."""
     near = all(row.step.value <= (1 + GAIN) * rows[0].step.value for row in rows)
     return f"alike within {100 * GAIN:g} %" if near else "alike within noise"
 

@@ -49,7 +49,7 @@ def test_of_an_earlier_version_the_spread_is_not_known(tmp_path):
     times = step_times_from(written(tmp_path / "t.json", format=1, step_seconds=...))
     assert times.steps == () and times.compute == 3.75
     assert times.doubts() == [
-        f"{tmp_path / 't.json'} does not say what each step took, so their spread is not known: record it again"
+        f"{tmp_path / 't.json'} lacks the duration of each step, so their spread is unknown: record it again"
     ]
 
 

@@ -114,7 +114,7 @@ WRONG = [
     (nn.ReLU(), loss, 6, "model must have parameters that are trained, got none; pass one with requires_grad=True"),
     (nn.Linear(5, 4), loss, 6, "example_batch must be a batch that the model takes, got one with which loss(model, "),
     (Net(), no_scalar, 6, "loss(model, batch) must be a scalar tensor with a gradient, got a tensor of shape [6, 4]; "),
-    (Net(), no_model, 6, "loss(model, batch) must be a scalar tensor with a gradient, got one that hangs on no param"),
+    (Net(), no_model, 6, "loss(model, batch) must be a scalar tensor with a gradient, got one that depends on no p"),
     (Net(), no_memory, 6, "batch_size must be so small that a step fits into the memory of this device, got 6; type "),
     (Net(), no_memory, 0, "model must fit into the memory of this device with its gradients and a batch, got one "),
 ]

@@ -1,1 +1,1 @@
-"""Links: modelled from bytes and rounds, and measured at the interface."""
+"""Network links: model of communication time from bytes and rounds, probe of real links, interface byte counters."""

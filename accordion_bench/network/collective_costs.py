@@ -1,6 +1,6 @@
-"""Collectives: what they send, by kind, and how long they take on links of one level or two.
+"""Cost model of collectives: bytes, rounds and seconds by kind, on links of one or two levels.
 
-Of A workers, G of them on each of M = A/G machines; n bytes in all that a worker hands over:
+A workers, G of them on each of M = A/G machines; n = total payload of a worker in bytes:
 
     all-reduce   ring          2(A-1)/A n, 2(A-1) rounds
                  tree          2 n, 2 ceil(log2 A) rounds (a double tree, Sanders, Speck and Traeff 2009)
@@ -8,15 +8,15 @@ Of A workers, G of them on each of M = A/G machines; n bytes in all that a worke
     all-gather   ring          (A-1) n, A-1 rounds
                  hierarchical  between (M-1) G n, M-1 rounds; inside (G-1) M n, G-1 rounds
     gather of unequal messages
-                 direct        (A-1) n, A-1 rounds; all get the whole message from its owner
+                 direct        (A-1) n, A-1 rounds; each message is sent from its owner to all others
     all-to-all   direct        (A-1)/A n, A-1 rounds
                  hierarchical  inside (G-1)/G n, G-1 rounds; between G (M-1)/M n, M-1 rounds
-    pairs        direct        n, 1 round, however many workers there are
+    pairs        direct        n, 1 round, for any A
 
-A round of one level takes its latency; a byte 8/bandwidth. A ring through machines goes at the pace of its slowest hop,
-and sends over each machine's link what one worker sends. In all others the G workers of a machine share its link, and
-the link inside carries, at the same time, what a worker sends to the other G-1 (a pair may be all inside). The stages
-of a hierarchical collective count one after another, which is an upper bound for long messages.
+A round takes the latency of its level, a byte 8/bandwidth. The slowest hop of a ring through machines determines its
+rate, and each machine's link carries the bytes of one worker. In all other cases the G workers of a machine share its
+link. At the same time the inner link carries what a worker sends to the other G-1; a pair may be within one machine.
+The times of the stages of a hierarchical collective are added, which is an upper bound for long messages.
 """
 
 import math
@@ -32,11 +32,11 @@ from accordion_bench.options.units import without_units
 
 
 class KindCost(NamedTuple):
-    """One kind of collective between machines.
+    """Cost of one kind of collective between machines.
 
-    latency: seconds that each round adds.
+    latency: seconds per round.
     bandwidth: bit/s.
-    cpu: seconds of processor time for each byte that a worker sends.
+    cpu: seconds of processor time per byte that a worker sends.
     """
 
     latency: float
@@ -45,11 +45,11 @@ class KindCost(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """A link as messages of one kind see it.
+    """Link parameters for one kind of collective.
 
-    latency: seconds that each round adds.
+    latency: seconds per round.
     bandwidth: bit/s, one direction.
-    at_once: bytes that pass in no time.
+    at_once: bytes of the burst, which take no time.
     """
 
     latency: float
@@ -57,17 +57,17 @@ class Hop(NamedTuple):
     at_once: float = 0.0
 
     def seconds(self, wire: float, rounds: float) -> float:
-        """Of so many bytes in so many rounds."""
+        """Return the seconds for this number of bytes and rounds."""
         return 8 * max(0.0, wire - self.at_once) / self.bandwidth + rounds * self.latency
 
 
 def wire_and_rounds(kind: str, payload: float, times: float, workers: int) -> tuple[float, float]:
-    """(Bytes that one worker's link sends, messages one after another), as the ledger charges them.
+    """Return (bytes sent over one worker's link, number of rounds), as the ledger counts them.
 
     Args:
-        kind: of collective.
-        payload: bytes that a worker hands over in all of them, n.
-        times: collectives, one after another.
+        kind: kind of collective.
+        payload: n, payload of a worker in bytes, over all collectives.
+        times: number of successive collectives.
         workers: A.
     """
     others = workers - 1
@@ -79,39 +79,40 @@ def wire_and_rounds(kind: str, payload: float, times: float, workers: int) -> tu
 
 
 def payload_and_times(kind: str, wire: float, rounds: float, workers: int) -> tuple[float, float]:
-    """(Bytes that a worker has handed over, collectives): the inverse of `wire_and_rounds`, of at least two workers."""
+    """Return (payload of a worker in bytes, number of collectives): the inverse of `wire_and_rounds` for A >= 2."""
     one_byte, one_collective = wire_and_rounds(kind, 1.0, 1.0, workers)
     return wire / one_byte, rounds / one_collective
 
 
 def link_share(kind: str, workers: int, per_machine: int) -> float:
-    """How many times what one worker sends a machine's link carries, of flat collectives."""
+    """Return the bytes over a machine's link per byte that one worker sends in a flat collective."""
     if workers <= per_machine:
-        return 0.0  # all are in one machine
+        return 0.0  # all workers are in one machine
     if kind not in DIRECT:
         return 1.0
     return per_machine * (workers - per_machine) / (workers - 1)
 
 
 def inner_share(kind: str, workers: int, per_machine: int) -> float:
-    """Which part of what one worker sends stays in its machine, or may, of flat collectives.
+    """Return the maximum fraction of a worker's bytes in a flat collective that stays in its machine.
 
-    A worker of a ring may have its neighbour there, and one of a pair its partner; none waits for the mean one.
+    The neighbour in a ring, or the partner of a pair, may be in the same machine. The slowest worker counts, not the
+    mean one.
     """
     return (per_machine - 1) / (workers - 1) if kind in ("all_to_all", UNEVEN) else 1.0
 
 
 def ring(kind: str, payload: float, times: float, workers: int, per_machine: int, outer: Hop, inner: Hop) -> float:
-    """Seconds of collectives through all workers as if they were alike, machine after machine.
+    """Return the seconds of flat collectives (ring or direct) of all workers, ordered machine by machine.
 
     Args:
-        kind: of collective.
-        payload: bytes that a worker hands over in all of them.
-        times: collectives, one after another.
+        kind: kind of collective.
+        payload: payload of a worker in bytes, over all collectives.
+        times: number of successive collectives.
         workers: A.
         per_machine: G.
-        outer: between machines.
-        inner: inside a machine.
+        outer: link between machines.
+        inner: link inside a machine.
     """
     wire, rounds = wire_and_rounds(kind, payload, times, workers)
     if workers <= per_machine:
@@ -124,14 +125,14 @@ def ring(kind: str, payload: float, times: float, workers: int, per_machine: int
 
 
 def tree(payload: float, times: float, workers: int, hop: Hop) -> float:
-    """Seconds of all-reduces along a double tree of workers that are alike."""
+    """Return the seconds of all-reduces along a double tree of workers with equal links."""
     return hop.seconds(2 * payload, 2 * math.ceil(math.log2(workers)) * times)
 
 
 def hierarchical(
     kind: str, payload: float, times: float, workers: int, per_machine: int, outer: Hop, inner: Hop
 ) -> float:
-    """Seconds of collectives first inside machines and then between them, or the other way round."""
+    """Return the seconds of hierarchical collectives, with one stage inside machines and one between them."""
     machines = math.ceil(workers / per_machine)
     inside, between = (per_machine - 1) * times, (machines - 1) * times
     if kind == "all_reduce":
@@ -151,7 +152,7 @@ def _all_reduce_between(payload: float, times: float, machines: int, outer: Hop)
 
 
 def cheapest(kind: str, payload: float, times: float, workers: int, per_machine: int, outer: Hop, inner: Hop) -> float:
-    """Seconds of whichever takes least: ring or direct, tree, hierarchical."""
+    """Return the seconds of the fastest algorithm: ring or direct, tree, or hierarchical."""
     found = [ring(kind, payload, times, workers, per_machine, outer, inner)]
     if kind == "all_reduce" and (per_machine == 1 or workers <= per_machine):
         found.append(tree(payload, times, workers, outer if per_machine == 1 else inner))
@@ -161,10 +162,10 @@ def cheapest(kind: str, payload: float, times: float, workers: int, per_machine:
 
 
 def checked_kinds(kinds: Any, usual: Hop) -> dict[str, KindCost]:
-    """What differs by kind of collective; what is not said of one is as usual.
+    """Check the costs by kind of collective, and fill in missing numbers from `usual`.
 
     Raises:
-        ValueRefused: a name is no kind, or a number none.
+        ValueRefused: a kind is unknown, or a number is invalid.
     """
     if not isinstance(kinds, Mapping) or not {*kinds} <= {*KINDS}:
         raise ValueRefused("kinds", f"groups of numbers by kind of collective ({', '.join(KINDS)})", kinds, None)
@@ -181,10 +182,10 @@ def checked_kinds(kinds: Any, usual: Hop) -> dict[str, KindCost]:
 
 
 def inner_hop(inside: Any) -> Hop:
-    """The link inside a machine: that of a file in conf/network, or {bandwidth, latency}.
+    """Return the link inside a machine, from the name of a file in conf/network or from {bandwidth, latency}.
 
     Raises:
-        ValueRefused: there is no file of this name, or a number is none.
+        ValueRefused: the name is unknown, or a number is invalid.
     """
     if isinstance(inside, Mapping):
         said = without_units(dict(inside))
@@ -201,7 +202,7 @@ def inner_hop(inside: Any) -> Hop:
     return Hop(numbers["latency"], numbers["bandwidth"])
 
 
-KINDS = ("all_reduce", "all_gather", "all_to_all")  # of which links differ
+KINDS = ("all_reduce", "all_gather", "all_to_all")  # kinds with costs of their own
 UNEVEN = "all_gather_uneven"
-PAIRS = "send_receive"  # two workers wait for each other alone
-DIRECT = ("all_to_all", UNEVEN, PAIRS)  # messages go to their receiver, not to a neighbour
+PAIRS = "send_receive"  # each worker waits for one partner only
+DIRECT = ("all_to_all", UNEVEN, PAIRS)  # messages are sent directly to their receiver, not along a ring

@@ -1,7 +1,7 @@
-"""How long collectives of several sizes take between processes that share no clock.
+"""Time collectives of several sizes between processes without a common clock.
 
-Each begins on links that have been idle, as in training, where a backward pass comes between. All processes leave a
-tiny all-reduce at nearly the same moment, and each takes its own time from there; the longest counts.
+Links are idle before each collective, as in training, where a backward pass precedes it. A tiny all-reduce synchronises
+the processes; each then measures its own duration, and the longest counts.
 """
 
 import statistics
@@ -18,23 +18,24 @@ from accordion_bench.network.collective_costs import KINDS
 from accordion_bench.network.meter import Interface
 
 Row = dict[str, Any]
-WIRE = [1 << n for n in (10, 12, 14, 16, 18, 20, 22, 24, 26, 28)]  # bytes that each worker sends, about
-USUAL = 1 << 24  # bytes; more are sent only while a repetition is shorter than LONG
+WIRE = [1 << n for n in (10, 12, 14, 16, 18, 20, 22, 24, 26, 28)]  # approximate bytes sent per worker
+USUAL = 1 << 24  # bytes; larger sizes are measured only while a repetition is shorter than LONG
 LONG = 0.1  # seconds
-FEWEST, MOST = 3, 15  # repetitions
-SLOPE = 1.5  # the largest message must take so many times as long as the smallest, or the bandwidth does not show
+FEWEST, MOST = 3, 15  # number of repetitions
+SLOPE = 1.5  # the bandwidth is measurable only if the largest message takes this many times as long as the smallest
 IDLE = 0.05  # seconds between two repetitions
-SETTLE = 0.05  # seconds after a collective until the counters are read: the last acknowledgement may come late
+SETTLE = 0.05  # seconds from a collective to reading the counters, since the last acknowledgement may be late
 
 
 @dataclass(frozen=True)
 class LinkGroup:
-    """Who sends, and on what.
+    """Process groups and device of a measurement.
 
     Args:
-        members: the process group whose collectives are timed; None = all processes.
-        together: the process group of those that begin together, `members` of several machines, say; None = all.
-        device: of the messages.
+        members: process group of the timed collectives; None = all processes.
+        together: process group that starts its collectives at the same time, such as `members` of several machines;
+            None = all processes.
+        device: device of the messages.
     """
 
     members: dist.ProcessGroup | None
@@ -43,26 +44,26 @@ class LinkGroup:
 
     @property
     def workers(self) -> int:
-        """Of a collective."""
+        """Number of workers of a collective."""
         return dist.get_world_size(self.members)
 
     def wait(self) -> None:
-        """Until what was begun on the device is over."""
+        """Synchronise with the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def meet(self) -> None:
-        """Until all are here."""
+        """Synchronise all processes of `together`."""
         self.largest(0.0)
 
     def largest(self, *mine: float) -> list[float]:
-        """The largest of everyone's numbers, each by itself."""
+        """Return the element-wise maximum over the processes of `together`."""
         numbers = torch.tensor(mine, dtype=torch.float64, device=self.device)
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self.together)
         return numbers.tolist()
 
     def mean(self, *mine: float) -> list[float]:
-        """The mean of everyone's numbers, each by itself."""
+        """Return the element-wise mean over the processes of `together`."""
         numbers = torch.tensor(mine, dtype=torch.float64, device=self.device)
         dist.all_reduce(numbers, group=self.together)
         return (numbers / dist.get_world_size(self.together)).tolist()
@@ -70,12 +71,12 @@ class LinkGroup:
 
 @dataclass(frozen=True)
 class Repetition:
-    """One collective.
+    """Measurement of one collective.
 
     Args:
-        seconds: until the slowest process had finished.
+        seconds: duration on the slowest process.
         cpu: seconds of processor time, mean over the processes.
-        sent: bytes that the mean process's interface has sent; 0 = not counted.
+        sent: bytes sent by a process's interface, mean over the processes; 0 = not counted.
     """
 
     seconds: float
@@ -90,19 +91,20 @@ def time_collectives(
     interface: Interface | None = None,
     tell: Callable[[str], None] = lambda said: None,
 ) -> list[Row]:
-    """One row for each kind of collective and size; all of `LinkGroup.together` call it with the same numbers.
+    """Time each kind of collective at several sizes. All processes of `LinkGroup.together` pass equal arguments.
 
     Args:
-        group: who sends.
-        seconds: in all, about. Sizes whose repetitions would take too long are left out, but for those without which
-            the bandwidth would not show.
+        group: process groups and device.
+        seconds: approximate total time. Sizes whose repetitions would take too long are skipped, except those required
+            to measure the bandwidth.
         idle: seconds of pause before each collective.
-        interface: whose counters are read, too.
-        tell: what is told of the progress.
+        interface: interface whose byte counters are read as well; None = none.
+        tell: called with progress messages.
 
     Returns:
-        rows with `collective`, the ledger's `payload_bytes`, `wire_bytes` and `rounds` of one worker, medians `seconds`
-        and `cpu_seconds`, `link_sent_bytes` of an interface, and the seconds of all `repetitions`.
+        one row per kind and size, with `collective`, the ledger's `payload_bytes`, `wire_bytes` and `rounds` of one
+        worker, medians `seconds` and `cpu_seconds`, `link_sent_bytes` of the interface, and all `repetitions` in
+        seconds.
     """
     budget = seconds / len(KINDS) / sum(wire <= USUAL for wire in WIRE)
     rows: list[Row] = []
@@ -127,7 +129,7 @@ def _enough(rows: list[Row], wire: int, budget: float) -> bool:
 def _row(group: LinkGroup, kind: str, wire: int, idle: float, budget: float, interface: Interface | None) -> Row:
     ledger = Ledger(group.workers)
     run = collective(kind, wire, ledger, group)
-    run()  # connections, buffers
+    run()  # opens connections and allocates buffers
     found = list(_repetitions(group, run, idle, budget, interface))
     sent = ledger.columns()
     row: Row = {
@@ -144,16 +146,16 @@ def _row(group: LinkGroup, kind: str, wire: int, idle: float, budget: float, int
 
 
 def collective(kind: str, wire: int, ledger: Ledger, group: LinkGroup) -> Callable[[], Any]:
-    """A collective in which each worker sends about `wire` bytes; it is charged to the ledger once, here.
+    """Return a function that runs a collective, and count one run in the ledger.
 
     Args:
         kind: one of `KINDS`.
-        wire: bytes.
-        ledger: of the group's workers.
-        group: who sends.
+        wire: approximate bytes sent per worker.
+        ledger: ledger of the group's workers.
+        group: process groups and device.
     """
     workers, members = group.workers, group.members
-    part = max(wire // (workers - 1), 1)  # for each of the others
+    part = max(wire // (workers - 1), 1)  # bytes per receiver
     everyones = torch.zeros(workers * part, dtype=torch.uint8, device=group.device)
     if kind == "all_gather":
         ledger.all_gather(part)
@@ -181,7 +183,7 @@ def _repetitions(
         run()
         group.wait()
         mine = time.monotonic() - begin
-        cpu = time.process_time() - burned if group.device.type == "cpu" else 0.0  # else it only waits
+        cpu = time.process_time() - burned if group.device.type == "cpu" else 0.0  # on a GPU the processor only waits
         sent = _sent(interface, before, mine)
         took, since = group.largest(mine, time.monotonic() - first)
         yield Repetition(took, *group.mean(cpu, sent))
@@ -190,7 +192,7 @@ def _repetitions(
 
 
 def _sent(interface: Interface | None, before: int, took: float) -> float:
-    """Bytes since `before`; 0 where they are not counted."""
+    """Return the bytes sent since `before`; 0 without an interface."""
     if interface is None:
         return 0.0
     time.sleep(SETTLE + took)  # others may still be sending

@@ -1,13 +1,13 @@
-"""What a probe says about a link: seconds and counted bytes as straight lines in wire bytes and rounds.
+"""Fit the rows of a probe: seconds, interface bytes and processor time as linear functions of wire bytes and rounds.
 
     seconds of a collective  =  alpha rounds + beta max(0, wire - burst)
     bytes over the interface =  (1 + h) wire + c rounds
     processor time           =  a rounds + b wire
 
-All by least squares of relative errors, with non-negative coefficients. `burst` is what passes at once after a pause.
-The line of one kind of collective then moves to where the mean |log(fitted / measured)| is smallest, sizes with
-unsteady repetitions counting less: a size that was disturbed does not pull it, and a long message that is fitted as
-nearly nothing is far off, not only 100 % wrong.
+Coefficients are non-negative and minimise the squares of relative errors. `burst` is the number of bytes that take no
+time after a pause. The line of one kind of collective is then refined to minimise the mean |log(fitted / measured)|,
+with less weight for sizes whose repetitions vary. Disturbed sizes then have little influence, and the penalty for
+underestimating a long message is unbounded, whereas its relative error is at most 100 %.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,13 +22,13 @@ from accordion_bench.network.links import LinkCost
 from accordion_bench.options.checks import ConfigError
 
 RING = ("all_reduce", "all_gather")  # one flow on each link at a time
-CANDIDATES = 400  # bursts that are tried
+CANDIDATES = 400  # number of tried bursts
 NOTHING = 1e-9  # seconds, in place of 0
-STEADY = 0.03  # relative spread of repetitions, beside which none is known better
-SMALLEST = 1e3  # bytes, of a burst
-WORTH = 1.25  # times as far from what was measured must the line be without a burst, or there is none
-GROWS = 1e-6  # of the first message's time: what the longest must add to it, or it is rounding
-GOOD = 0.01  # a line that is so near needs none
+STEADY = 0.03  # added to the relative spread of repetitions, to bound their weight
+SMALLEST = 1e3  # smallest burst, bytes
+WORTH = 1.25  # a burst is used only if the distance without it is more than this many times as large
+GROWS = 1e-6  # least increase of time by the longest message, relative to the first one; below it is rounding
+GOOD = 0.01  # a line with a smaller distance needs no burst
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,22 @@ class Link:
     burst: float = 0.0
 
     def seconds(self, row: Row) -> float:
-        """Of a collective that begins after a pause."""
+        """Return the fitted seconds of a collective that starts after a pause."""
         return self.alpha * row["rounds"] + self.beta * max(0.0, row["wire_bytes"] - self.burst)
 
     def error(self, rows: Sequence[Row]) -> float:
-        """Root mean square of relative errors."""
+        """Return the root mean square of the relative errors."""
         return float(np.sqrt(np.mean([(self.seconds(row) / row["seconds"] - 1) ** 2 for row in rows])))
 
     def distance(self, rows: Sequence[Row]) -> float:
-        """Mean of |log(fitted / measured)|; a row counts the less, the more its repetitions differ."""
+        """Return the mean of |log(fitted / measured)|, where rows with unsteady repetitions have less weight."""
         ratios = [max(self.seconds(row), NOTHING) / row["seconds"] for row in rows]
         weights = [1 / (STEADY + _spread(row)) for row in rows]
         return float(np.average(np.abs(np.log(ratios)), weights=weights))
 
     @property
     def bandwidth(self) -> float:
-        """bit/s."""
+        """Bandwidth in bit/s."""
         return 8 / self.beta if self.beta else float("inf")
 
 
@@ -70,35 +70,35 @@ class Overhead:
     """Counted bytes = (1 + share) wire + message rounds.
 
     Args:
-        share: h, of headers inside long messages.
-        message: c, bytes of each round: headers, acknowledgements, the library's own words.
+        share: h, bytes of headers per byte of long messages.
+        message: c, bytes per round: headers, acknowledgements, control messages of the library.
     """
 
     share: float
     message: float
 
     def counted(self, row: Row) -> float:
-        """Bytes that the interface should show."""
+        """Return the expected bytes of the interface counter."""
         return (1 + self.share) * row["wire_bytes"] + self.message * row["rounds"]
 
 
 def link(rows: Sequence[Row], with_burst: bool = True) -> Link:
-    """The line with the least squares.
+    """Fit one line to several kinds of collective, by least squares of relative errors.
 
     Args:
-        rows: of several kinds of collective that travel alike, about.
-        with_burst: whether there may be one.
+        rows: rows of kinds with similar behaviour on the link.
+        with_burst: whether a burst is allowed.
     """
     lines = [_line(rows, burst) for burst in (_bursts(rows) if with_burst else (0.0,))]
     return min(lines, key=lambda one: one.error(rows))
 
 
 def link_of_kind(rows: Sequence[Row], with_burst: bool = True) -> Link:
-    """The nearest line; one with a burst only where it is much nearer than any without.
+    """Fit the line of smallest distance, with a burst only if this is much closer than any line without one.
 
     Args:
-        rows: of one kind of collective.
-        with_burst: whether there may be one.
+        rows: rows of one kind of collective.
+        with_burst: whether a burst is allowed.
     """
     plain = _moved(_line(rows, 0.0), rows)
     if not with_burst:
@@ -109,20 +109,20 @@ def link_of_kind(rows: Sequence[Row], with_burst: bool = True) -> Link:
 
 
 def _bursts(rows: Sequence[Row]) -> list[float]:
-    """That are tried; the first is none."""
+    """Return the bursts to try, in bytes; the first is 0."""
     most = max(row["wire_bytes"] for row in rows) / 2
     return [0.0, *np.geomspace(min(SMALLEST, most), most, CANDIDATES).tolist()]
 
 
 def _spread(row: Row) -> float:
-    """Median distance of the repetitions from their median, relative."""
+    """Return the median absolute deviation of the repetitions, relative to their median."""
     seconds = np.asarray(row.get("repetitions", [1.0]))
     middle = np.median(seconds)
     return float(np.median(np.abs(seconds - middle)) / middle)
 
 
 def _moved(line: Link, rows: Sequence[Row]) -> Link:
-    """From least squares to the smallest distance, by the simplex method on logarithms."""
+    """Minimise the distance, starting from the least-squares line, by the simplex method on logarithms."""
     if not line.alpha or not line.beta:
         return line
     start = np.log([line.alpha, line.beta, *([line.burst] if line.burst else [])])
@@ -137,15 +137,16 @@ def _line(rows: Sequence[Row], burst: float) -> Link:
 
 
 def costs(rows: Sequence[Row], with_burst: bool = True, shared_by: int = 1) -> dict[str, LinkCost]:
-    """The line of each kind of collective.
+    """Fit the line of each kind of collective.
 
     Args:
-        rows: of a probe.
-        with_burst: whether a burst may be found.
-        shared_by: workers that have sent over one link at once; bandwidth and burst are those of the link.
+        rows: rows of a probe.
+        with_burst: whether a burst is allowed.
+        shared_by: number of workers that sent over one link at the same time; bandwidth and burst are those of the
+            link.
 
     Raises:
-        ConfigError: times do not grow with messages, so that no bandwidth shows.
+        ConfigError: times do not grow with message size, so that the bandwidth cannot be determined.
     """
     found = {}
     for kind, of_kind in by_kind(rows).items():
@@ -168,7 +169,7 @@ def costs(rows: Sequence[Row], with_burst: bool = True, shared_by: int = 1) -> d
 
 
 def by_kind(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The rows of each kind of collective."""
+    """Group rows by kind of collective."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row["collective"], []).append(row)
@@ -176,7 +177,7 @@ def by_kind(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def cpu_per_byte(rows: Sequence[Row]) -> float:
-    """Seconds of processor time for each byte that a worker sends, beside those for each round; 0 = not known."""
+    """Return the seconds of processor time per byte that a worker sends, without those per round; 0 = unknown."""
     if not all(row.get("cpu_seconds") for row in rows):
         return 0.0
     rounds, wire, burned = ([row[name] for row in rows] for name in ("rounds", "wire_bytes", "cpu_seconds"))
@@ -184,7 +185,7 @@ def cpu_per_byte(rows: Sequence[Row]) -> float:
 
 
 def overhead(rows: Sequence[Row]) -> Overhead:
-    """The line that fits best."""
+    """Fit the bytes of the interface counter by least squares of relative errors."""
     message, slope = _relative(
         [row["rounds"] for row in rows],
         [row["wire_bytes"] for row in rows],
@@ -197,16 +198,16 @@ def overhead(rows: Sequence[Row]) -> Overhead:
 def _relative(
     first: Sequence[float], second: Sequence[float], target: Sequence[float], scale: Sequence[float] | None = None
 ) -> tuple[float, float]:
-    """(a, b) >= 0 that minimise the sum of ((a first + b second - target) / scale)^2."""
+    """Return (a, b) >= 0 that minimise the sum of ((a first + b second - target) / scale)^2; scale = target if None."""
     weight = 1 / np.asarray(target if scale is None else scale, dtype=float)
     columns = np.stack([np.asarray(first, dtype=float), np.asarray(second, dtype=float)], axis=1) * weight[:, None]
-    norms = np.linalg.norm(columns, axis=0) + 1e-300  # seconds per byte are tiny beside seconds per round
+    norms = np.linalg.norm(columns, axis=0) + 1e-300  # seconds per byte are far smaller than seconds per round
     found, _ = nnls(columns / norms, np.asarray(target, dtype=float) * weight)
     return float(found[0] / norms[0]), float(found[1] / norms[1])
 
 
 def summary(rows: Sequence[Row], with_burst: bool = True) -> dict[str, Any]:
-    """Everything that probe.json says beside the rows."""
+    """Return the contents of probe.json except the rows."""
     by_name = by_kind(rows)
     ring = [row for row in rows if row["collective"] in RING]
     best = link(ring, with_burst)
@@ -224,6 +225,6 @@ def summary(rows: Sequence[Row], with_burst: bool = True) -> dict[str, Any]:
 
 
 def longest(rows: Sequence[Row], best: Link) -> float:
-    """How much longer than fitted the largest message took, as a factor."""
+    """Return the measured time of the largest message relative to the fitted time."""
     row = max(rows, key=lambda row: row["wire_bytes"])
     return float(row["seconds"] / best.seconds(row))

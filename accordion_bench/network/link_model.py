@@ -1,10 +1,9 @@
-"""Network: what a run would take on links that the machine need not have.
+"""Network model: time of the collectives of a run on given links, and of a step whose threads share cores.
 
-A step whose two threads share the cores of a worker: one computes, the other encodes, sends and decodes.
-
-Each thread has a demand: one core for computing and for codecs; for a collective, the processor time that it takes over
-the time that it lasts. Cores are shared max-min fairly, as operating systems do; a thread that gets less than its
-demand is slower by that factor. With two cores for each worker this is `Network.end`.
+`Network` models the links. `step_ends` models a step with two threads per worker: one computes, the other encodes,
+communicates and decodes. Computation and codecs demand one core; a collective demands its processor time divided by its
+duration. Cores are shared max-min fairly, as by operating systems, and a thread slows down in proportion to its share
+of its demand. With two cores per worker the result equals `Network.end`.
 """
 
 import copy
@@ -34,7 +33,7 @@ from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.option import NEAREST, Choice, check_options, option, with_options
 
 if TYPE_CHECKING:
-    from accordion_bench.comm.collectives import Comm  # imports torch, which reports do without
+    from accordion_bench.comm.collectives import Comm  # imports torch, which reports do not need
 
 COLUMNS = (
     *("modelled_seconds", "modelled_exposed_seconds", "modelled_comm_seconds", "modelled_dense_comm_seconds"),
@@ -43,13 +42,13 @@ COLUMNS = (
 
 
 class Exchanges(NamedTuple):
-    """The exchanges of one kind, as one worker alone on its machine would make them; times are medians over the run.
+    """Exchanges of one kind as made by one worker alone on its machine; times are medians over the run.
 
-    workers: that take part.
-    times: how many exchanges.
-    wait: seconds from the start of a step until there is nothing left to do but to wait for them.
-    buckets: in the order in which they travel, `ready` since the same start.
-    spread: standard deviation of `wait` from one step to the next, without outliers.
+    workers: number of participating workers.
+    times: number of exchanges.
+    wait: seconds from the start of a step until only waiting for the exchange remains.
+    buckets: buckets in the order of their exchange; `ready` is relative to the same start.
+    spread: standard deviation of `wait` over steps, without outliers.
     """
 
     workers: int
@@ -68,17 +67,17 @@ OF_CUSTOM = {
 
 @with_options
 class Network:
-    """Links between machines, and inside them, with the cost of a collective as alpha rounds + beta bytes.
+    """Model of the links between and inside machines; a collective costs alpha rounds + beta bytes.
 
-    All wire bytes cross these links, those inside groups and those of decisions, too. What is on no clock takes no
-    modelled time: set-up, evaluation, checksums. Workers stand machine after machine. Source: Thakur et al. 2005.
+    All wire bytes use these links, also those within groups and of decisions. Work outside the clock (set-up,
+    evaluation, checksums) takes no modelled time. Workers are ordered machine by machine. Source: Thakur et al. 2005.
 
-    A delay of a message is exponentially distributed; a round ends with the last of its A messages, so that it takes
+    The delay of a message is exponentially distributed. A round ends with the last of its A messages and so takes
     jitter (1 + 1/2 + ... + 1/A) longer (Rényi 1953: the expected largest of A independent exponential delays). Every
-    collective waits for the slowest machine's link, and kinds with a bandwidth of their own are slower by the same
-    factor. The link `inside` is the name of its file in conf/network, or {bandwidth, latency}. Of one kind of
-    collective {bandwidth, latency, cpu} may differ: `cpu` is seconds of processor time for each byte that a worker
-    sends. `cheapest` takes of ring, tree and hierarchical whichever takes least.
+    collective waits for the slowest machine's link; kinds with a bandwidth of their own are slowed by the same factor.
+    `inside` is the name of a file in conf/network, or {bandwidth, latency}. `kinds` overrides {bandwidth, latency, cpu}
+    of a kind of collective, where `cpu` is seconds of processor time per byte that a worker sends. The algorithm
+    `cheapest` is the fastest of ring, tree and hierarchical.
     """
 
     bandwidth: float = option(
@@ -91,27 +90,27 @@ class Network:
         "seconds, mean of the random delay of a message; null = none", default=None, at_least=0, instead=1e-4
     )
     slow_bandwidth: float | None = option(
-        "bit/s of the slowest worker's link, for which all wait; null = all links are alike", default=None
+        "bit/s of the slowest worker's link, for which all wait; null = all links are equal", default=None
     )
     burst: float = option(
-        "bytes that pass at once over an idle link, as a token bucket lets them; null = none",
+        "bytes that pass an idle link in no time, as in a token bucket; null = none",
         default=None,
         at_least=0,
         instead=125000,
     )
     workers_per_machine: int = option(
-        "that share a machine's link; null = 1", default=None, at_least=1, instead=NEAREST
+        "workers that share a machine's link; null = 1", default=None, at_least=1, instead=NEAREST
     )
     inside: str | Mapping[str, float] | None = option(
         "the link inside a machine: pcie3, pcie4, pcie5, nvlink; null = a machine has one worker", default=None
     )
     algorithm: str = option(
-        "of collectives; null, ring = all flat, as gloo's; cheapest = also trees and hierarchical, as NCCL's",
+        "of collectives: ring = all flat, as in gloo; cheapest = also trees and hierarchical, as in NCCL; null = ring",
         default=None,
         choices=("ring", "cheapest"),
     )
     kinds: Mapping[str, Any] = option(
-        "what differs for one kind of collective: {all_to_all: {bandwidth: 7.5e7, latency: 1e-4}}", default=None
+        "overrides for one kind of collective: {all_to_all: {bandwidth: 7.5e7, latency: 1e-4}}", default=None
     )
 
     chosen_as = {
@@ -161,7 +160,7 @@ class Network:
         self.algorithm = self.algorithm or "ring"
 
     def at(self, bandwidth: float) -> "Network":
-        """The same with another bandwidth between machines; what differs by kind is scaled alike."""
+        """Return a copy with another bandwidth between machines; bandwidths by kind are scaled by the same factor."""
         other = copy.copy(self)
         other.bandwidth, other.kinds = bandwidth, _scaled(self.kinds, bandwidth / self.bandwidth)
         if self.workers_per_machine == 1:
@@ -169,31 +168,31 @@ class Network:
         return other
 
     def without_cpu(self) -> "Network":
-        """The same where sending takes no processor time."""
+        """Return a copy in which communication takes no processor time."""
         other = copy.copy(self)
         other.kinds = {kind: cost._replace(cpu=0.0) for kind, cost in self.kinds.items()}
         return other
 
     @property
     def flat(self) -> bool:
-        """Whether the time of a collective is so much for each byte, and so much for each round."""
+        """Whether the time of a collective is linear in bytes and rounds."""
         return self.algorithm == "ring" and self.workers_per_machine == 1
 
     def cost(self, kind: str) -> KindCost:
-        """Of one kind of collective between machines; unequal messages travel as an all-to-all."""
+        """Return the cost of a kind of collective between machines; unequal messages have that of an all-to-all."""
         return self.kinds.get("all_to_all" if kind == UNEVEN else kind) or KindCost(self.latency, self.bandwidth)
 
     def seconds(
         self, wire_bytes: float, rounds: float, workers: int, kind: str = "all_reduce", tokens: float = 0.0
     ) -> float:
-        """Modelled seconds of communication: 8 wire_bytes / bandwidth + rounds (latency + jitter H_A) on equal links.
+        """Return the modelled seconds: 8 wire_bytes / bandwidth + rounds (latency + jitter H_A) on equal links.
 
         Args:
-            wire_bytes: that one worker sends, as the ledger charges them.
-            rounds: one after another.
-            workers: that take part, A; H_A = 1 + 1/2 + ... + 1/A.
-            kind: of collective.
-            tokens: bytes that pass a machine's link at once; 0 = it is not idle before.
+            wire_bytes: bytes that one worker sends, as the ledger counts them.
+            rounds: number of successive rounds.
+            workers: A, the number of participating workers; H_A = 1 + 1/2 + ... + 1/A.
+            kind: kind of collective.
+            tokens: bytes that pass a machine's link in no time; 0 = the link was not idle before.
         """
         slowest = self.jitter * harmonic(min(workers, 2) if kind == PAIRS else workers)
         cost, per_machine = self.cost(kind), self.workers_per_machine
@@ -205,7 +204,7 @@ class Network:
         return take(kind, payload, times, workers, per_machine, outer, self.inner)
 
     def of_bucket(self, bucket: Stage, workers: int, tokens: float = 0.0) -> float:
-        """Seconds of the collectives of one bucket, of which `tokens` bytes pass a machine's link at once."""
+        """Return the seconds of the collectives of one bucket; `tokens` bytes pass a machine's link in no time."""
         taken = 0.0
         for kind, (wire, rounds) in bucket.by_kind.items():
             taken += self.seconds(wire, rounds, workers, kind, tokens)
@@ -213,22 +212,22 @@ class Network:
         return taken
 
     def carried(self, bucket: Stage, workers: int) -> float:
-        """Bytes of one bucket that a machine's link carries."""
+        """Return the bytes of one bucket that a machine's link carries."""
         found = bucket.by_kind.items()
         return sum(link_share(kind, workers, self.workers_per_machine) * wire for kind, (wire, _) in found)
 
     def processor_seconds(self, bucket: Stage) -> float:
-        """Seconds of processor time that the collectives of one bucket take from a worker's cores."""
+        """Return the seconds of processor time that the collectives of one bucket use on a worker's cores."""
         return math.fsum(self.cost(kind).cpu * wire for kind, (wire, _) in bucket.by_kind.items())
 
     def end(self, buckets: Sequence[Stage], workers: int) -> float:
-        """When the last bucket has arrived, counted as `ready` is: one thread takes them one after another.
+        """Return the end of the last bucket, relative to the same start as `ready`; one thread processes the buckets.
 
             end_k = max(ready_k, end_(k-1)) + encode_k + comm_k + decode_k
 
         Args:
-            buckets: in their order.
-            workers: that take part.
+            buckets: buckets in the order of their exchange.
+            workers: number of participating workers.
         """
         end = idle_since = 0.0
         tokens = self.burst
@@ -243,57 +242,57 @@ class Network:
     def exposed(
         self, kinds: Sequence[Exchanges], wire_bytes: float, rounds: float, workers: int, own: float = math.inf
     ) -> float:
-        """Seconds that communication, with its codec, adds to what a worker computes.
+        """Return the seconds that communication and codec add to a worker's computation over the run.
 
-        Of each exchange that is what is left when there is nothing to do but to wait; of all other traffic, everything.
-        An exchange begins when the last of A workers is ready, `spread` e_A later than the mean one, with e_A the
-        expected largest of A standard normal numbers: workers take independent, normally distributed times. An exchange
-        finds the whole burst, which comes back only while the link is idle: over the run nothing is faster than the
-        link without one.
+        For each exchange, this is the time that remains when the worker can only wait; all other traffic counts fully.
+        An exchange starts when the last of A workers is ready, `spread` e_A after the mean worker. e_A is the expected
+        largest of A standard normal numbers; the times of workers are assumed independent and normally distributed.
+        Each exchange finds the full burst, which refills only while the link is idle. The total over the run is
+        therefore bounded below by the time of the link without a burst.
 
         Args:
-            kinds: of exchanges.
-            wire_bytes: that one worker sends in the run, inside exchanges and outside.
-            rounds: likewise.
-            workers: of the run.
-            own: seconds that a worker computes in the run; infinity = long enough for every burst to come back.
+            kinds: exchanges by kind.
+            wire_bytes: bytes that one worker sends in the run, inside and outside exchanges.
+            rounds: rounds of the run, inside and outside exchanges.
+            workers: number of workers of the run.
+            own: seconds that a worker computes in the run; infinity = every burst refills completely.
         """
         inside = math.fsum(kind.times * self.left(kind) for kind in kinds)
         found = inside + self._outside(kinds, wire_bytes, rounds, workers)
         return max(found, self.alone(kinds, wire_bytes, rounds, workers) - own) if self.burst else found
 
     def left(self, kind: Exchanges) -> float:
-        """Seconds of one exchange that are left when there is nothing to do but to wait for it."""
+        """Return the seconds of one exchange that remain when the worker can only wait for it."""
         return max(0.0, self.end(late(kind), kind.workers) - kind.wait)
 
     def alone(self, kinds: Sequence[Exchanges], wire_bytes: float, rounds: float, workers: int) -> float:
-        """Seconds of all communication, hidden or not; arguments as of `exposed`."""
+        """Return the seconds of all communication, hidden or not; arguments as for `exposed`."""
         if not self.kinds and self.flat:
             return self.seconds(wire_bytes, rounds, workers)
         inside = [kind.times * self.of_bucket(bucket, kind.workers) for kind in kinds for bucket in kind.buckets]
         return math.fsum(inside) + self._outside(kinds, wire_bytes, rounds, workers)
 
     def _outside(self, kinds: Sequence[Exchanges], wire_bytes: float, rounds: float, workers: int) -> float:
-        """Seconds of what travels in no bucket."""
+        """Return the seconds of the traffic outside buckets."""
         sent = math.fsum(kind.times * bucket.wire for kind in kinds for bucket in kind.buckets)
         taken = math.fsum(kind.times * bucket.rounds for kind in kinds for bucket in kind.buckets)
         return self.seconds(max(0.0, wire_bytes - sent), max(0.0, rounds - taken), workers)
 
     def columns(self, comm: "Comm", overlaps: bool = True) -> dict[str, Any]:
-        """Modelled columns of a metrics row, apart from the measured ones.
+        """Return the modelled columns of a metrics row; all but the dense one are None if exchanges are not counted.
 
-        `modelled_seconds` is what one worker alone on its machine would need: what this process has computed outside
-        exchanges, shared by its local workers, one after another, plus `modelled_exposed_seconds`. What the
-        process does once for all of them (the step of a common optimizer) is shared, too, and so counts too little; the
-        first step's computation is left out, as in `seconds`. Computation is steps x median, by phase, so that no
-        stall of the machine is in it: `seconds_by_phase`. `modelled_comm_seconds` is communication alone, hidden or
-        not; `modelled_dense_comm_seconds` that of an fp32 ring all-reduce in every step. `seconds_by_bucket` is what
-        the model starts from, so that reports can put the run on other links, and `seconds_by_phase` how fast steps
-        usually were, so that they can compare it with others. All but dense's is None where exchanges are not counted.
+        `modelled_seconds` is the time of one worker alone on its machine: the computation of this process outside
+        exchanges, divided by its local workers, plus `modelled_exposed_seconds`. Work done once for all local workers
+        (the step of a common optimizer) is divided as well and therefore underestimated. The first step is excluded, as
+        in `seconds`. Computation is steps x median, by phase, which excludes stalls of the machine.
+        `modelled_comm_seconds` is communication alone, hidden or not. `modelled_dense_comm_seconds` is that of an fp32
+        ring all-reduce in every step. `seconds_by_bucket` is the model's input, from which reports compute the run's
+        time on other links. `seconds_by_phase` contains usual step times, for comparisons with other runs.
 
         Args:
-            comm: with ledger and clock.
-            overlaps: buckets leave during the backward pass, also where all workers share a process; else after it.
+            comm: communicator with ledger and clock.
+            overlaps: whether buckets are sent during the backward pass rather than after it, also if all workers share
+                a process.
         """
         sent = comm.ledger.columns()
         dense = self.seconds(sent["dense_wire_bytes"], sent["dense_rounds"], comm.workers)
@@ -314,12 +313,12 @@ class Network:
 
 
 def _scaled(kinds: Mapping[str, KindCost], factor: float) -> dict[str, KindCost]:
-    """The same kinds of collectives with so many times the bandwidth."""
+    """Return the costs by kind with bandwidths multiplied by a factor."""
     return {kind: cost._replace(bandwidth=factor * cost.bandwidth) for kind, cost in kinds.items()}
 
 
 def late(kind: Exchanges) -> list[Stage]:
-    """The buckets as the last of those who wait for each other has them ready: of all workers, or of two."""
+    """Return the buckets with `ready` of the last worker among those that wait for each other: all workers, or two."""
     in_pairs = all(set(bucket.kinds or ()) == {PAIRS} for bucket in kind.buckets)
     later = kind.spread * largest_of(min(kind.workers, 2) if in_pairs else kind.workers)
     return [bucket._replace(ready=bucket.ready + later) for bucket in kind.buckets]
@@ -327,27 +326,27 @@ def late(kind: Exchanges) -> list[Stage]:
 
 @functools.cache
 def harmonic(count: int) -> float:
-    """1 + 1/2 + ... + 1/count."""
+    """Return the harmonic number 1 + 1/2 + ... + 1/count."""
     return math.fsum(1 / n for n in range(1, count + 1))
 
 
 @functools.cache
 def largest_of(count: int) -> float:
-    """The expected largest of A independent standard normal numbers: the integral of 1 - F^A - (1 - F)^A from 0 on."""
+    """Return the expected largest of A standard normal numbers: the integral of 1 - F^A - (1 - F)^A over x >= 0."""
     x = np.linspace(0, 12, 24001)
     below = ndtr(x)
     return float(np.trapezoid(1 - below**count - (1 - below) ** count, x))
 
 
 def exchanges_of(comm: "Comm", overlaps: bool) -> list[Exchanges]:
-    """What the clock of a process says of the exchanges of one worker.
+    """Return the exchanges of one worker from the clock of a process.
 
-    Its local workers encode one after another, and decode once for all; groups that exchange side by side in a run have
-    done so one after another here.
+    Local workers encode one after another and decode once for all. Groups that exchange in parallel in a distributed
+    run exchange one after another in one process; the numbers are divided accordingly.
 
     Args:
-        comm: with the clock.
-        overlaps: buckets leave when they are ready, not when there is nothing else left to do.
+        comm: communicator with the clock.
+        overlaps: whether buckets are sent when they are ready, rather than when only waiting remains.
     """
     found = []
     for kind, (count, wait, spread, buckets) in comm.clock.exchanges().items():
@@ -359,7 +358,7 @@ def exchanges_of(comm: "Comm", overlaps: bool) -> list[Exchanges]:
 
 
 def exchanges_from(column: Sequence[Any]) -> list[Exchanges]:
-    """`seconds_by_bucket` of a metrics row; rows of version 0.2 and before have no kinds of collectives."""
+    """Read `seconds_by_bucket` of a metrics row; rows of version 0.2 and before have no kinds of collectives."""
 
     def stage(ready: float, encode: float, decode: float, wire: float, rounds: float, kinds: Any = None) -> Stage:
         by_kind = {name: (float(sent), float(made)) for name, (sent, made) in kinds.items()} if kinds else None
@@ -371,20 +370,20 @@ def exchanges_from(column: Sequence[Any]) -> list[Exchanges]:
     ]
 
 
-LEAST = 1e-12  # seconds, below which work is over
+LEAST = 1e-12  # seconds; less remaining work counts as done
 
 
 def step_ends(
     network: Network, buckets: Sequence[Stage], workers: int, backward: float, cores: float = math.inf
 ) -> tuple[float, float]:
-    """(When the backward pass is over, when the last bucket has been decoded), from the start of the step.
+    """Return (end of the backward pass, end of the last bucket's decoding) in seconds from the start of the step.
 
     Args:
-        network: over which buckets travel.
-        buckets: in their order; `ready` is when they would be ready if nothing else took the cores.
-        workers: that take part.
-        backward: seconds that forward and backward pass take, alone.
-        cores: of each worker; below 1 where workers share one.
+        network: links of the exchange.
+        buckets: buckets in the order of their exchange; `ready` is without contention for cores.
+        workers: number of participating workers.
+        backward: seconds of forward and backward pass without contention.
+        cores: cores per worker; below 1 if workers share one.
     """
     threads = _Threads(backward, cores)
     idle_since, tokens = 0.0, network.burst
@@ -402,7 +401,7 @@ def step_ends(
 
 
 class _Threads:
-    """The computing thread, which never waits, and the exchange's, at its time `now`."""
+    """Compute thread, which never waits, and exchange thread, whose current time is `now`."""
 
     def __init__(self, backward: float, cores: float) -> None:
         self.backward, self.cores = backward, cores
@@ -410,14 +409,14 @@ class _Threads:
         self.backward_over = 0.0 if backward <= LEAST else math.inf
 
     def wait_for(self, ready: float) -> None:
-        """The exchange idles until so much is computed; what lies beyond the backward pass is time that passes."""
+        """Idle until this much is computed; any excess over the backward pass is waited for after its end."""
         if self.computed < min(ready, self.backward) - LEAST:
             self._compute((min(ready, self.backward) - self.computed) / min(1.0, self.cores), min(1.0, self.cores))
         if ready > self.backward:
             self.now = max(self.now, self.backward_over + ready - self.backward)
 
     def work(self, seconds: float, demand: float) -> None:
-        """The exchange does something, beside the other thread."""
+        """Work in the exchange thread while the other thread computes."""
         while seconds > LEAST:
             computes = self.computed < self.backward - LEAST
             own, other = fair_rates(1.0 if computes else 0.0, demand, self.cores)
@@ -435,11 +434,11 @@ class _Threads:
 
 
 def fair_rates(one: float, other: float, cores: float) -> tuple[float, float]:
-    """How fast two threads are, 1 = as if alone: cores are shared max-min fairly.
+    """Return the rates of two threads under max-min fair sharing of cores; 1 = full speed.
 
     Args:
-        one, other: their demands, in cores; 0 = it needs none.
-        cores: to share.
+        one, other: demands of the threads in cores; 0 = none.
+        cores: number of shared cores.
     """
     if one + other <= cores:
         return 1.0, 1.0

@@ -1,4 +1,4 @@
-"""The probe: processes of a launcher time their links, and keep what they have found in a file."""
+"""Link probe: time collectives between processes of torchrun, fit the link's parameters and write them to a file."""
 
 import datetime
 import os
@@ -19,16 +19,16 @@ from accordion_bench.options.checks import ConfigError
 
 TORCHRUN = "torchrun --nproc-per-node=1 --nnodes=2 ... -m accordion_bench.advise --probe"
 FROM_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-PATIENCE = 300.0  # seconds for all processes to come
+PATIENCE = 300.0  # timeout for all processes to join, seconds
 
 
 class Place(NamedTuple):
-    """Where this process is among all.
+    """Ranks of this process.
 
-    rank: of this process.
-    workers: processes in all.
-    local_rank: of this process on its machine.
-    per_machine: processes of each machine.
+    rank: rank of this process.
+    workers: total number of processes.
+    local_rank: rank of this process on its machine.
+    per_machine: number of processes per machine.
     """
 
     rank: int
@@ -38,30 +38,30 @@ class Place(NamedTuple):
 
     @property
     def machines(self) -> int:
-        """How many."""
+        """Number of machines."""
         return self.workers // self.per_machine
 
     @property
     def two_levels(self) -> bool:
-        """Whether there are several machines of several processes."""
+        """Whether there are several machines with several processes each."""
         return 1 < self.per_machine < self.workers
 
 
 def probe_link(seconds: float, out: Path) -> MeasuredLink:
-    """Time collectives between all processes that torchrun has started; rank 0 prints a table and writes a file.
+    """Time collectives between all processes of torchrun; rank 0 prints a table and writes a file.
 
-    NCCL where there are GPUs, else gloo. Several machines of several processes each are probed at both levels. It joins
-    the default process group, which must not be there yet, and leaves it.
+    The backend is NCCL if GPUs are available, otherwise gloo. Several machines with several processes each are probed
+    at both levels. The function creates the default process group, which must not exist yet, and destroys it.
 
     Args:
-        seconds: in all, about.
-        out: the file, `link.json`.
+        seconds: approximate total time.
+        out: path of the file, `link.json`.
 
     Returns:
-        the same in every process.
+        the measured link, equal in every process.
 
     Raises:
-        ConfigError: there are no peers, or the processes do not fit together.
+        ConfigError: there is only one process, or the numbers of processes are inconsistent.
     """
     seconds = checks.number("--seconds", seconds, above=0, instead=20)
     place = placed(os.environ)
@@ -90,13 +90,13 @@ def probe_link(seconds: float, out: Path) -> MeasuredLink:
 
 
 def placed(environ: Mapping[str, str]) -> Place:
-    """What the launcher says.
+    """Read the ranks from the launcher's environment variables.
 
     Args:
-        environ: of this process.
+        environ: environment of this process.
 
     Raises:
-        ConfigError: it has started one process only, or does not say enough.
+        ConfigError: there is only one process, or a variable is missing or invalid.
     """
     if environ.get("WORLD_SIZE", "1") == "1":
         got = "one" if "WORLD_SIZE" in environ else "none"
@@ -112,7 +112,7 @@ def placed(environ: Mapping[str, str]) -> Place:
 
 
 def _device(place: Place) -> torch.device:
-    """This process's GPU, where there are any."""
+    """Return this process's GPU, or the CPU if there are no GPUs."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not gpus:
         return torch.device("cpu")
@@ -121,7 +121,7 @@ def _device(place: Place) -> torch.device:
             f"--nproc-per-node must be at most the number of GPUs, {gpus}, got {place.per_machine}; "
             f"type --nproc-per-node={gpus}"
         )
-    device = torch.device("cuda", place.local_rank if gpus > 1 else 0)  # a launcher may show each process its own
+    device = torch.device("cuda", place.local_rank if gpus > 1 else 0)  # a launcher may show each process one GPU
     torch.cuda.set_device(device)
     return device
 
@@ -142,7 +142,7 @@ def _join(place: Place, device: torch.device, patience: datetime.timedelta) -> N
 
 
 def _refuse_uneven(place: Place, device: torch.device) -> None:
-    """All machines must have the same number of processes."""
+    """Refuse machines with different numbers of processes."""
     most, fewest = LinkGroup(None, None, device).largest(place.per_machine, -place.per_machine)
     if most != -fewest or place.workers % place.per_machine:
         raise ConfigError(
@@ -152,7 +152,7 @@ def _refuse_uneven(place: Place, device: torch.device) -> None:
 
 
 def _rows(place: Place, device: torch.device, seconds: float) -> list[Row]:
-    """Those of all levels, as far as this process takes part."""
+    """Time all levels in which this process takes part, and return the rows."""
     rows: list[Row] = []
     budget = seconds / (1 + len(LEVELS) * place.two_levels)
     for level, group in _groups(place, device):
@@ -168,7 +168,7 @@ def _rows(place: Place, device: torch.device, seconds: float) -> list[Row]:
 
 
 def _groups(place: Place, device: torch.device) -> list[tuple[str, LinkGroup]]:
-    """Level and group, in the order in which they are probed; without `between` where this process only waits."""
+    """Return level and group in the order of the probe; without `between` if this process takes no part in it."""
     everyone = ("kinds", LinkGroup(None, None, device))
     if not place.two_levels:
         return [everyone]
@@ -184,7 +184,7 @@ def _groups(place: Place, device: torch.device) -> list[tuple[str, LinkGroup]]:
 
 
 def _own_group(rank: int, groups: list[range]) -> dist.ProcessGroup:
-    """Of process groups that every process makes, the one that has this rank."""
+    """Create process groups, collectively, and return the one that contains this rank."""
     made = [dist.new_group(list(ranks), **on_device.nccl_sub_group_options(None)) for ranks in groups]
     (own,) = (group for group, ranks in zip(made, groups, strict=True) if rank in ranks)
     assert isinstance(own, dist.ProcessGroup)
@@ -192,7 +192,7 @@ def _own_group(rank: int, groups: list[range]) -> dist.ProcessGroup:
 
 
 def _agreed(rows: list[Row], device: torch.device) -> list[Row]:
-    """Rank 0's, which takes part at all levels, everywhere."""
+    """Broadcast the rows of rank 0, which takes part in all levels."""
     said = [rows]
     dist.broadcast_object_list(said, src=0, device=device)
     return said[0]

@@ -1,5 +1,4 @@
-"""A measured link: what a probe has found for each kind of collective, the file that keeps it, the same as options of a
-modelled link; and what a link is called."""
+"""Measured links: results of a probe by kind of collective, their file and options for `Network`, and link labels."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,19 +15,19 @@ from accordion_bench.options.units import RATES, human_rate, typed_rate
 
 FORMAT = 1
 LEVELS = ("inside", "between", "between_together")
-LARGEST = 16 << 20  # bytes of a file that is read; a probe writes some 20 kB
+LARGEST = 16 << 20  # maximum file size in bytes; a probe writes about 20 kB
 MADE_BY = "link.json, which python -m accordion_bench.advise --probe writes"
 
 
 @dataclass(frozen=True)
 class LinkCost:
-    """One kind of collective: seconds = latency rounds + 8 max(0, wire - burst) / bandwidth.
+    """Measured cost of one kind of collective: seconds = latency rounds + 8 max(0, wire - burst) / bandwidth.
 
     Args:
-        latency: seconds for each round.
+        latency: seconds per round.
         bandwidth: bit/s of one worker's link.
-        burst: bytes that pass at once after a pause.
-        cpu: seconds of processor time, of all threads of a worker, for each byte that it sends; 0 on a GPU.
+        burst: bytes that take no time after a pause.
+        cpu: seconds of processor time, over all threads of a worker, per byte that it sends; 0 on a GPU.
         error: root mean square of the line's relative errors.
     """
 
@@ -41,18 +40,18 @@ class LinkCost:
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """What a probe has found.
+    """Result of a probe. Costs are by kind of collective; {} = not probed, because a machine has one worker, or all.
 
     Args:
-        workers: that took part, one process each.
-        machines: on which they ran, with the same number of workers each.
+        workers: number of workers, one process each.
+        machines: number of machines, with the same number of workers each.
         backend: `gloo` or `nccl`.
         device: `cpu` or `cuda`.
-        kinds: by kind of collective, over all workers in one group.
-        inside: over the workers of a machine, all machines at once; {} = a machine has one worker, or all.
-        between: over one worker of each machine, all others idle; {} likewise.
-        between_together: over the workers of equal place in their machines, all such groups at once; bandwidth and
-            burst are those of a machine, which its workers share; {} likewise.
+        kinds: costs among all workers in one group.
+        inside: costs among the workers of a machine, on all machines at the same time.
+        between: costs among one worker of each machine, while all others are idle.
+        between_together: costs among the workers of equal local rank, with all such groups at the same time. Bandwidth
+            and burst are those of a machine, which its workers share.
     """
 
     workers: int
@@ -66,17 +65,17 @@ class MeasuredLink:
 
     @property
     def workers_per_machine(self) -> int:
-        """Workers of each machine."""
+        """Number of workers per machine."""
         return self.workers // self.machines
 
 
 def write_measured_link(path: Path, link: MeasuredLink, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Keep a link with the rows that it was fitted to.
+    """Write a link with the rows that it was fitted to.
 
     Args:
-        path: of the file, `link.json`.
-        link: the link.
-        rows: of the probe.
+        path: path of the file, `link.json`.
+        link: measured link.
+        rows: rows of the probe.
     """
     said = {
         "format": FORMAT,
@@ -106,13 +105,13 @@ def _plain(costs: Mapping[str, LinkCost]) -> dict[str, dict[str, float]]:
 
 
 def read_measured_link(path: Path) -> MeasuredLink:
-    """What `write_measured_link` has kept.
+    """Read a file of `write_measured_link`.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
-        ValueRefused: it is missing, of another kind or format, or has numbers that no link has; the key is `probe`.
+        ValueRefused: the file is missing, has another format, or contains an invalid number; the key is `probe`.
     """
     try:
         return _link(_said(path))
@@ -128,7 +127,7 @@ def read_measured_link(path: Path) -> MeasuredLink:
 
 
 class _NoLink(Exception):
-    """Why a file is none of a link, as the end of a sentence about it."""
+    """A file contains no link; the message is a relative clause with the reason."""
 
 
 def _said(path: Path) -> dict[str, Any]:
@@ -189,10 +188,10 @@ CUSTOM = "custom"
 
 
 def link_name(config: Config) -> str:
-    """`1gbit`; of a preset with other options, and of one that is typed whole, `5 Gbit/s and 50 µs per round`.
+    """Return the link's label: `1gbit`, or for other options than a preset's, `5 Gbit/s and 50 µs per round`.
 
     Args:
-        config: of a run.
+        config: configuration of a run.
     """
     choice, options = (config.get("choices") or {}).get("network") or "", config.get("network") or {}
     named = choice not in ("", CUSTOM) and not overridden("network", choice, options)
@@ -200,7 +199,7 @@ def link_name(config: Config) -> str:
 
 
 def show_link(network: Config) -> str:
-    """`1 Gbit/s and 50 µs per round`, with jitter, the slowest link and the machines where there are any."""
+    """Describe a link: `1 Gbit/s and 50 µs per round`, with jitter, slowest link and machines if set."""
     text = f"{human_rate(network['bandwidth'])} and {network['latency'] * 1e6:g} µs per round"
     jitter, slow = network.get("jitter"), network.get("slow_bandwidth")
     text += f", {jitter * 1e6:g} µs of jitter" if jitter else ""
@@ -211,7 +210,7 @@ def show_link(network: Config) -> str:
 
 
 def link_table(link: MeasuredLink) -> str:
-    """Markdown, one line for each kind of collective and level."""
+    """Return a Markdown table with one line per kind of collective and level."""
     lines = [
         "| collective | ms a round | Mbit/s | burst, kB | processor, ns a byte | residual error |",
         "|---|---:|---:|---:|---:|---:|",
@@ -231,23 +230,24 @@ def _lines(costs: Mapping[str, LinkCost], where: str) -> list[str]:
 
 
 def costs_between(link: MeasuredLink, workers_each: int) -> Mapping[str, LinkCost]:
-    """What collectives between machines take, by kind: a machine's only worker, or all its workers together.
+    """Return the costs of collectives between machines by kind, with one or with all workers of each machine sending.
 
     Args:
-        link: the link.
-        workers_each: of each machine.
+        link: measured link.
+        workers_each: number of workers per machine.
     """
     return (link.between if workers_each == 1 else link.between_together) or link.kinds
 
 
 def network_options(link: MeasuredLink, workers_each: int | None = None) -> dict[str, Any]:
-    """What `Network` takes. All-reduces say what is usual, and the burst; the kinds what is their own.
+    """Return the options of `Network` for a measured link.
 
-    Of machines of several workers, `bandwidth` is what all workers of one have sent together.
+    Bandwidth, latency and burst are those of all-reduces; `kinds` contains the costs of each kind. For machines with
+    several workers, `bandwidth` is that of all workers of a machine together.
 
     Args:
-        link: the link.
-        workers_each: of each machine; None = as many as were probed.
+        link: measured link.
+        workers_each: number of workers per machine; None = as probed.
     """
     each = workers_each or link.workers_per_machine
     costs = costs_between(link, each)
@@ -266,10 +266,10 @@ def network_options(link: MeasuredLink, workers_each: int | None = None) -> dict
 
 
 def to_type(link: MeasuredLink) -> str:
-    """The overrides for a modelled link with these numbers, as a shell takes them.
+    """Return the overrides that model a measured link, quoted for a shell.
 
     Args:
-        link: the link.
+        link: measured link.
     """
     return " ".join(["network=custom", *(_word(key, value) for key, value in network_options(link).items())])
 
@@ -280,7 +280,7 @@ def _word(key: str, value: Any) -> str:
 
 
 def _short(key: str, value: Any) -> Any:
-    """Four digits of each number, rates with their unit."""
+    """Round numbers to four digits, and write rates with their unit."""
     if isinstance(value, Mapping):
         return {inner: _short(inner, held) for inner, held in value.items()}
     if key in RATES:

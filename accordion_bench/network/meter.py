@@ -1,4 +1,4 @@
-"""What this process's network interfaces carry: their counters, and bytes per second of a run."""
+"""Byte counters of network interfaces: bytes sent and received during the training steps of a run."""
 
 from pathlib import Path
 
@@ -13,15 +13,15 @@ SYSTEM = Path("/sys/class/net")
 class Interface:
     """Byte counters of one network interface of this machine, or of this network namespace.
 
-    They count frames as the interface sees them: messages of the run with their headers, acknowledgements, and whatever
-    else uses the interface. What NCCL sends over NVLink, PCIe, shared memory, InfiniBand or RoCE passes the operating
-    system by, and is not in them. Linux; elsewhere there are no such files.
+    They count whole frames: messages of the run with their headers, acknowledgements, and any other traffic of the
+    interface. Traffic of NCCL over NVLink, PCIe, shared memory, InfiniBand or RoCE bypasses the operating system and is
+    not counted. The counters are available on Linux only.
 
     Args:
-        name: of the interface, as `ip link` shows it.
+        name: name of the interface, as shown by `ip link`.
 
     Raises:
-        ValueRefused: there is none of this name.
+        ValueRefused: the interface does not exist.
     """
 
     def __init__(self, name: str, system: Path = SYSTEM) -> None:
@@ -39,23 +39,23 @@ class Interface:
         self._counters = system / name / "statistics"
 
     def sent(self) -> int:
-        """Bytes sent since the interface exists."""
+        """Return the bytes sent since the interface was created."""
         return int((self._counters / "tx_bytes").read_text(encoding="utf-8"))
 
     def received(self) -> int:
-        """Bytes received since the interface exists."""
+        """Return the bytes received since the interface was created."""
         return int((self._counters / "rx_bytes").read_text(encoding="utf-8"))
 
 
 class Meter:
-    """Counts between `start` and `stop`: training steps, not evaluation, nor what is decided between epochs.
+    """Counter of interface bytes between `start` and `stop`: training steps without evaluation and decisions of epochs.
 
     Args:
-        interface: its name; null = nothing is counted.
-        comm: whose hosts share the counts.
+        interface: name of the interface; null = do not count.
+        comm: communicator that averages the counts.
 
     Attributes:
-        totals: [sent, received] by this process's interface so far.
+        totals: bytes [sent, received] by this process's interface so far.
     """
 
     def __init__(self, interface: str | None, comm: Comm) -> None:
@@ -69,30 +69,30 @@ class Meter:
         return [self.interface.sent(), self.interface.received()]
 
     def start(self) -> None:
-        """Training goes on."""
+        """Start counting, before training steps."""
         if self.interface is not None:
             self.stop()
             self._began = self._read()
 
     def stop(self) -> None:
-        """Something else begins: evaluation, writing."""
+        """Stop counting, before evaluation or writing."""
         if self._began is not None:
             self.totals = [t + now - then for t, now, then in zip(self.totals, self._read(), self._began, strict=True)]
             self._began = None
 
     def worker_state(self, row: int) -> dict[str, list[int]]:
-        """The counts, kept by the first local worker."""
+        """Return the counts as state of the first local worker; zeros for others."""
         return {"link": self.totals if row == 0 else [0, 0]}
 
     def load_worker_state(self, row: int, state: dict[str, list[int]]) -> None:
-        """Continue from `worker_state()`."""
+        """Add the counts of a `worker_state()`."""
         self.totals = [a + b for a, b in zip(self.totals, state["link"], strict=True)]
 
     def columns(self) -> dict[str, int | None]:
-        """`link_sent_bytes` and `link_received_bytes`, means over the processes; every process calls it.
+        """Return `link_sent_bytes` and `link_received_bytes`, means over the processes. Every process must call it.
 
-        Headers and acknowledgements are in them, and what else has used the interface: of several processes on one
-        host, each counts what all have sent. Bytes over NVLink, shared memory, InfiniBand or RoCE are not in them.
+        The counts include all traffic of the interface: each of several processes on a host counts the bytes of all.
+        See `Interface` for what is excluded. Without an interface both are None.
         """
         sent = received = None
         if self.interface is not None:

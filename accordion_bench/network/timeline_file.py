@@ -1,4 +1,4 @@
-"""The file of a timeline, read again: when gradients were ready, what a step took, and what travelled together."""
+"""Reader of timeline files: times at which gradients were ready, step durations, and buckets."""
 
 import itertools
 import json
@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 
 from accordion_bench.plan import TensorSpec
 
-FORMAT = 2  # 1 had no step_seconds
+FORMAT = 2  # format 1 has no step_seconds
 
 
 class NoTimeline(ValueError):
-    """Why a file is no timeline of this model, as a clause."""
+    """A file is no timeline of this model; the message is a clause with the reason."""
 
 
 class RecordedBucket(NamedTuple):
-    """Tensors that travelled together.
+    """Bucket of a recorded exchange.
 
-    tensors: by index.
+    tensors: indices of the tensors.
     codec: seconds of encoding and decoding.
-    rounds: messages one after another, among the workers of the timeline.
+    rounds: number of rounds with the workers of the timeline.
     """
 
     tensors: tuple[int, ...]
@@ -32,17 +32,17 @@ class RecordedBucket(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """The usual step of a timeline; seconds from its start.
+    """Typical step of a timeline; times are seconds from its start.
 
     Args:
         specs: the trained tensors, in the model's order.
-        ready: of each tensor; `backward_end` where it had no gradient.
-        backward_end: when there was nothing left to do but to wait for the exchange.
-        update: of the optimizer's step.
-        steps: what each step took; empty = not recorded.
-        workers: of the training.
-        buckets: in the order in which they travelled; empty = not recorded.
-        model, device: what they are called; "" = not told.
+        ready: time at which each gradient was ready; `backward_end` for a tensor without a gradient.
+        backward_end: time at which only waiting for the exchange remained.
+        update: duration of the optimizer's step.
+        steps: duration of each step; empty = not recorded.
+        workers: number of workers of the training.
+        buckets: buckets in the order of their exchange; empty = not recorded.
+        model, device: their names; "" = not recorded.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -57,13 +57,13 @@ class RecordedStep:
 
 
 def read_timeline(path: str | Path) -> RecordedStep:
-    """What a file of `comm.timeline()` says of a step.
+    """Read a file of `comm.timeline()`.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
-        NoTimeline: it cannot be read, or holds something else.
+        NoTimeline: the file cannot be read, or has other contents.
     """
     found = _read(Path(path))
     tensors = _part(found, "tensors", list)
@@ -99,11 +99,11 @@ def refuse_other_model(step: RecordedStep, specs: Sequence[TensorSpec]) -> None:
     """Refuse a timeline of another model.
 
     Args:
-        step: of the timeline.
-        specs: of the model's trained tensors, in its order.
+        step: step of the timeline.
+        specs: the model's trained tensors, in its order.
 
     Raises:
-        NoTimeline: naming the first tensor that differs.
+        NoTimeline: the models differ; the message names the first different tensor.
     """
     for recorded, wanted in itertools.zip_longest(step.specs, specs):
         if recorded != wanted:
@@ -112,7 +112,7 @@ def refuse_other_model(step: RecordedStep, specs: Sequence[TensorSpec]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What the file says, of a format that is known."""
+    """Read the JSON object of a file, and check its format."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Several hosts on one machine: each in a network namespace of its own, behind a link of limited rate."""
+"""Network lab: emulate several hosts on one Linux machine by network namespaces with rate-limited links."""

@@ -1,4 +1,4 @@
-"""python -m accordion_bench.netlab [OPTIONS] -- OVERRIDES: a run on this machine as on several hosts."""
+"""Command line of `python -m accordion_bench.netlab`: run a job on several emulated hosts of this machine."""
 
 import argparse
 import signal
@@ -13,8 +13,8 @@ from accordion_bench.netlab.hosts import Hosts, refuse
 from accordion_bench.netlab.job import REFUSED
 from accordion_bench.options.checks import ConfigError, integer
 
-DESCRIPTION = """Several hosts on one Linux machine, each in a network namespace of its own, behind a link of limited
-rate.
+DESCRIPTION = """Run a job on several emulated hosts of one Linux machine. Each host has its own network namespace and a
+rate-limited link.
 
     python -m accordion_bench.netlab --hosts 4 --rate 100mbit -- compressor=powersgd
     python -m accordion_bench.netlab --slow-host 2:20mbit --cut 1:5s@10s -- comm.timeout=60
@@ -27,20 +27,20 @@ the user who called it."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """One that refuses in one sentence, as everything else here does."""
+    """Argument parser that reports an error in one sentence, without a usage summary."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{message}; type --help for all options, and what is for accordion_bench after --\n")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options; their values are read by `options`, so that each refusal is one sentence."""
+    """Return the argument parser. `options` reads the values, so that each error message is one sentence."""
     words = _Parser(
         "accordion_bench.netlab", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    words.add_argument("--hosts", default="4", metavar="N", help="how many (%(default)s)")
+    words.add_argument("--hosts", default="4", metavar="N", help="number of hosts (%(default)s)")
     words.add_argument(
-        "--rate", default="100mbit", help="of each link, each way: kbit, mbit, gbit or none (%(default)s)"
+        "--rate", default="100mbit", help="rate of each link per direction, in kbit, mbit, gbit, or none (%(default)s)"
     )
     words.add_argument("--slow-host", action="append", default=[], metavar="I:RATE", help="another rate for host I")
     words.add_argument(
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="I:SECONDSs@AT",
         help="host I's link fails AT s after first traffic",
     )
-    words.add_argument("--delay", default="0ms", help="of each packet to the switch, where the kernel has netem")
+    words.add_argument("--delay", default="0ms", help="delay of each packet to the switch; needs netem in the kernel")
     words.add_argument(
         "--probe", action="store_true", help="time collectives over these links, and fit a modelled link"
     )
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def job_of(args: argparse.Namespace) -> list[str]:
-    """The command that every host runs."""
+    """Return the command that every host runs."""
     if args.command is not None:
         if args.overrides:
             raise ConfigError(
@@ -81,7 +81,7 @@ def job_of(args: argparse.Namespace) -> list[str]:
 
 @output.command
 def main(argv: list[str] | None = None) -> int:
-    """The command line; returns the exit status: that of the host that failed first, or 2 for a refusal."""
+    """Run the command line and return the exit status: that of the host that failed first, or 2 for a user error."""
     args = parser().parse_args(argv)
     try:
         number = options.count(args.hosts)
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as refused:
         print(refused, file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # before or after the job, which passes signals on
+    except KeyboardInterrupt:  # before or after the job, which forwards signals
         print("stopped", file=sys.stderr)
         return 128 + signal.SIGINT
     if outcome.status == REFUSED:

@@ -1,24 +1,24 @@
-"""python become.py UID GID GROUPS COMMAND...: becomes a user, for good, then the command.
+"""Run a command as another user: `python become.py UID GID GROUPS COMMAND...`.
 
-Root only may enter a network namespace; what runs inside is the user's. Imports nothing of the package, so that it
-needs no PYTHONPATH, which the command would inherit.
+Only root may enter a network namespace, and the job inside must run as the user. The script permanently changes to the
+user and executes the command. It imports nothing of the package, since the command would inherit its PYTHONPATH.
 """
 
 import os
 import signal
 import sys
-import warnings  # noqa: F401  os.execvp imports it, which is too late for a user who cannot read it
+import warnings  # noqa: F401  imported by os.execvp, when the new user may be unable to read the file
 
-CANNOT_RUN = 126  # as shells say it
+CANNOT_RUN = 126  # exit status of shells for a command that cannot be executed
 
 
 def main() -> None:
-    """Never comes back."""
+    """Change the user and execute the command; does not return."""
     uid, gid, groups, *command = sys.argv[1:]
     os.setgroups([int(group) for group in groups.split(",")])
     os.setresgid(int(gid), int(gid), int(gid))
     os.setresuid(int(uid), int(uid), int(uid))
-    for name in ("SIGPIPE", "SIGXFSZ"):  # which Python ignores, and its children would, too
+    for name in ("SIGPIPE", "SIGXFSZ"):  # ignored by Python, and inherited by its children
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
         os.execvp(command[0], command)

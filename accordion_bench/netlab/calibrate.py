@@ -1,4 +1,4 @@
-"""A probe of the links, its table, and the numbers that a modelled link should have."""
+"""Link probe in netlab: time collectives between the hosts, print a table and fit the options of a modelled link."""
 
 import json
 import sys
@@ -12,26 +12,27 @@ from accordion_bench.network import fit, links
 from accordion_bench.network.links import MeasuredLink, link_table, write_measured_link
 from accordion_bench.options.units import typed_rate
 
-SECONDS = 15.0  # of repetitions, about
+SECONDS = 15.0  # approximate total time of the repetitions
 
 
 def probe(hosts: Hosts, out: Path) -> int:
-    """Time collectives in all hosts, print what they say, write link.json and probe.json into `out`.
+    """Time collectives between all hosts, print the fitted link, and write link.json and probe.json into `out`.
 
-    link.json is what `advise --link` reads; probe.json has the counters' overhead and one line for all kinds, too.
+    link.json is the input of `advise --link`. probe.json also contains the overhead of the interface counters and one
+    line for all kinds of collective.
 
     Args:
-        hosts: of the lab.
-        out: folder.
+        hosts: hosts of the lab.
+        out: folder of the files.
 
     Returns:
         the exit status.
 
     Raises:
-        ConfigError: times do not grow with messages.
+        ConfigError: times do not grow with message size.
     """
     shaped = [rate for rate in hosts.rates if rate is not None]
-    pauses = [2 * 8 * burst_bytes(rate) / rate for rate in shaped]  # until tbf has saved its burst again, twice over
+    pauses = [2 * 8 * burst_bytes(rate) / rate for rate in shaped]  # twice the refill time of tbf's burst
     user = caller()
     with acting(user):
         out.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,7 @@ def probe(hosts: Hosts, out: Path) -> int:
 
 
 def table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
-    """Markdown."""
+    """Return the fit as Markdown."""
     link = fit.Link(**{key: found["link"][key] for key in ("alpha", "beta", "burst")})
     lines = [
         "| collective | wire bytes | rounds | ms | fitted ms | link sent / wire | after calibration |",
@@ -91,7 +92,7 @@ def table(rows: list[dict[str, Any]], found: dict[str, Any]) -> list[str]:
 
 
 def to_type(found: dict[str, Any]) -> str:
-    """The overrides for a modelled link with these numbers."""
+    """Return the overrides for a modelled link with these numbers."""
     link = found["link"]
     words = f"network=custom network.bandwidth={typed_rate(link['bandwidth'])} network.latency={link['alpha']:.3g}"
     return words + (f" network.burst={link['burst']:.0f}" if link["burst"] else "")

@@ -1,9 +1,9 @@
-"""Hosts: network namespaces that are joined by a switch, each over a link of limited rate.
+"""Emulated hosts: network namespaces connected to a switch by rate-limited links.
 
     host 0: eth0 [tbf] ---- [tbf] host0 \\
-    host 1: eth0 [tbf] ---- [tbf] host1  > bridge, in a namespace of its own
+    host 1: eth0 [tbf] ---- [tbf] host1  > bridge, in a separate namespace
 
-Nothing of the machine's own network is touched.
+The machine's own network does not change.
 """
 
 import json
@@ -29,18 +29,18 @@ from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.runs.environment import NETLAB
 
 INTERFACE = "eth0"  # of every host
-PORT = 29500  # for the rendezvous; every lab has all ports to itself
-# of the rate, that pass at once after a pause: with 1 or 2 ms, late timers cost long messages 10 % at 100 Mbit/s and
-# 20 to 70 % at 1 Gbit/s on two busy cores
+PORT = 29500  # of the rendezvous; all ports of a lab are free
+# burst as time at the link's rate; with 1 or 2 ms, late timers slow long messages by 10 % at 100 Mbit/s and by 20 to
+# 70 % at 1 Gbit/s on two busy cores
 BURST_SECONDS = 0.01
-# a packet of 64 KB from TCP must pass tbf whole, with the headers of its 45 segments: one that is larger than the burst
-# is cut into frames, which costs processor time
+# bytes; holds a 64 KB packet of TCP with the headers of its 45 segments: tbf splits larger packets, which costs
+# processor time
 SMALLEST_BURST = 72_000
-QUEUE = 32_000_000  # bytes that may wait for a link: more than TCP has under way, so that nothing is lost
+QUEUE = 32_000_000  # bytes queued per link; more than TCP has in flight, so that no packet is lost
 
 
 def refuse(rate: float | None = None) -> None:
-    """Raise ConfigError where this machine cannot have hosts; the sentence says what to do instead."""
+    """Raise ConfigError if this machine cannot emulate hosts; the message suggests an alternative."""
     model = f"for a modelled link python -m accordion_bench {options.modelled(rate)}"
     if platform.system() != "Linux":
         raise ConfigError(
@@ -62,16 +62,16 @@ def refuse(rate: float | None = None) -> None:
 
 
 class Hosts:
-    """Hosts 0 to N-1, for the time of a `with` block. Needs root.
+    """Context manager of emulated hosts 0 to N-1. Requires root.
 
     Args:
-        number: how many.
-        rate: bit/s of each host's link in each direction; None = as fast as the machine.
-        slow: other rates of some hosts.
-        delay: seconds that a packet takes from a host to the switch.
+        number: N.
+        rate: bit/s of each host's link per direction; None = no limit.
+        slow: different rates by host.
+        delay: seconds of delay per packet from a host to the switch.
 
     Raises:
-        ConfigError: this machine cannot do that.
+        ConfigError: this machine cannot emulate hosts.
     """
 
     interface = INTERFACE
@@ -111,7 +111,7 @@ class Hosts:
         self.close()
 
     def close(self) -> None:
-        """End what still runs in the hosts, and remove them."""
+        """Kill all processes in the hosts, and remove the hosts."""
         if self._janitor is not None and self._janitor.stdin is not None:
             self._janitor.stdin.close()
             self._janitor.wait()
@@ -120,7 +120,7 @@ class Hosts:
         self._janitor = None
 
     def namespace(self, host: int) -> str:
-        """Its name, for `ip netns exec`."""
+        """Return the name of a host's namespace, for `ip netns exec`."""
         return f"{self._lab}-{host}"
 
     @property
@@ -129,13 +129,13 @@ class Hosts:
 
     @staticmethod
     def address(host: int) -> str:
-        """Its IP address."""
+        """Return a host's IP address."""
         return f"10.77.0.{host + 1}"
 
     def environment(self, host: int) -> dict[str, str]:
-        """What a launcher tells a process: one process for each host, ranks numbered like hosts.
+        """Return the variables that a launcher sets for a host's only process, whose rank is the host's number.
 
-        HOST_ADDR is the host's own address, which a launcher elsewhere learns from a name server.
+        HOST_ADDR is the host's own address, which a launcher would otherwise obtain from a name server.
         """
         threads = max(1, len(os.sched_getaffinity(0)) // self.number)
         return {
@@ -156,13 +156,13 @@ class Hosts:
         }
 
     def described(self) -> dict[str, Any]:
-        """For environment.json: rates in bit/s, delay in seconds."""
+        """Return the lab's description for environment.json: rates in bit/s, delay in seconds."""
         common = statistics.mode(self.rates)
         slow = {str(host): rate for host, rate in enumerate(self.rates) if rate != common}
         return {"hosts": self.number, "rate": common, "slow_host": slow, "delay": self.delay}
 
     def counters(self) -> list[tuple[int, int]]:
-        """Bytes that each host has (sent, received) over its link."""
+        """Return the bytes (sent, received) over each host's link."""
         counted = []
         for host in range(self.number):
             shown = _checked("ip", "-n", self.namespace(host), "-s", "-j", "link", "show", "dev", INTERFACE)
@@ -171,11 +171,11 @@ class Hosts:
         return counted
 
     def cut(self, host: int) -> None:
-        """Its link carries nothing from now on."""
+        """Take a host's link down."""
         _checked("ip", "-n", self._switch, "link", "set", f"host{host}", "down")
 
     def join(self, host: int) -> None:
-        """Its link carries packets again."""
+        """Bring a host's link up again."""
         _checked("ip", "-n", self._switch, "link", "set", f"host{host}", "up")
 
     def run(
@@ -185,13 +185,13 @@ class Hosts:
         cuts: Sequence[Cut] = (),
         logs: Path | None = None,
     ) -> "job.JobOutcome":
-        """Run a command in every host at the same time, and wait. See `job.run`.
+        """Run a command in all hosts at the same time, and wait for its end. See `job.run`.
 
         Args:
             argv: the command.
-            env: variables on top of this process's and `environment`.
-            cuts: links that fail on the way.
-            logs: folder for host-0.log, host-1.log, ...; None = a temporary one, kept where a host fails.
+            env: variables in addition to this process's and `environment`.
+            cuts: temporary link failures.
+            logs: folder for host-0.log, host-1.log, ...; None = a temporary one, which is kept if a host fails.
         """
         if cuts:
             told = {**self.described(), "cuts": [[cut.host, cut.seconds] for cut in cuts]}
@@ -217,7 +217,7 @@ class Hosts:
             ]
             _batch("ip", name, lines)
             _batch("tc", name, [delay, self._shape(INTERFACE, self.rates[host], parent="1:1" if delay else "")])
-            # Linux's default, so that a lab behaves alike on machines with other settings
+            # Linux's default, for equal behaviour on machines with other settings
             _called("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=cubic")
 
     def _delay(self) -> str:
@@ -242,12 +242,12 @@ class Hosts:
 
 
 def burst_bytes(rate: float) -> int:
-    """What a link of so many bit/s lets pass at once after a pause."""
+    """Return the burst in bytes of a link of this rate in bit/s."""
     return max(SMALLEST_BURST, round(BURST_SECONDS * rate / 8))
 
 
 def _called(*command: str) -> str:
-    """What a command has said against us, or nothing."""
+    """Run a command and return its error message, or "" on success."""
     done = subprocess.run(command, capture_output=True, text=True)
     return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[0] if done.returncode else ""
 

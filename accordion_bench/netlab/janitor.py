@@ -1,8 +1,8 @@
-"""python -m accordion_bench.netlab.janitor LAB: waits until its owner is gone, then removes the owner's hosts.
+"""Removal of a lab's hosts after the end of its owner: `python -m accordion_bench.netlab.janitor LAB`.
 
-The owner holds the other end of this process's standard input. However the owner ends, the operating system closes it.
-It also holds the lab's lock, which the system releases then: who finds a lab whose lock is free knows that nothing has
-cleared up. Process numbers would not tell, since containers number theirs apart and may share namespaces.
+The owner holds the other end of this process's standard input, which the operating system closes when the owner ends in
+any way. The owner also holds the lab's lock, which the system then releases. A lab with a free lock is therefore an
+orphan. Process numbers would be unreliable, because containers number processes separately but may share namespaces.
 """
 
 import contextlib
@@ -19,29 +19,29 @@ from filelock import FileLock, Timeout
 
 NAMESPACES = Path("/run/netns")
 LOCKS = Path("/run/accordion_bench")
-LAB = re.compile(r"ab-\d+\.[0-9a-f]{8}")  # the owner's process, for those who look; what makes it the only one
+LAB = re.compile(r"ab-\d+\.[0-9a-f]{8}")  # number of the owner's process, for information; a unique suffix
 
 
 def new_lab() -> str:
-    """A name that no lab has."""
+    """Return a unique name for a lab."""
     return f"ab-{os.getpid()}.{secrets.token_hex(4)}"
 
 
 def hold(lab: str) -> FileLock:
-    """The lab's lock, held until it is released or this process is gone."""
+    """Acquire the lab's lock, which is held until it is released or this process ends."""
     LOCKS.mkdir(mode=0o755, parents=True, exist_ok=True)
     lock = _lock(lab)
-    lock.acquire(timeout=5)  # a process that looks for orphans may hold it for a moment
+    lock.acquire(timeout=5)  # a process that removes orphans may hold it briefly
     return lock
 
 
 def names(prefix: str = "ab-") -> list[str]:
-    """Namespaces whose names begin so."""
+    """Return the namespaces whose names start with a prefix."""
     return sorted(path.name for path in NAMESPACES.glob(f"{prefix}*")) if NAMESPACES.is_dir() else []
 
 
 def remove(namespaces: list[str]) -> None:
-    """End what lives in these namespaces, and delete them with their links."""
+    """Kill all processes in these namespaces, and delete the namespaces with their links."""
     deadline = time.monotonic() + 5
     while (living := [pid for name in namespaces for pid in _inhabitants(name)]) and time.monotonic() < deadline:
         for pid in living:
@@ -53,7 +53,7 @@ def remove(namespaces: list[str]) -> None:
 
 
 def remove_orphans() -> None:
-    """Remove hosts whose owner is gone and could not, nor its janitor."""
+    """Remove the hosts of labs whose owner and janitor ended without doing so."""
     for file in sorted(LOCKS.glob("ab-*.lock")):
         if not LAB.fullmatch(file.stem):
             continue
@@ -80,7 +80,7 @@ def _ip(*words: str) -> str:
 
 
 def main() -> None:
-    """Wait, then clear up."""
+    """Wait for the end of the owner, then remove the hosts."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     sys.stdin.read()

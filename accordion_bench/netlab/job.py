@@ -1,4 +1,4 @@
-"""One command in all hosts: what they say, which one failed first, and an end for the others."""
+"""Job: run one command in all hosts, collect their output, find the host that failed first and end the others."""
 
 import contextlib
 import os
@@ -20,22 +20,22 @@ from accordion_bench.netlab.options import Cut
 from accordion_bench.netlab.user import User, acting, caller
 from accordion_bench.processes.interrupt import handling
 
-LATE = 1.0  # seconds that host 0's words are held back, so that the host that fails first is heard first
-GRACE = 3.0  # seconds in which the others may say why they stop, after the first failure
-SAVING = 60.0  # seconds in which a job may save itself after Ctrl-C
+LATE = 1.0  # delay of host 0's output in seconds, so that the host that fails first is reported first
+GRACE = 3.0  # seconds for the others to report their errors after the first failure
+SAVING = 60.0  # seconds for a job to save its state after Ctrl-C
 TAIL = 40  # lines
-FIRST_BYTES = 100_000  # sent by a host: its rendezvous is over, gradients or parameters are under way
-NAMED = ("sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"')  # `ip netns exec` has mounts of its own
-REFUSED = 2  # the exit status of those who have said in one sentence what the user can mend
-KILLED = 129  # smallest exit status of those that a signal has ended
-# words of those who only see that another one is gone
+FIRST_BYTES = 100_000  # sent by a host: rendezvous has ended, and gradients or parameters are being sent
+NAMED = ("sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"')  # `ip netns exec` has a separate mount namespace
+REFUSED = 2  # exit status after a one-sentence error that the user can correct
+KILLED = 129  # smallest exit status of a process ended by a signal
+# error messages of processes that only observe the loss of another one
 LOST_PEER = re.compile(
     r"closed by peer|reset by peer|broken pipe|timed? ?out|connection (refused|closed)", re.IGNORECASE
 )
 
 
 class Lab(Protocol):
-    """The hosts that a job runs in, numbered from 0: `hosts.Hosts`."""
+    """Interface of the hosts of a job, numbered from 0; implemented by `hosts.Hosts`."""
 
     number: int
 
@@ -57,14 +57,14 @@ class Lab(Protocol):
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job has ended.
+    """Result of a job.
 
     Args:
-        status: 0, or that of the host that failed first; 128 + signal for a job ended by one.
-        failed: that host.
-        seconds: from the first start to the last end.
+        status: 0, or exit status of the host that failed first; 128 + signal for a job ended by a signal.
+        failed: number of that host; None = none failed.
+        seconds: time from the first start to the last end.
         sent, received: bytes over each host's link.
-        logs: folder with each host's output; gone where a temporary one was not needed any more.
+        logs: folder with each host's output; a temporary one is deleted unless a host failed.
     """
 
     status: int
@@ -82,11 +82,11 @@ def run(
     cuts: Sequence[Cut] = (),
     logs: Path | None = None,
 ) -> JobOutcome:
-    """Run `argv` in every host; host 0's output passes through, the others' goes to files.
+    """Run `argv` in all hosts, with the output of host 0 on this terminal and that of all hosts in files.
 
-    Where a host fails, the others get `GRACE` seconds to say so and are ended; then the end of the first one's output
-    is shown, before host 0's complaints about it. Ctrl-C and SIGTERM are passed on; a second one ends the job at once.
-    Under sudo the command is run by the user who called it, and the logs are theirs.
+    If a host fails, the others have `GRACE` seconds to report errors and are then killed. The end of the output of the
+    host that failed first is printed before host 0's later output. Ctrl-C and SIGTERM are forwarded; a second signal
+    ends the job immediately. Under sudo the command runs as the user who called sudo, who also owns the logs.
 
     Raises:
         ConfigError: that user cannot run this Python.
@@ -131,13 +131,13 @@ class _Job:
         self.hosts, self.argv, self.env, self.folder, self.signals = hosts, list(argv), env, folder, signals
         self.user = user
         self.children: list[subprocess.Popen] = []
-        self.failures: dict[int, tuple[float, int]] = {}  # when, exit status; not of those whom we have ended
-        self.ended = False  # by us
-        self.cuts = {cut: float("inf") for cut in cuts}  # when it begins
-        self.down: dict[Cut, float] = {}  # when it ends
+        self.failures: dict[int, tuple[float, int]] = {}  # (time, exit status), without hosts that this process killed
+        self.ended = False  # whether this process killed the hosts
+        self.cuts = {cut: float("inf") for cut in cuts}  # start times
+        self.down: dict[Cut, float] = {}  # end times
         self.held: deque[tuple[float, TextIO, bytes]] = deque()
-        self.names = folder / "hosts"  # their /etc/hosts, since no name server can be reached
-        self.heard = 0  # signals passed on
+        self.names = folder / "hosts"  # /etc/hosts of the hosts, which have no name server
+        self.heard = 0  # number of forwarded signals
         self.selector = selectors.DefaultSelector()
         self.files = contextlib.ExitStack()
 
@@ -151,7 +151,7 @@ class _Job:
         known = local.read_text(encoding="utf-8") if local.exists() else ""
         with acting(self.user):
             self.names.write_text(known + "".join(names), encoding="utf-8")
-            self.names.chmod(0o644)  # whatever the umask: hosts read it as their /etc/hosts
+            self.names.chmod(0o644)  # readable as /etc/hosts, independent of the umask
             logs = [self.files.enter_context(self._log(host).open("wb")) for host in range(self.hosts.number)]
         self.log = logs[0]
         try:
@@ -198,9 +198,9 @@ class _Job:
         return self.folder / f"host-{host}.log"
 
     def watch(self) -> None:
-        """Until all have ended."""
-        last = float("inf")  # when the last one has ended
-        while self.selector.get_map() and time.monotonic() < last + 1:  # a grandchild may hold the pipes for ever
+        """Handle output, exits, cuts and signals until all hosts have ended."""
+        last = float("inf")  # end time of the last host
+        while self.selector.get_map() and time.monotonic() < last + 1:  # a grandchild may keep the pipes open
             self._listen()
             now = time.monotonic()
             if last == float("inf") and all(child.poll() is not None for child in self.children):
@@ -214,7 +214,7 @@ class _Job:
                 self._end()
 
     def _listen(self) -> None:
-        """Whatever the hosts say or do within the next moment."""
+        """Handle output and exits of the hosts, waiting up to 0.1 s."""
         for key, _ in self.selector.select(timeout=0.1):
             if isinstance(key.data, subprocess.Popen):
                 status = key.data.wait()
@@ -235,7 +235,7 @@ class _Job:
         target.flush()
 
     def _cut(self, now: float) -> None:
-        """Links go down and up when their time has come."""
+        """Take links down and up that are due."""
         for cut, begin in list(self.cuts.items()):
             if begin == float("inf") and _sent(self.children[cut.host].pid, self.hosts.interface) > FIRST_BYTES:
                 self.cuts[cut] = now + cut.at
@@ -252,7 +252,7 @@ class _Job:
                     print(f"netlab: the link of host {cut.host} is up again", file=sys.stderr)
 
     def _pass_on(self, now: float) -> None:
-        """Signals from outside."""
+        """Forward a first signal, and kill the job after a second one or after `SAVING` seconds."""
         if len(self.signals) > self.heard:
             first, self.heard = self.heard == 0, len(self.signals)
             if first:
@@ -273,7 +273,7 @@ class _Job:
                 os.killpg(child.pid, signum)
 
     def conclude(self) -> tuple[int, int | None]:
-        """Say what was held back; gives the exit status, and the host that failed first."""
+        """Print the delayed output and the failures, and return (exit status, host that failed first)."""
         first = None if self.signals else self._first()
         if first:
             print(
@@ -295,9 +295,11 @@ class _Job:
         return (0, None) if first is None else (self.failures[first][1], first)
 
     def _first(self) -> int | None:
-        """Who was killed could not speak, and others complained at once; who lost a peer is not the cause.
+        """Return the host whose failure is the likely cause.
 
-        Of those that refuse a configuration, with one sentence, only rank 0 says it.
+        Killed hosts are considered first, since they could not report an error before the others, then hosts with
+        output, then the rest. Within each class, hosts that only lost a peer are last, otherwise the earliest failure
+        is first. If host 0 has the same last line, such as a refused configuration, it is returned instead.
         """
         if not self.failures:
             return None
@@ -309,11 +311,11 @@ class _Job:
 
         first = min(self.failures, key=rank)
         last = self._said(first)[-1:]
-        alike = 0 in self.failures and last and last == self._said(0)[-1:]  # all refuse with one sentence
+        alike = 0 in self.failures and last and last == self._said(0)[-1:]  # all hosts report the same error
         return 0 if alike else first
 
     def _said(self, host: int) -> list[str]:
-        with acting(self.user):  # who might have put a link there
+        with acting(self.user):  # not as root: the user may have replaced the file by a link
             return self._log(host).read_text(errors="replace", encoding="utf-8").splitlines()
 
     def _how(self, host: int) -> str:
@@ -323,11 +325,11 @@ class _Job:
 
 
 def _sent(pid: int, interface: str) -> int:
-    """Bytes sent in the network namespace of a process, 0 where it has ended or is not there yet."""
+    """Return the bytes sent in a process's network namespace; 0 before it enters the namespace or after its end."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/net/dev").read_text(encoding="utf-8").splitlines():
             name, _, counts = line.partition(":")
-            # before it enters its namespace a process sees the machine's own network
+            # before entering its namespace, a process has the machine's own network
             if name.strip() == interface and "10.77.0." in Path(f"/proc/{pid}/net/fib_trie").read_text(
                 encoding="utf-8"
             ):

@@ -1,4 +1,4 @@
-"""What is typed about links: rates, times, and which host they are about."""
+"""Parsers of netlab's option values: rates, durations, hosts and link failures."""
 
 import math
 import re
@@ -19,12 +19,12 @@ NUMBER = r"(\d+(?:\.\d+)?)"
 
 @dataclass(frozen=True)
 class Cut:
-    """A link that carries nothing for a while.
+    """Temporary failure of a host's link.
 
     Args:
-        host: whose.
-        seconds: how long.
-        at: seconds after the job's first traffic (`job.FIRST_BYTES` sent by that host).
+        host: number of the host.
+        seconds: duration.
+        at: start in seconds after the job's first traffic (`job.FIRST_BYTES` sent by that host).
     """
 
     host: int
@@ -33,7 +33,7 @@ class Cut:
 
 
 def rate(text: str, key: str = "--rate") -> float | None:
-    """bit/s of `100mbit`, None of `none`."""
+    """Parse a rate: bit/s for `100mbit`, None for `none`."""
     if text == "none":
         return None
     found = re.fullmatch(NUMBER + "(kbit|mbit|gbit)", text)
@@ -43,13 +43,13 @@ def rate(text: str, key: str = "--rate") -> float | None:
 
 
 def _near(text: str) -> str:
-    """What is probably meant by `100Mbps`."""
+    """Return a valid spelling of a rate such as `100Mbps`."""
     found = re.fullmatch(rf"\s*{NUMBER}\s*([kmg])b?(it)?(ps|/s)?\s*", text.lower())
     return f"{found[1]}{found[2]}bit" if found and float(found[1]) else "100mbit"
 
 
 def slow_host(text: str, hosts: int) -> tuple[int, float | None]:
-    """Host and bit/s of `2:20mbit`."""
+    """Parse `2:20mbit` to (host, bit/s)."""
     host, colon, speed = text.partition(":")
     if not colon:
         raise ValueRefused("--slow-host", "HOST:RATE", text, f"{hosts - 1}:20mbit")
@@ -63,7 +63,7 @@ def slow_host(text: str, hosts: int) -> tuple[int, float | None]:
 
 
 def slow_hosts(texts: Sequence[str], hosts: int) -> dict[int, float | None]:
-    """bit/s by host; each may be named once."""
+    """Parse several such values to bit/s by host; each host may occur once."""
     found: dict[int, float | None] = {}
     for text in texts:
         host, speed = slow_host(text, hosts)
@@ -74,7 +74,7 @@ def slow_hosts(texts: Sequence[str], hosts: int) -> dict[int, float | None]:
 
 
 def cut(text: str, hosts: int) -> Cut:
-    """`2:5s@10s`: the link of host 2 is down for 5 seconds, 10 seconds after the first traffic."""
+    """Parse `2:5s@10s`: the link of host 2 is down for 5 seconds, starting 10 seconds after the first traffic."""
     found = re.fullmatch(rf"(\w+):{NUMBER}(ms|s|)(?:@{NUMBER}(ms|s|))?", text)
     if not found:
         raise ValueRefused("--cut", "HOST:SECONDSs or HOST:SECONDSs@AT", text, f"{hosts - 1}:5s@10s")
@@ -84,7 +84,7 @@ def cut(text: str, hosts: int) -> Cut:
 
 
 def delay(text: str) -> float:
-    """Seconds of `5ms`."""
+    """Parse `5ms` to seconds."""
     found = re.fullmatch(NUMBER + "(ms|s)", text)
     if not found:
         raise ValueRefused("--delay", "a number with ms or s", text, "5ms")
@@ -98,7 +98,7 @@ def _host(key: str, text: str, hosts: int, rest: str) -> int:
 
 
 def count(hosts: object) -> int:
-    """The number of hosts."""
+    """Check the number of hosts, from 2 to 200."""
     number = int(hosts) if isinstance(hosts, str) and hosts.isdigit() else hosts
     checks.integer("--hosts", number, at_least=2, instead=4)
     if number > 200:  # type: ignore[operator]
@@ -107,13 +107,13 @@ def count(hosts: object) -> int:
 
 
 def presets() -> dict[str, float]:
-    """bit/s of those choices of `network=` that are called by their rate."""
+    """Return the bandwidth in bit/s of the choices of `network=` that are named after their rate."""
     files = (conf_dir() / "network").glob("*bit.yaml")
     return {file.stem: yaml.safe_load(file.read_text(encoding="utf-8"))["bandwidth"] for file in files}
 
 
 def modelled(bandwidth: float | None, latency: float = 0.0) -> str:
-    """The overrides for a modelled link of that kind."""
+    """Return the overrides for a modelled link of this bandwidth in bit/s and latency in seconds."""
     bandwidth = bandwidth or max(presets().values())
     if latency:
         return f"network=custom network.bandwidth={typed_rate(bandwidth)} network.latency={latency:g}"

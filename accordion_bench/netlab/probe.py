@@ -1,6 +1,6 @@
-"""python -m accordion_bench.netlab.probe FILE IDLE SECONDS: times collectives of several sizes, in every host at once.
+"""Job of netlab's link probe: `python -m accordion_bench.netlab.probe FILE IDLE SECONDS` in every host.
 
-On links that have been idle for IDLE seconds; host 0 writes the rows into FILE after about SECONDS.
+Time collectives of several sizes, each after a pause of IDLE seconds. Host 0 writes the rows to FILE after ~SECONDS.
 """
 
 import json
@@ -16,7 +16,7 @@ from accordion_bench.network.meter import Interface
 
 
 def main() -> None:
-    """Measure; host 0 writes the rows."""
+    """Time the collectives; host 0 writes the rows."""
     file, idle, seconds = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

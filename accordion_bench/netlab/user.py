@@ -1,4 +1,4 @@
-"""Who called sudo: the lab needs root, what runs in it and the files of both are the user's."""
+"""User who called sudo: the lab requires root, but its jobs run as that user, who owns all files."""
 
 import contextlib
 import os
@@ -16,11 +16,11 @@ LAUNCHER = Path(__file__).with_name("become.py")
 
 @dataclass(frozen=True)
 class User:
-    """A user who is not root.
+    """User other than root.
 
     Args:
-        uid, gid, groups: by number.
-        name, home: as the machine has them.
+        uid, gid, groups: numbers of user and groups.
+        name, home: name and home directory.
     """
 
     uid: int
@@ -30,17 +30,17 @@ class User:
     home: str
 
     def environment(self) -> dict[str, str]:
-        """What a login would set."""
+        """Return the variables that a login sets."""
         return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name}
 
     def command(self) -> list[str]:
-        """What stands before a command of root's, so that it is run as this user."""
+        """Return the prefix that makes a command of root run as this user."""
         groups = ",".join(map(str, self.groups))
         return [sys.executable, "-I", str(LAUNCHER), str(self.uid), str(self.gid), groups]
 
     @contextlib.contextmanager
     def acting(self) -> Iterator[None]:
-        """Files that are made inside are theirs, and lie where they may write. No threads meanwhile."""
+        """Context with this user's file permissions and ownership. No other threads may run in it."""
         gid, groups = os.getegid(), os.getgroups()
         os.setgroups(self.groups)
         os.setegid(self.gid)
@@ -53,7 +53,7 @@ class User:
             os.setgroups(groups)
 
     def refuse_unreadable(self) -> None:
-        """Raise ConfigError where they cannot run this Python, or not read this package."""
+        """Raise ConfigError if the user cannot run this Python or read this package."""
         try:
             tried = subprocess.run(
                 [sys.executable, "-c", "import accordion_bench.options.conf_dir"],
@@ -77,7 +77,7 @@ class User:
 
 
 def caller() -> User | None:
-    """The user who called sudo; None where there was no sudo, or root called it.
+    """Return the user who called sudo; None without sudo or if root called it.
 
     Raises:
         ConfigError: SUDO_UID or SUDO_GID is no number.
@@ -89,17 +89,17 @@ def caller() -> User | None:
         return None
     try:
         known = pwd.getpwuid(uid)
-    except KeyError:  # a number is enough
+    except KeyError:  # users without an account entry are allowed
         return User(uid, gid, (gid,), str(uid), "/")
     return User(uid, gid, tuple(os.getgrouplist(known.pw_name, gid)), known.pw_name, known.pw_dir)
 
 
 @contextlib.contextmanager
 def acting(user: User | None) -> Iterator[None]:
-    """As that user; as root where there is none.
+    """Context with the file permissions of a user; None = root.
 
     Raises:
-        ConfigError: they may not write there.
+        ConfigError: the user may not write a file.
     """
     try:
         with user.acting() if user else contextlib.nullcontext():

@@ -1,1 +1,1 @@
-"""Processes of a run: where they are, how they meet, how they end."""
+"""Processes of a run: placement, launch, rendezvous, process group, failure detection and shutdown."""

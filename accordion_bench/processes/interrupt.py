@@ -1,4 +1,4 @@
-"""How a run ends early: signals of the operating system, Ctrl-C, and the end of the parent."""
+"""Early end of a run: operating-system signals, Ctrl-C, and the end of the parent process."""
 
 import contextlib
 import multiprocessing
@@ -18,25 +18,25 @@ _HANGUP = getattr(signal, "SIGHUP", None)
 
 
 def _here(*names: str) -> tuple[signal.Signals, ...]:
-    """Those that this system has and that were not ignored when the process started: nohup ignores SIGHUP."""
+    """Return the signals that this system has and that were not ignored at start-up (nohup ignores SIGHUP)."""
     found = [getattr(signal, name) for name in names if hasattr(signal, name)]
     return tuple(signum for signum in found if signum != _HANGUP or signal.getsignal(signum) != signal.SIG_IGN)
 
 
 _AGAIN = ("SIGHUP", "SIGUSR1", "SIGXCPU")
-# the terminal has been closed, or the time is nearly over: kernel, shell and Slurm (--signal) say so again and again
+# closed terminal, or end of the time limit; kernel, shell and Slurm (--signal) send these repeatedly
 WARNINGS = _here(*_AGAIN)
 STOP = (signal.SIGINT, signal.SIGTERM, *WARNINGS)
-# what a parent may ignore while it starts processes, which inherit that: they could not tell it from nohup
+# ignored by a parent while it starts processes; not SIGHUP, since children that inherit this would assume nohup
 ANSWERED_LATER = tuple(signum for signum in STOP if signum != _HANGUP)
-ANYWHERE = {signal.SIGINT, signal.SIGTERM, *(getattr(signal, name, None) for name in _AGAIN)}  # on whichever machine
+ANYWHERE = {signal.SIGINT, signal.SIGTERM, *(getattr(signal, name, None) for name in _AGAIN)}  # on any machine
 
 
 def handle(handler: Handler, signums: Sequence[int] = STOP) -> dict[int, Handler]:
-    """Let `handler` answer these signals from now on.
+    """Install a handler for these signals.
 
     Returns:
-        who has answered them until now; empty in other threads than the main one, where Python installs no handlers.
+        the previous handlers; empty outside the main thread, where Python cannot install handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -45,7 +45,7 @@ def handle(handler: Handler, signums: Sequence[int] = STOP) -> dict[int, Handler
 
 @contextlib.contextmanager
 def handling(handler: Handler, signums: Sequence[int] = STOP) -> Iterator[None]:
-    """Let `handler` answer these signals inside, and those who did before from then on."""
+    """Context with a handler for these signals; restores the previous handlers at its end."""
     before = handle(handler, signums)
     try:
         yield
@@ -54,15 +54,15 @@ def handling(handler: Handler, signums: Sequence[int] = STOP) -> Iterator[None]:
             signal.signal(signum, earlier)
 
 
-AT_ONCE = 1.0  # seconds after which a second signal is meant: launchers and `timeout` deliver one of them twice
+AT_ONCE = 1.0  # a second signal within this many seconds is ignored: launchers and `timeout` deliver signals twice
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop.
+    """A signal stopped the run.
 
     Args:
-        step: optimizer steps taken and saved; None: stopped at once, only older checkpoints are there.
-        signum: what asked for it; the exit status is 128 + signum.
+        step: number of optimizer steps taken and saved; None = stopped immediately, without a new checkpoint.
+        signum: number of the signal; the exit status is 128 + signum.
     """
 
     def __init__(self, step: int | None, signum: int) -> None:
@@ -71,10 +71,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stopper:
-    """Notes the signal, and says after which step every process stops; it does not matter which of them got it.
+    """Handler of stop signals: all processes stop after the same step, whichever of them received the signal.
 
     Args:
-        store: of the run, which the processes share; None with one process.
+        store: store of the run, shared by its processes; None with one process.
     """
 
     def __init__(self, store: SealedStore | None = None) -> None:
@@ -85,14 +85,18 @@ class Stopper:
         self._agreed = AgreedStep("stop", store)
 
     def note(self, signum: int, frame: FrameType | None) -> None:
-        """The handler: notes the first signal; a second one that is no mere warning ends the run at once."""
+        """Record the first signal, or one after a warning. With one process, a second stop signal ends it immediately.
+
+        Raises:
+            Interrupted: at such a second signal.
+        """
         if self.signum is None or self.signum in WARNINGS:
             self.signum, self._noted = signum, time.monotonic()
         elif self.store is None and signum not in WARNINGS and time.monotonic() > self._noted + AT_ONCE:
             raise Interrupted(None, signum)
 
     def due(self, step: int) -> bool:
-        """Whether to stop now, after `step` steps; call once per step, in every process. See `AgreedStep.due`."""
+        """Whether to stop now, after `step` steps. Call it once per step in every process. See `AgreedStep.due`."""
         if not self._agreed.due(step, self._wanted):
             return False
         if self.signum is None and self.store is not None:
@@ -100,7 +104,7 @@ class Stopper:
         return True
 
     def _wanted(self) -> bool:
-        """Whether this process has noted a signal; it tells the others which one before they are asked to stop."""
+        """Whether this process received a signal; stores its number for the others before they are asked to stop."""
         if self.store is not None and self.signum != self._told:
             self._told = self.signum
             self.store.set("signal", str(self.signum))
@@ -108,25 +112,25 @@ class Stopper:
 
 
 def _signal(text: str) -> int:
-    """The number of a signal that ends runs."""
+    """Parse the number of a signal that ends runs."""
     if whole_number(text) not in ANYWHERE:
         raise ValueError(text)
     return int(text)
 
 
-LOOK = 0.5  # seconds between two looks
+LOOK = 0.5  # seconds between two checks
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """From now on end this process when its parent is gone, soon and without a word.
+    """Start a thread that silently ends this process soon after the end of its parent.
 
-    Not by the kernel's own signal for it (PR_SET_PDEATHSIG): that comes when the thread ends that has started this
-    process, and pools start processes from threads.
+    The kernel's signal PR_SET_PDEATHSIG is unsuitable: it is sent when the thread that started the process ends, and
+    pools start processes from threads.
 
     Args:
-        parent: number of that process; None = the one by whose multiprocessing it was started.
+        parent: process number of the parent; None = the multiprocessing parent, if any.
     """
-    server: list[int] = []  # of forks has started this process: then its parent's end is seen by a pipe alone
+    server: list[int] = []  # pipe of the parent, if a fork server started this process
     if parent is None:
         started_by = multiprocessing.parent_process()
         if started_by is None or started_by.pid is None:
@@ -145,5 +149,5 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def is_gone(parent: int) -> bool:
-    """Whether a process that was this one's parent is so no more."""
+    """Whether this process's former parent has ended."""
     return os.getppid() != parent

@@ -1,17 +1,17 @@
-"""Whether a launcher has started this process: the question that needs no torch, before `placement` decides."""
+"""Detection of launchers from environment variables, without importing torch; `placement` reads the details."""
 
 import os
 
-# by which torchrun, OpenMPI and Slurm number their processes, as `placement.environment_ranks` looks for them
+# rank variables of torchrun, OpenMPI and Slurm, as read by `placement.environment_ranks`
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 def launched() -> bool:
-    """Whether torchrun, Slurm or OpenMPI has started this process."""
+    """Whether torchrun, Slurm or OpenMPI started this process."""
     return any(name in os.environ for name in RANKS)
 
 
 def leads() -> bool:
-    """Whether this process is the first of those that a launcher has started, or the only one."""
+    """Whether this process has rank 0, or was started without a launcher."""
     told = [os.environ[name] for name in RANKS if name in os.environ]
     return not int(told[0] if told else 0)

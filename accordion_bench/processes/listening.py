@@ -1,4 +1,4 @@
-"""Listening: where rank 0 awaits the others. At the given address only, not at all of the machine's."""
+"""Listening socket of rank 0, bound to the given address only rather than to all addresses of the machine."""
 
 import contextlib
 import errno
@@ -10,26 +10,26 @@ from accordion_bench.comm.sealed_store import SECRET
 from accordion_bench.options.checks import ConfigError
 
 LOOPBACK = "127.0.0.1"
-ANSWER = 5.0  # seconds within which a machine must reach itself
-BACKLOG = 4096  # who may knock at the same time
-# of connections and files; a process needs a few, and one for each other process
+ANSWER = 5.0  # timeout of a connection to the loopback, seconds
+BACKLOG = 4096  # pending connections
+# upper bound of file descriptors; a process needs a few, and one per other process
 MOST_DESCRIPTORS = 1 << 20
 
 
 def listen(address: str, port: int, sealed: bool = False) -> socket.socket:
-    """A socket that listens at this machine's address of that name, and at no other one.
+    """Return a socket that listens at the given address of this machine only.
 
-    Where the machine's own name leads back to it alone, as it often does, others would not find it there: then it
-    listens at all addresses, and says so. With an address that this machine does not have, translated on the way, say,
-    it does so only where what others say there is sealed: the address may be mistyped, too.
+    If the machine's own name resolves to the loopback, as it often does, other machines could not connect there. The
+    socket then listens at all addresses, with a warning. If the machine does not have the address, because it is
+    translated on the way or mistyped, the socket listens at all addresses only if messages are sealed.
 
     Args:
-        address: name or number, as the other processes know it.
-        port: to listen at.
+        address: name or IP address that the other processes use.
+        port: port.
         sealed: whether the processes share a secret.
 
     Raises:
-        ConfigError: another program listens there, or the address is not this machine's.
+        ConfigError: another program uses the port, or the machine does not have the address.
     """
     why, own = f"{address} is no address that it has", False
     for family, found in _addresses(address, port):
@@ -54,12 +54,12 @@ def listen(address: str, port: int, sealed: bool = False) -> socket.socket:
 
 
 def _is_own_name(address: str) -> bool:
-    """Whether a name is the machine's, with its domain or without."""
+    """Whether a name is the machine's, with or without its domain."""
     return address.lower().partition(".")[0] == socket.gethostname().lower().partition(".")[0]
 
 
 class _NotHere(Exception):
-    """The address is none of this machine's."""
+    """This machine does not have the address."""
 
 
 def _bound(family: socket.AddressFamily | None, found: str, port: int, address: str) -> socket.socket:
@@ -99,10 +99,10 @@ def _is_number(address: str) -> bool:
 
 
 def loopback() -> str:
-    """The name of the interface that leads to this machine alone; macOS calls it lo0.
+    """Return the name of the loopback interface: `lo`, or `lo0` on macOS.
 
     Raises:
-        ConfigError: it is down, so that not even two processes of one machine can speak over a network.
+        ConfigError: the loopback is down, so that processes of one machine cannot communicate over a network.
     """
     try:
         with (
@@ -119,7 +119,7 @@ def loopback() -> str:
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process have as many connections as it may: each needs a descriptor, and the usual limit is 1024."""
+    """Raise the limit of file descriptors to its maximum: each connection needs one, and the usual limit is 1024."""
     try:
         import resource
     except ImportError:  # not on Unix
@@ -127,5 +127,5 @@ def raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(ValueError, OSError):  # macOS has another limit, which it does not tell
+        with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit, which it does not report
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -1,6 +1,6 @@
-"""What a process computes with: its GPU, freed memory, deterministic algorithms; and all of it as in a run.
+"""Compute settings of a process: GPU selection, memory allocator, deterministic kernels and threads.
 
-Trials and benches set it, too: a step that is timed under other settings than those of a run says nothing of the run.
+Timing code applies them with `as_in_a_run`, so that a timed step has the settings of a run.
 """
 
 import contextlib
@@ -16,18 +16,17 @@ from accordion_bench.comm.sealed_store import SealedStore, whole_number
 from accordion_bench.options.checks import ConfigError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-LARGEST_KEPT = 256 * 2**20  # bytes of one tensor
+LARGEST_KEPT = 256 * 2**20  # largest allocation kept after it is freed, bytes
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep what it has freed, up to tensors of 256 MiB, instead of giving it back to the system.
+    """Make malloc keep freed blocks of up to 256 MiB instead of returning them to the system. This cannot be undone.
 
-    glibc takes every block above 32 MiB from the system anew and gives it back when it is freed, so that each page of
-    a large activation faults in every step: docs/performance.md. Costs nothing but that the process stays as large as
-    it was at its largest. It cannot be undone.
+    By default glibc requests every block above 32 MiB from the system and returns it when it is freed, so each page of
+    a large activation faults in every step: docs/performance.md. The only cost is that the process keeps its peak size.
 
     Returns:
-        whether it was done; other C libraries (macOS, musl) have no such option.
+        whether the setting was applied; other C libraries (macOS, musl) do not support it.
     """
     mallopt = _of_glibc("mallopt")
     if mallopt is None:
@@ -36,13 +35,13 @@ def keep_freed_memory() -> bool:
 
 
 def give_back() -> None:
-    """Give back to the system what is free at the moment; what is freed later is kept as before."""
+    """Return currently free memory to the system; memory freed later is kept as before."""
     if (trim := _of_glibc("malloc_trim")) is not None:
         trim(0)
 
 
 def _of_glibc(name: str) -> Callable[..., int] | None:
-    """A function of glibc's; None where another C library has none."""
+    """Return a function of glibc; None if the C library does not have it."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -51,16 +50,16 @@ def _of_glibc(name: str) -> Callable[..., int] | None:
         return None
 
 
-# cuBLAS repeats itself with such a workspace; torch.compile without timing its own kernels
+# cuBLAS is deterministic with this workspace; torch.compile without autotuning
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC": "1"}
 
 
 @contextlib.contextmanager
 def use_deterministic_variables(deterministic: bool) -> Iterator[None]:
-    """Set what is read when CUDA starts, here or in a process that is started from here; afterwards all is as it was.
+    """Context that sets the variables for deterministic results, which CUDA reads at start-up and children inherit.
 
     Args:
-        deterministic: the option; without it nothing is touched. What the user has exported stays.
+        deterministic: the option; false = no change. Variables set by the user are kept.
     """
     ours = {name: value for name, value in VARIABLES.items() if deterministic and name not in os.environ}
     os.environ.update(ours)
@@ -73,12 +72,12 @@ def use_deterministic_variables(deterministic: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_deterministic_kernels(deterministic: bool, device: str) -> Iterator[None]:
-    """Choose kernels: those that repeat themselves, or on a GPU the fastest ones; afterwards all is as it was.
+    """Context that selects deterministic kernels, or on a GPU the fastest ones; restores the settings at its end.
 
     Args:
-        deterministic: true: no kernel whose sums depend on what came first, no TF32, no search for the fastest
-            convolution. false: TF32 as torch has it, and that search.
-        device: `cpu` or `cuda`; a processor has only kernels that repeat themselves, but for a few.
+        deterministic: true = no kernels with an undefined order of summation, no TF32, no search for the fastest
+            convolution. false = torch's setting of TF32, and that search.
+        device: `cpu` or `cuda`; almost all kernels of a CPU are deterministic.
     """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     filling: Any = torch.utils.deterministic  # a module with a property
@@ -86,7 +85,7 @@ def use_deterministic_kernels(deterministic: bool, device: str) -> Iterator[None
     tf32 = matmul.allow_tf32, cudnn.allow_tf32
     if deterministic:
         torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms imports the compiler, four seconds
-        filling.fill_uninitialized_memory = False  # looks for errors, and costs a kernel for each new tensor
+        filling.fill_uninitialized_memory = False  # a debugging aid that costs a kernel per new tensor
         cudnn.benchmark = matmul.allow_tf32 = cudnn.allow_tf32 = False
     elif device == "cuda":
         cudnn.benchmark = True
@@ -100,42 +99,42 @@ def use_deterministic_kernels(deterministic: bool, device: str) -> Iterator[None
 
 
 def gpu_count() -> int:
-    """How many GPUs this process sees."""
+    """Return the number of GPUs visible to this process."""
     return torch.cuda.device_count()
 
 
 def own_gpu(local_rank: int, seen: int) -> torch.device:
-    """The GPU that this process computes on.
+    """Return the GPU of this process.
 
     Args:
-        local_rank: of the process on its machine.
-        seen: how many GPUs it sees; one alone is its own, whatever its rank.
+        local_rank: rank of the process on its machine.
+        seen: number of visible GPUs; a single one belongs to this process, whatever its rank.
     """
     return torch.device("cuda", local_rank % seen)
 
 
 def take_gpu(device: torch.device) -> None:
-    """Make it the GPU of this thread, before anything lands on the first one."""
+    """Make this the current GPU of the thread, before anything is allocated on the first one."""
     torch.cuda.set_device(device)
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """What no other GPU is called, whatever its number in this process."""
+    """Return the unique identifier of a GPU, which does not depend on its index in this process."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def gpu_model(device: torch.device) -> str:
-    """What its maker calls it."""
+    """Return the model name of a GPU."""
     return torch.cuda.get_device_name(device)
 
 
 def gpu_identity(uuid: str, index: int, environ: Mapping[str, str]) -> str:
-    """What this process computes on: a GPU, or the part of one that CUDA_VISIBLE_DEVICES names.
+    """Return the identifier of a GPU, or of its MIG partition if CUDA_VISIBLE_DEVICES names one.
 
     Args:
-        uuid: of the GPU.
-        index: its number in this process.
-        environ: of the process.
+        uuid: identifier of the GPU.
+        index: its index in this process.
+        environ: environment of the process.
     """
     names = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     name = names[index].strip() if index < len(names) else ""
@@ -143,15 +142,15 @@ def gpu_identity(uuid: str, index: int, environ: Mapping[str, str]) -> str:
 
 
 def refuse_shared_gpu(store: SealedStore, rank: int, mine: str) -> None:
-    """Refuse to share a GPU with another process; NCCL would say so in words of its own, or hang.
+    """Refuse a GPU that another process of the run uses, for which NCCL would raise an obscure error or hang.
 
     Args:
-        store: of the run.
-        rank: of this process.
-        mine: the `gpu_identity` of its GPU.
+        store: store of the run.
+        rank: rank of this process.
+        mine: `gpu_identity` of its GPU.
 
     Raises:
-        ConfigError: another process of the run has it already.
+        ConfigError: another process of the run uses this GPU.
     """
     first = store.first(f"gpu {mine}", str(rank), whole_number)
     if first != rank:
@@ -162,10 +161,10 @@ def refuse_shared_gpu(store: SealedStore, rank: int, mine: str) -> None:
 
 
 def unlike_gpus(models: Sequence[str]) -> str:
-    """The sentence for a run on GPUs of several kinds; "" where all are alike.
+    """Return the warning for a run on several GPU models; "" if all are equal.
 
     Args:
-        models: of all processes, by rank.
+        models: GPU models of all processes, by rank.
     """
     ranks = {model: [rank for rank, other in enumerate(models) if other == model] for model in models}
     if len(ranks) < 2:
@@ -179,7 +178,7 @@ def unlike_gpus(models: Sequence[str]) -> str:
 
 
 def _numbers(ranks: Sequence[int]) -> str:
-    """`0-3`, or `0, 2, 5 ...`."""
+    """Format ranks as `0-3`, or `0, 2, 5 ...`."""
     if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(map(str, ranks[:3])) + (" ..." if len(ranks) > 3 else "")
@@ -187,11 +186,11 @@ def _numbers(ranks: Sequence[int]) -> str:
 
 @contextlib.contextmanager
 def as_in_a_run(device: str, threads: int | None = None, deterministic: bool = False) -> Iterator[None]:
-    """Compute as a run does; afterwards threads and kernels are as before. Memory that is kept once stays kept.
+    """Context with the compute settings of a run. It restores threads and kernels, but not `keep_freed_memory`.
 
     Args:
         device: `cpu` or `cuda`.
-        threads: of torch; None = as many as there are.
+        threads: number of threads of torch; None = unchanged.
         deterministic: the option of the run.
 
     Example:
@@ -210,7 +209,7 @@ def as_in_a_run(device: str, threads: int | None = None, deterministic: bool = F
 
 @contextlib.contextmanager
 def computing_with(threads: int | None) -> Iterator[None]:
-    """So many threads of torch inside; None = as many as there are."""
+    """Context with this number of torch threads; None = unchanged."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Placement: where the workers of a run live, from the configuration, the environment and the number of GPUs."""
+"""Placement: number of processes and workers per process, backend and device, from configuration and environment."""
 
 import os
 import re
@@ -12,24 +12,24 @@ from accordion_bench.processes import machine, threads
 from accordion_bench.run_config import RunConfig
 
 DEFAULT_WORKERS = 4
-# in which a launcher says the number of a process on its machine, the nearest one first
+# local-rank variables of launchers, the innermost launcher first
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-PER_CORE = 16  # training processes; more of them only wait for each other
+PER_CORE = 16  # maximum number of training processes per core; more of them only wait for each other
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the workers of a run live.
+    """Distribution of the workers of a run over processes.
 
     Args:
         backend: `simulated`, `gloo` or `nccl`.
-        processes: how many.
+        processes: number of processes.
         workers_per_process: W.
-        rank: this process, where another launcher has started it.
-        local_rank: this process on its machine.
+        rank: rank of this process if an external launcher started it.
+        local_rank: rank of this process on its machine.
         launcher: `self` or `environment` (torchrun, Slurm, OpenMPI).
         device: `cpu` or `cuda`.
-        threads: of each process; None = as many as there are.
+        threads: number of threads per process; None = unchanged.
     """
 
     backend: str
@@ -47,10 +47,10 @@ class Placement:
 
 
 def environment_ranks(environ: Mapping[str, str]) -> tuple[int, int, int] | None:
-    """(processes, rank, local rank) that torchrun, Slurm or OpenMPI has set, or None; local rank 0 if none says it.
+    """Return (processes, rank, local rank) as set by torchrun, Slurm or OpenMPI, or None; the default local rank is 0.
 
     Raises:
-        ConfigError: what is set is no number.
+        ConfigError: a variable is no number.
     """
     local = local_rank(environ) or 0
     if "RANK" in environ and "WORLD_SIZE" in environ:
@@ -65,10 +65,10 @@ def environment_ranks(environ: Mapping[str, str]) -> tuple[int, int, int] | None
 
 
 def number_in(environ: Mapping[str, str], name: str, missing: int = 1) -> int:
-    """The number that a launcher has put into a variable.
+    """Return the number in a variable that a launcher sets; `missing` if it is not set.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the variable is no number.
     """
     value = environ.get(name, str(missing))
     if not value.isdecimal():
@@ -77,22 +77,22 @@ def number_in(environ: Mapping[str, str], name: str, missing: int = 1) -> int:
 
 
 def local_rank(environ: Mapping[str, str]) -> int | None:
-    """The number of this process on its machine, of the nearest launcher that tells it; None where none does.
+    """Return the local rank set by the innermost launcher; None if none sets it.
 
-    mpirun starts its own daemons by srun, whose SLURM_LOCALID each of their processes inherits.
+    The order matters: mpirun starts its daemons by srun, and their processes inherit SLURM_LOCALID.
     """
     told = [name for name in LOCAL_RANKS if name in environ]
     return number_in(environ, told[0]) if told else None
 
 
 def processes_here(environ: Mapping[str, str]) -> int:
-    """How many processes the launcher has started on this machine; 1 where it does not say."""
+    """Return the number of processes that the launcher started on this machine; 1 if unknown."""
     by_slurm = "SLURM_PROCID" in environ and "RANK" not in environ
     if "LOCAL_WORLD_SIZE" in environ and not by_slurm:
         return number_in(environ, "LOCAL_WORLD_SIZE")
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environ:
         return number_in(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
-    by_hand = "RANK" in environ and "WORLD_SIZE" in environ  # of srun's tasks, in a script of one's own
+    by_hand = "RANK" in environ and "WORLD_SIZE" in environ  # set for srun's tasks by the user's script
     if not by_slurm and not (by_hand and environ.get("SLURM_STEP_NUM_TASKS") == environ["WORLD_SIZE"]):
         return 1
     per_node = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_NTASKS_PER_NODE", "1"))
@@ -104,19 +104,19 @@ def processes_here(environ: Mapping[str, str]) -> int:
 
 
 def all_here(environ: Mapping[str, str]) -> bool:
-    """Whether all processes of the run are on this machine, as far as the launcher says."""
+    """Whether all processes of the run are on this machine, according to the launcher's variables."""
     ranks = environment_ranks(environ)
     return ranks is None or processes_here(environ) >= ranks[0]
 
 
 @dataclass(frozen=True)
 class Started:
-    """What a launcher has started.
+    """Processes started by a launcher.
 
     Args:
-        ranks: (processes, rank, local rank) of this process; None = no launcher has started it.
-        local: whether it has said the local rank.
-        here: processes on this machine.
+        ranks: (processes, rank, local rank) of this process; None = no launcher.
+        local: whether the launcher set the local rank.
+        here: number of processes on this machine.
     """
 
     ranks: tuple[int, int, int] | None
@@ -125,15 +125,15 @@ class Started:
 
 
 def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int | None = None) -> Placement:
-    """Decide where the workers live, from the configuration, the environment and the number of GPUs.
+    """Choose the placement from the configuration, the environment and the number of GPUs.
 
     Args:
         config: the configuration.
-        environ: of this process, with what a launcher has set.
-        gpus: how many this process sees; None = ask.
+        environ: environment of this process, with the launcher's variables.
+        gpus: number of visible GPUs; None = ask torch.
 
     Raises:
-        ConfigError: the counts contradict each other or the machine.
+        ConfigError: the counts are inconsistent, or the machine does not support them.
     """
     gpus = machine.gpu_count() if gpus is None else gpus
     _refuse_values(config, gpus)
@@ -154,7 +154,7 @@ def place(config: RunConfig, environ: Mapping[str, str] = os.environ, gpus: int 
 
 
 def _refuse_values(config: RunConfig, gpus: int) -> None:
-    """Refuse values that are wrong by themselves."""
+    """Refuse values that are invalid independently of the placement."""
     comm = config.comm
     config.check_options()
     if comm.interface is not None:
@@ -167,13 +167,13 @@ def _refuse_values(config: RunConfig, gpus: int) -> None:
 
 
 def choose_backend(config: RunConfig, started: Started, gpus: int) -> str:
-    """`simulated`, `gloo` or `nccl`: what is typed, or what fits the processes and the GPUs.
+    """Return the configured backend, or for `auto` the one that suits the processes and GPUs.
 
     Raises:
-        ConfigError: NCCL without a GPU, or a process that cannot know which GPU is its own.
+        ConfigError: NCCL with device=cpu, or several visible GPUs without a local rank.
     """
     backend, workers, comm = config.comm.backend, config.workers, config.comm
-    if backend == "auto":  # gloo takes tensors of GPUs through the host's memory: only where that is typed
+    if backend == "auto":  # never gloo on GPUs, since it copies tensors to host memory
         per_process = comm.workers_per_process
         asked = comm.processes or (workers // per_process if workers and per_process else 1)
         several = started.ranks is not None or asked > 1
@@ -191,10 +191,10 @@ def choose_backend(config: RunConfig, started: Started, gpus: int) -> str:
 
 
 def resolve_counts(config: RunConfig, backend: str, started: Started, gpus: int) -> tuple[int, int]:
-    """Processes, and workers in each: what is typed, what a launcher has started, and defaults for the rest.
+    """Return (processes, workers per process) from the configuration, the launcher and defaults.
 
     Raises:
-        ConfigError: the counts contradict each other.
+        ConfigError: the counts are inconsistent.
     """
     workers, processes, per_process = config.workers, config.comm.processes, config.comm.workers_per_process
     if started.ranks is not None:
@@ -205,7 +205,7 @@ def resolve_counts(config: RunConfig, backend: str, started: Started, gpus: int)
             rule = f"gloo, nccl or auto in one of {count} processes of torchrun, Slurm or OpenMPI"
             raise ValueRefused("comm", rule, "simulated", "auto")
     if config.comm.engine == "ddp" and backend != "simulated":
-        per_process = per_process or 1  # DistributedDataParallel has one worker in each process
+        per_process = per_process or 1  # DistributedDataParallel has one worker per process
     if backend == "simulated":
         processes = _fits("comm.processes", processes, 1, "1 with comm=simulated")
     if processes is None:
@@ -222,7 +222,7 @@ def resolve_counts(config: RunConfig, backend: str, started: Started, gpus: int)
 
 
 def _processes(workers: int | None, per_process: int | None, backend: str, gpus: int) -> int:
-    """How many processes there are where none are typed."""
+    """Return the default number of processes."""
     if per_process is not None and workers is not None:
         if workers % per_process:
             raise ValueRefused("workers", f"a multiple of comm.workers_per_process={per_process}", workers, per_process)
@@ -235,11 +235,11 @@ def _processes(workers: int | None, per_process: int | None, backend: str, gpus:
 
 
 def _refuse_crowds(backend: str, processes: int, per_process: int, started: Started, gpus: int) -> None:
-    """Refuse more processes than the machine has GPUs, or than its cores can serve."""
+    """Refuse more processes than the machine has GPUs, or more than `PER_CORE` per core."""
     here = processes if started.ranks is None else started.here
     if backend == "nccl" and not gpus:
         raise ValueRefused("comm", "gloo or simulated on a machine without a CUDA device", "nccl", "auto")
-    own = started.ranks is not None and gpus == 1  # each process may see another one: `machine.refuse_shared_gpu`
+    own = started.ranks is not None and gpus == 1  # may be a different GPU per process: `machine.refuse_shared_gpu`
     if backend == "nccl" and here > gpus and not own:
         how = "comm.workers_per_process adds workers, comm=gloo lets processes share a GPU"
         rule = f"at most {gpus}, the GPUs here, one for each process ({how})"
@@ -252,7 +252,7 @@ def _refuse_crowds(backend: str, processes: int, per_process: int, started: Star
 
 
 def with_placement(config: RunConfig, where: Placement) -> RunConfig:
-    """The configuration with the numbers of workers that have been decided."""
+    """Return the configuration with the numbers of workers and processes of a placement."""
     comm = replace(config.comm, processes=where.processes, workers_per_process=where.workers_per_process)
     return replace(config, workers=where.workers, comm=comm)
 

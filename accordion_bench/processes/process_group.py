@@ -1,4 +1,4 @@
-"""The process group of torch.distributed: joining, leaving, and the network interface that it uses."""
+"""Process group of torch.distributed: initialisation, destruction, error state and network interface."""
 
 import contextlib
 import datetime
@@ -12,23 +12,23 @@ from accordion_bench.processes import machine
 from accordion_bench.processes.listening import loopback
 from accordion_bench.processes.placement import Placement, all_here
 
-# 3, the default, ends the process by SIGABRT before any process can say why; 2 ends only what hangs, and the next
-# collective raises. Waiting for each collective (TORCH_NCCL_BLOCKING_WAIT) would raise sooner, at a step's cost.
+# The default, 3, ends the process by SIGABRT before any process can report an error. 2 aborts only what hangs, and the
+# next collective raises. TORCH_NCCL_BLOCKING_WAIT would raise sooner, but slows down each step.
 HANDLING, NO_ABORT = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"), "2"
 TIMED_OUT = "NCCL operation timed out"
 LOST = "NCCL communicator failed: a remote process has exited, or the link to it is cut"
 
 
 def join(where: Placement, store: SealedStore, timeout: float) -> None:
-    """Join the process group. What gloo and NCCL say to each other in the store bears no seal.
+    """Initialise the process group. The store entries of gloo and NCCL are not sealed.
 
     Args:
-        where: the placement; this process's rank in it.
-        store: of the run, which all processes share.
+        where: placement, with this process's rank.
+        store: store of the run, shared by all processes.
         timeout: comm.timeout, seconds.
 
     Raises:
-        ConfigError: over NCCL, another process of the run has the GPU of this one.
+        ConfigError: with NCCL, another process of the run uses the same GPU.
     """
     import torch.distributed as dist
 
@@ -47,26 +47,27 @@ def join(where: Placement, store: SealedStore, timeout: float) -> None:
 
 
 def trouble() -> str:
-    """What NCCL's own watchdog has found wrong with the process group, in words that `watchdog` knows; "" = nothing.
+    """Return the error found by NCCL's watchdog, as a message that `watchdog` recognises; "" = none.
 
-    After it the group's collectives end with anything in their tensors, until one of them raises.
+    After an error the group's collectives end with undefined results, until one of them raises.
     """
     import torch
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized() or dist.get_backend() != "nccl":
         return ""
-    with contextlib.suppress(RuntimeError, ValueError, AttributeError):  # it is being left, or cannot say
+    with contextlib.suppress(RuntimeError, ValueError, AttributeError):  # being destroyed, or unsupported
         found = dist.group.WORLD._get_backend(torch.device("cuda")).get_error().name  # type: ignore[union-attr]
         return {"SUCCESS": "", "TIMEOUT": TIMED_OUT}.get(found, LOST)
     return ""
 
 
 def leave(failed: bool = False) -> None:
-    """Leave it, where there is one; one with a failed member may complain, which says nothing new.
+    """Destroy the process group, if any. Errors due to a failed member are suppressed.
 
     Args:
-        failed: whether this process has; NCCL's own way out waits for what is under way, which the others never end.
+        failed: whether this process failed. NCCL's group is then aborted, because destroying it would wait for pending
+            collectives that never end.
     """
     import torch.distributed as dist
 
@@ -80,7 +81,7 @@ def leave(failed: bool = False) -> None:
 
 @contextlib.contextmanager
 def use_settings(interface: str | None) -> Iterator[None]:
-    """Let gloo and NCCL use this network interface, and NCCL tell what goes wrong; both read it from the environment.
+    """Context with the variables of `settings`: network interface, and error handling of NCCL.
 
     Args:
         interface: as for `settings`.
@@ -98,15 +99,15 @@ def use_settings(interface: str | None) -> Iterator[None]:
 
 
 def settings(interface: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """What gloo and NCCL are to read in the environment, beside what the user has exported.
+    """Return the environment variables to set for gloo and NCCL.
 
     Args:
-        interface: its name; None: what the environment says, else the loopback where all processes are on this machine,
-            so that no port is open to the network without need, else what gloo and NCCL choose.
-        environ: of this process.
+        interface: name of the network interface. None = as set in the environment; otherwise the loopback if all
+            processes are on this machine, which opens no port to the network; otherwise the choice of gloo and NCCL.
+        environ: environment of this process.
 
     Raises:
-        ConfigError: they are to speak over the loopback, which is down.
+        ConfigError: the loopback is required but down.
     """
     chosen = {}
     for name, exact in (("GLOO_SOCKET_IFNAME", ""), ("NCCL_SOCKET_IFNAME", "=")):  # eth1 also means eth10 to NCCL

@@ -1,4 +1,4 @@
-"""Meeting: the processes of a launcher find each other, and make sure that they are about to do the same."""
+"""Rendezvous: connect the processes of a launcher through a store, and check that their configurations are equal."""
 
 import contextlib
 import datetime
@@ -32,27 +32,27 @@ from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import CommConfig, RunConfig
 from accordion_bench.runs import reuse
 
-ANSWER = 20.0  # seconds within which a store that listens must answer
-TICKETS = 10_000  # that rank 0 looks at in one go
+ANSWER = 20.0  # timeout for the answer of a listening store, seconds
+TICKETS = 10_000  # tickets that rank 0 reads at a time
 _runs = itertools.count()
-_hosted: list[tuple[SealedStore, str]] = []  # of rank 0: the store of all launches, and the number of this one
-_stores: dict[tuple[str, str], SealedStore] = {}  # they outlive the runs of a sweep
-# what may differ between the machines of a run
+_hosted: list[tuple[SealedStore, str]] = []  # on rank 0: the store of all launches, and the number of this launch
+_stores: dict[tuple[str, str], SealedStore] = {}  # kept for all runs of a sweep
+# options that may differ between the machines of a run
 MAY_DIFFER = ("paths", "tracker", "choices", "resume")
 
 
 @contextlib.contextmanager
 def meet(timeout: float, end_together: bool = True) -> Iterator[Watch | None]:
-    """Where torchrun, Slurm or OpenMPI has started this process: meet the others and watch over them; else None.
+    """Context that connects the processes of a launcher and yields their `Watch`, or None without a launcher.
 
-    An error inside is published; what is raised is the first one of all processes.
+    An error inside is published to the other processes. The error raised is the first one of all processes.
 
     Args:
         timeout: seconds to wait for the others, `comm.timeout`.
-        end_together: all end where one does.
+        end_together: whether all processes end when one does.
 
     Raises:
-        ConfigError: there is no meeting point, or another program is there.
+        ConfigError: the address of the store is missing or leads to another program.
     """
     ranks = environment_ranks(os.environ)
     if ranks is None:
@@ -92,11 +92,11 @@ def meet(timeout: float, end_together: bool = True) -> Iterator[Watch | None]:
 
 
 def unsealed(place: str, environ: Mapping[str, str]) -> str:
-    """What to tell of a run on several machines whose processes share no secret; "" for others.
+    """Return the warning for a run on several machines without a shared secret; "" for other runs.
 
     Args:
-        place: where they meet.
-        environ: of this process.
+        place: address of the store.
+        environ: environment of this process.
     """
     if all_here(environ) or shared_secret(environ):
         return ""
@@ -107,24 +107,24 @@ def unsealed(place: str, environ: Mapping[str, str]) -> str:
 
 
 def call_off(error: Exception) -> None:
-    """Tell the others, who are about to wait, that this process will not come: its command line cannot be read."""
+    """Publish an error in the command line, so that the other processes do not wait for this one."""
     with contextlib.suppress(Exception), meet(ANSWER):
         raise error
 
 
 def _ask_to_join(store: SealedStore, rank: int, patience: float) -> str | None:
-    """Ask rank 0 for the number of this launch; the store may hold what an earlier one, before a restart, has left.
+    """Request the number of this launch from rank 0; the store may contain data of a launch before a restart.
 
     Args:
-        store: of all launches.
-        rank: of this process, not 0.
+        store: store of all launches.
+        rank: rank of this process, not 0.
         patience: seconds to wait for an answer.
 
     Returns:
-        the number; None without an answer, or another process has come as this rank.
+        the number; None without an answer, or if another process has joined with this rank.
     """
     me, until, pauses = secrets.token_hex(8), time.monotonic() + patience, growing_pauses()
-    with contextlib.suppress(RuntimeError):  # the run has gone on without this process, and is over
+    with contextlib.suppress(RuntimeError):  # the run has ended without this process
         store.set(f"ask-{store.add('asks', 1)}", f"{rank} {me}")
         while time.monotonic() < until:
             launch = store.read(f"answer-{me}", _word)
@@ -138,7 +138,11 @@ def _ask_to_join(store: SealedStore, rank: int, patience: float) -> str | None:
 
 
 def _let_all_in(watch: Watch) -> None:
-    """Let all processes in, each by a ticket that it has drawn; those who are missing are named."""
+    """Answer the join requests of all processes, by ticket, on rank 0.
+
+    Raises:
+        ConfigError: processes are missing after the timeout; the message names up to 8 of their ranks.
+    """
     store, launch = _hosted[0]
     until, pauses = time.monotonic() + watch.timeout, growing_pauses(longest=0.1)
     drawn, waiting = 0, list[int]()
@@ -157,7 +161,7 @@ def _let_all_in(watch: Watch) -> None:
 
 
 def _answer(store: SealedStore, launch: str, ticket: int) -> bool:
-    """Tell the holder of this ticket the number of the launch; false while the holder is not known."""
+    """Send the number of the launch to the holder of a ticket; return false if the ticket is not written yet."""
     asked = store.read(f"ask-{ticket}", _asked)
     if asked is not None:
         store.set(f"answer-{asked}", launch)
@@ -165,29 +169,33 @@ def _answer(store: SealedStore, launch: str, ticket: int) -> bool:
 
 
 def _asked(text: str) -> str:
-    """The word by which the answer is found, of the text on a ticket."""
+    """Parse a ticket, and return the random word that identifies the answer."""
     rank, me = text.split(" ")
     whole_number(rank)
     return _word(me)
 
 
 def _word(text: str) -> str:
-    """A word that rank 0, or one who asks it, has drawn by lot."""
+    """Check a random word of 16 hexadecimal digits.
+
+    Raises:
+        ValueError: it has another form.
+    """
     if not re.fullmatch("[0-9a-f]{16}", text):
         raise ValueError(text)
     return text
 
 
 def agree(config: RunConfig, where: Placement, watch: Watch | None) -> None:
-    """Refuse a process that is about to do something else than rank 0.
+    """Check that program and configuration equal those of rank 0.
 
     Args:
-        config: as it was composed here.
-        where: as it was decided here.
-        watch: of the run; None with one launcher, which composes for all.
+        config: configuration of this process.
+        where: placement of this process.
+        watch: watch of the run; None if a single process composes the configuration for all.
 
     Raises:
-        ConfigError: names the first difference.
+        ConfigError: there is a difference; the message names the first one.
     """
     if watch is None:
         return
@@ -205,7 +213,7 @@ def agree(config: RunConfig, where: Placement, watch: Watch | None) -> None:
 
 
 def _plan(text: str) -> Config:
-    """What rank 0 is about to do."""
+    """Parse the published configuration of rank 0."""
     plan = json.loads(text)
     if not isinstance(plan, dict):
         raise ValueError(text)
@@ -213,21 +221,21 @@ def _plan(text: str) -> Config:
 
 
 def run_folder(text: str) -> str:
-    """The path of the run folder, as rank 0 tells it.
+    """Check the path of the run folder published by rank 0.
 
     Raises:
-        ValueError: it is no path.
+        ValueError: the text is no path.
     """
-    if not text or any(unicodedata.category(sign) in ("Cc", "Cf", "Cs") for sign in text):  # no orders to a terminal
+    if not text or any(unicodedata.category(sign) in ("Cc", "Cf", "Cs") for sign in text):  # no terminal escapes
         raise ValueError(text)
     return text
 
 
 def earlier_run(text: str) -> tuple[str, bool]:
-    """(folder, whether it is finished) of an earlier run, "" for none, as rank 0 tells it.
+    """Parse (folder, whether it is finished) of an earlier run as published by rank 0; folder "" = none.
 
     Raises:
-        ValueError: it is nothing of that kind.
+        ValueError: the text has another form.
     """
     folder, done = json.loads(text)
     if not isinstance(done, bool):
@@ -240,7 +248,7 @@ def _is_option(key: str) -> bool:
 
 
 def comparable(config: RunConfig, where: Placement) -> Config:
-    """What must be the same in all processes: the programs, and the configuration but for a machine's own affairs."""
+    """Return what must be equal in all processes: program versions, and the configuration without `MAY_DIFFER`."""
     import torch
 
     from accordion_bench.tensors import kernels
@@ -253,16 +261,16 @@ def comparable(config: RunConfig, where: Placement) -> Config:
         **reuse.decisive(kept),
         **{key: kept[key] for key in ("checkpoint", "profile", "resume_sweep")},
         "device": where.device,
-        # sums without it differ in their last bits
+        # sums without numba differ in their last bits
         "version of numba": (kernels.version() or "none") if where.device == "cpu" else "unused",
-        "resume": "a run folder" if config.resume else None,  # whose path may differ
+        "resume": "a run folder" if config.resume else None,  # the path may differ
         "program": _fingerprint(),
     }
 
 
 @functools.cache
 def _fingerprint() -> str:
-    """Of the package's files."""
+    """Return a hash of the package's Python files."""
     digest = hashlib.sha256()
     for file in sorted(package_dir().rglob("*.py")):
         digest.update(file.read_bytes())
@@ -270,7 +278,7 @@ def _fingerprint() -> str:
 
 
 def first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any] | None:
-    """(key, old, new) of the first leaf in which two configurations differ."""
+    """Return (key, old, new) of the first leaf in which two configurations differ; None if they are equal."""
     if isinstance(old, dict) and isinstance(new, dict):
         for name in [*old, *(name for name in new if name not in old)]:
             if found := first_difference(old.get(name), new.get(name), f"{key}.{name}".lstrip(".")):
@@ -287,12 +295,12 @@ def _agent_hosts_store() -> bool:
 
 
 def _job() -> str:
-    """What all processes of one launch have in common and another launch has not; "" where it is not known."""
+    """Return an identifier common to the processes of one Slurm launch; without Slurm it is constant."""
     return "-".join(os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
 
 
 def _connect(address: str, port: str, rank: int, processes: int, timeout: float) -> SealedStore:
-    """The store where all processes meet: torchrun's, or that of rank 0."""
+    """Connect to the store of all processes: torchrun's, or that of rank 0, which rank 0 creates here."""
     import torch.distributed as dist
 
     place, hosts, secret = f"{address}:{port}", rank == 0 and not _agent_hosts_store(), shared_secret()
@@ -322,7 +330,7 @@ def _connect(address: str, port: str, rank: int, processes: int, timeout: float)
             )
             answers.append(SealedStore(found, processes, secret).under(f"job-{_job()}"))
 
-    # torch's client waits without end for an answer to its greeting
+    # in a thread, since torch's client waits for the first answer without timeout
     greeting = threading.Thread(target=connect, name="meeting", daemon=True)
     greeting.start()
     greeting.join(ANSWER)
@@ -330,7 +338,7 @@ def _connect(address: str, port: str, rank: int, processes: int, timeout: float)
     if answers and rank == 0:
         launch = secrets.token_hex(8)
         _hosted[:] = [(answers[0], launch)]
-    elif answers:  # rank 0 answers as soon as it is there, and where it hosts the store it is
+    elif answers:  # rank 0 answers once it has started; if it hosts the store, it has
         launch = _ask_to_join(answers[0], rank, timeout if _agent_hosts_store() else min(timeout, ANSWER))
     if launch is None and _agent_hosts_store():
         raise ConfigError(
@@ -345,7 +353,7 @@ def _connect(address: str, port: str, rank: int, processes: int, timeout: float)
 
 
 def _wait_for_listener(address: str, port: int, timeout: float) -> bool:
-    """Wait until a process listens there."""
+    """Wait until a process listens at an address; return false after the timeout."""
     until, pauses = time.monotonic() + timeout, growing_pauses(0.2, 1.0)
     while time.monotonic() < until:
         try:

@@ -1,4 +1,4 @@
-"""Processes of a run whose workers come and go: one that is lost is replaced, and the others go on."""
+"""Launcher of elastic runs on one machine: start the worker processes, and replace those that are lost."""
 
 import multiprocessing
 import secrets
@@ -17,32 +17,32 @@ from accordion_bench.processes.placement import Placement
 from accordion_bench.processes.spawn import Ended, Meeting, Task, child, forwarding
 from accordion_bench.processes.watchdog import DIED, Failure
 
-LOOK = 0.2  # seconds between two looks at the processes
-AFTER = 10.0  # seconds that others may take to end after the first one has come to the end
-SHORT = 10.0  # seconds for which a process is a member at least, or it has not worked
-MOST = 5  # lost processes in a row that have not worked, after which no other one is started
+LOOK = 0.2  # seconds between two checks of the processes
+AFTER = 10.0  # seconds for the other processes to end after the first one has finished
+SHORT = 10.0  # seconds of membership after which a process counts as having worked
+MOST = 5  # number of successive losses without having worked, after which no process is replaced
 
 
 @dataclass
 class _Child:
-    """A process that has been started, under a number that no other one of the run has."""
+    """Started process, with a number that is unique in the run."""
 
     number: int
     process: Any
     end: connection.Connection
     told: list[Failure] = field(default_factory=list)
-    entered: float | None = None  # when it became a member
+    entered: float | None = None  # time at which it became a member
 
 
 class Replaced:
-    """Starts one process per rank, and another one for each that is lost; hosts the store in which they meet.
+    """Launcher that starts one process per rank and replaces lost ones; it hosts the store of their rendezvous.
 
-    Who dies without a word, is left behind by the others, or is asked to end alone is replaced, unless `MOST` in a row
-    have died before they have worked, as where memory is short. Where one fails with an error of its own, or too few
-    are left, all end.
+    A process is replaced if it dies without reporting an error, is left behind by the others, or is interrupted alone.
+    No process is replaced after `MOST` successive ones were lost before they worked, for example for lack of memory. If
+    a process fails with an error of its own, or too few are left, all processes end.
 
     Args:
-        task: what each runs; gets its own place, and the watch over the run.
+        task: function that each process runs with its placement and its `Watch`.
         where: the placement.
         timeout: comm.timeout, seconds.
         interface: as for `spawn`.
@@ -60,12 +60,12 @@ class Replaced:
         store = SealedStore(base, where.processes, secret)
         self.register = Register(store, Terms(where.processes, 1, timeout, {}))
         self.children: list[_Child] = []
-        self.processes: list[Any] = []  # that signals are forwarded to
+        self.processes: list[Any] = []  # receivers of forwarded signals
         self.generation = self.in_a_row = 0
         self.members: set[int] = set()
 
     def run(self) -> Ended:
-        """Start the processes, and wait until all have ended."""
+        """Start the processes, and wait for the end of all."""
         received: list[int] = []
         with handling(signal.SIG_IGN, ANSWERED_LATER):
             for rank in range(self.where.processes):
@@ -87,7 +87,7 @@ class Replaced:
         self.processes.append(process)
 
     def _wait(self, received: list[int]) -> list[Failure]:
-        """Until all have ended; an error that is the run's own ends them."""
+        """Wait for the end of all processes; an error that is fatal for the run ends them."""
         failures: list[Failure] = []
         until = float("inf")
         while self.children:
@@ -117,7 +117,7 @@ class Replaced:
         return failures
 
     def _replace(self, one: _Child) -> None:
-        """Start another one for one that is lost, unless so many before it have not worked either."""
+        """Replace a lost process, unless `MOST` successive ones were lost before they worked."""
         worked = one.entered is not None and time.monotonic() > one.entered + SHORT
         self.in_a_row = 0 if worked else self.in_a_row + 1
         then = "another one is started"
@@ -136,7 +136,7 @@ class Replaced:
                 one.end.close()
 
     def _kill_left_behind(self) -> None:
-        """End those who were members and are not any more: they hang, or will find that the others went on."""
+        """Kill former members of the group, which hang or will find that the others continued without them."""
         while (found := self.register.generation(self.generation + 1)) is not None:
             self.generation += 1
             self.members = {int(member[:6], 16) for member in found.ids}

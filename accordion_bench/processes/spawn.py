@@ -1,4 +1,4 @@
-"""Spawned processes: one per rank on this machine; they end together, and the first error is told."""
+"""Spawn one process per rank on this machine, wait for their end, and report the first error."""
 
 import contextlib
 import datetime
@@ -39,23 +39,23 @@ from accordion_bench.processes.watchdog import (
     failure_of,
 )
 
-Task = Callable[[Placement, Watch], None]  # can be pickled
+Task = Callable[[Placement, Watch], None]  # must be picklable
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How spawned processes have ended.
+    """Result of spawned processes.
 
     Args:
-        failures: what they have published of their errors, and what was found here of those that could not.
-        signals: that this process has been sent meanwhile.
+        failures: failures reported by the processes, and those of processes that ended without a report.
+        signals: signals received by this process in the meantime.
     """
 
     failures: list[Failure]
     signals: list[int]
 
     def error(self) -> BaseException | None:
-        """The error to raise for all of them; None where nothing happened."""
+        """Return the error to raise for all of them; None without failures and signals."""
         for failure in self.failures:
             if failure["kind"] == "Interrupted":
                 return Interrupted(failure["step"], failure["signum"])
@@ -63,7 +63,7 @@ class Ended:
             return Interrupted(None, self.signals[0])
         if not self.failures:
             return None
-        # a process that was killed could not say so: the others' complaints about it came before we noticed
+        # killed processes first: they could not report it before the others reported the lost connection
         first = min(
             self.failures, key=lambda failure: (failure["kind"] != DIED, failure["second_hand"], failure["time"])
         )
@@ -71,19 +71,19 @@ class Ended:
 
 
 def spawn(task: Task, where: Placement, timeout: float, interface: str | None) -> Ended:
-    """Start one process per rank, each a member of one process group, and wait; when one fails the others are ended.
+    """Start one process per rank in one process group, and wait for their end. If one fails, the others are ended.
 
     Args:
-        task: what each runs; gets its own place, and the watch over the run.
+        task: function that each process runs with its placement and its `Watch`.
         where: the placement.
         timeout: comm.timeout, seconds.
-        interface: network interface for gloo and NCCL; None: what they choose.
+        interface: network interface of gloo and NCCL; None = as in `process_group.settings`.
     """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="accordion_bench-") as meeting:
         ends = []
         children = []
-        # inherited: a child that does not listen yet leaves Ctrl-C to its parent
+        # children inherit this, so that one without its own handler yet leaves Ctrl-C to the parent
         with handling(signal.SIG_IGN, ANSWERED_LATER):
             for rank in range(where.processes):
                 receive, send = context.Pipe(duplex=False)
@@ -101,15 +101,15 @@ def spawn(task: Task, where: Placement, timeout: float, interface: str | None) -
 
 
 def _wait(children: list, ends: list[connection.Connection], received: list[int]) -> list[Failure]:
-    """Wait for all children; after the first failure give the others a moment to report, then end them."""
+    """Wait for all children. After the first failure, give the others time to report, then kill them."""
     failures: list[Failure] = []
     last_signal = time.monotonic()
     deadline = float("inf")
-    ended = False  # by us
+    ended = False  # whether this process killed the children
     open_ends = list(ends)
     alive = True
     while alive or open_ends:
-        alive = any(child.is_alive() for child in children)  # one last round after the last one has ended
+        alive = any(child.is_alive() for child in children)  # one more round after the last end
         ready = connection.wait(open_ends, timeout=0.2) if open_ends else []
         for end in [end for end in open_ends if end in ready]:
             try:
@@ -130,7 +130,7 @@ def _wait(children: list, ends: list[connection.Connection], received: list[int]
             ended = True
             for child in children:
                 child.kill()
-        if received and time.monotonic() > last_signal + 1:  # a child that was still starting has not heard it
+        if received and time.monotonic() > last_signal + 1:  # a child may have missed it while starting
             last_signal = time.monotonic()
             _signal(children, received[0])
         if not open_ends:
@@ -140,7 +140,10 @@ def _wait(children: list, ends: list[connection.Connection], received: list[int]
 
 
 def forwarding(children: list, received: list[int]) -> Callable[[int, Any], None]:
-    """Passes a signal on to the children, which finish a step and save; a second one ends them, if it is no warning."""
+    """Return a handler that forwards signals to the children, which finish a step and save.
+
+    A second signal, unless it is a warning, kills them.
+    """
     first = 0.0
 
     def forward(signum: int, frame: Any) -> None:
@@ -163,14 +166,14 @@ def _signal(children: list, signum: int) -> None:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where spawned processes meet.
+    """Rendezvous of spawned processes.
 
     Args:
         timeout: comm.timeout, seconds.
-        interface: network interface for gloo and NCCL; None: what they choose.
-        file: of a store that they share; "" = their parent hosts it, and they join a process group by themselves.
-        port: of the parent's store.
-        secret: by which it is sealed.
+        interface: network interface of gloo and NCCL; None = as in `process_group.settings`.
+        file: path of a shared file store; "" = the parent hosts a TCP store, and the task initialises process groups.
+        port: port of the parent's store.
+        secret: secret that seals the parent's store.
     """
 
     timeout: float
@@ -180,23 +183,23 @@ class Meeting:
     secret: str = ""
 
     def store(self, processes: int) -> SealedStore:
-        """The store, of so many processes."""
+        """Connect to the store of this many processes."""
         import torch.distributed as dist
 
         if self.file:
-            return SealedStore(dist.FileStore(self.file, processes), processes)  # read by them alone
+            return SealedStore(dist.FileStore(self.file, processes), processes)  # in a private folder
         wait = datetime.timedelta(seconds=self.timeout)
         base = dist.TCPStore(LOOPBACK, self.port, None, False, wait, wait_for_workers=False)
         return SealedStore(base, processes, self.secret)
 
 
 def child(task: Task, where: Placement, meeting: Meeting, report: Any) -> None:
-    """What a spawned process runs."""
+    """Entry point of a spawned process: join the process group, run the task, and report a failure to the parent."""
     output.protect()
     end_with_parent()
     try:
         store = meeting.store(where.processes)
-        watch = Watch(store, where.rank, where.processes, where.rank, meeting.timeout)  # the parent does the watching
+        watch = Watch(store, where.rank, where.processes, where.rank, meeting.timeout)  # the parent monitors instead
         with process_group.use_settings(meeting.interface):
             if meeting.file:
                 process_group.join(where, store, meeting.timeout)
@@ -205,17 +208,17 @@ def child(task: Task, where: Placement, meeting: Meeting, report: Any) -> None:
                 threading.Thread(target=_end_after_nccl, args=ended, daemon=True).start()
             task(where, watch)
     except BaseException as error:
-        with contextlib.suppress(OSError):  # the parent is gone, too
+        with contextlib.suppress(OSError):  # the parent may have ended
             _tell(error, where.rank, meeting.timeout, report)
             report.close()
-        # as at a polite exit: end the readers of data, return their semaphores
+        # as at a regular exit: end data loader processes, release semaphores
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]
-        os._exit(1)  # a process group with a failed member cannot be left politely
+        os._exit(1)  # a process group with a failed member cannot be destroyed regularly
     process_group.leave()
 
 
 def _tell(error: BaseException, rank: int, timeout: float, report: Any) -> None:
-    """Tell the parent how this process ends."""
+    """Report this process's failure to the parent."""
     failure = failure_of(error, rank, timeout)
     failure |= {"time": time.monotonic(), "second_hand": isinstance(error, ChildRefused | RankFailed)}
     failure |= {"step": getattr(error, "step", 0)}
@@ -223,11 +226,11 @@ def _tell(error: BaseException, rank: int, timeout: float, report: Any) -> None:
 
 
 def _end_after_nccl(rank: int, timeout: float, report: Any) -> None:
-    """End this process where NCCL has given up and the main thread waits for its GPU, where no exception comes."""
+    """End this process after an NCCL error, if the main thread waits for its GPU and can receive no exception."""
     while True:
         time.sleep(LOOK)
         if process_group.trouble():
             time.sleep(GRACE)
-            if trouble := process_group.trouble():  # it has not left the group
+            if trouble := process_group.trouble():  # the group still exists
                 _tell(RuntimeError(trouble), rank, timeout, report)
                 os._exit(1)

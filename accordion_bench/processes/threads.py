@@ -1,7 +1,7 @@
-"""Threads: how many a process computes with, and what they do while they wait.
+"""Number of compute threads per process, and the wait policy of OpenMP.
 
-OpenMP's threads usually spin between two kernels: each burns a core that another process could use, and where they are
-more than the free cores, every kernel waits for one that the kernel of the machine has put aside. Ours sleep.
+By default OpenMP's threads spin between two kernels and occupy cores that other processes could use. With more threads
+than free cores, every kernel then waits for a descheduled thread. `sleep_while_waiting` makes waiting threads sleep.
 """
 
 import os
@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, MutableMapping
 
 from accordion_bench.options import checks
 
-PER_CORE = 16  # that may be asked for; OpenMP ends a process that wants some 10,000
-WORTH_SHARING = 100e6  # operations of a step in one kernel from which on a second thread pays: docs/performance.md
+PER_CORE = 16  # maximum number of threads per core; OpenMP ends a process that requests about 10,000
+WORTH_SHARING = 100e6  # floating-point operations per kernel from which a second thread pays: docs/performance.md
 
 
 def sleep_while_waiting(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let waiting threads sleep, here and in processes that are started from here; what the user has set stays.
+    """Set OMP_WAIT_POLICY for this process and its children, unless the user has set it.
 
-    Call it before torch is imported: OpenMP reads it once.
+    Call it before torch is imported, because OpenMP reads the variable once.
     """
     environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -24,19 +24,18 @@ def sleep_while_waiting(environ: MutableMapping[str, str] = os.environ) -> None:
 def choose_threads(
     asked: int | None, processes: int, work: Callable[[], float], environ: Mapping[str, str] = os.environ
 ) -> int:
-    """How many threads each process of a run computes with.
+    """Return the number of compute threads per process of a run.
 
-    What was asked for; else what `OMP_NUM_THREADS` says; else an equal share of the cores, or 1 where kernels are too
-    small to be shared.
+    It is `asked`, otherwise `OMP_NUM_THREADS`, otherwise an equal share of the cores, or 1 if kernels are too small.
 
     Args:
         asked: the option `threads`; null = choose.
-        processes: of the run on this machine.
-        work: tells the floating-point operations of a step in a kernel, on average; asked where they decide.
-        environ: of the process.
+        processes: number of processes of the run on this machine.
+        work: returns the mean floating-point operations per kernel of a step; called only if they decide.
+        environ: environment of the process.
 
     Raises:
-        ValueRefused: they are more than this machine can start.
+        ValueRefused: the number exceeds `PER_CORE` per core.
     """
     if asked is not None:
         return checked_threads("threads", asked)
@@ -48,19 +47,19 @@ def choose_threads(
 
 
 def checked_threads(key: str, threads: int) -> int:
-    """A number of threads that this machine can start.
+    """Check a number of threads against the limit of this machine.
 
     Args:
-        key: where it stands, for the sentence.
-        threads: asked for.
+        key: name of the option or variable, for the message.
+        threads: number of threads.
 
     Raises:
-        ValueRefused: it is none.
+        ValueRefused: the number is below 1, or exceeds `PER_CORE` per core.
     """
     checks.integer(key, threads, at_least=1)
     return checks.integer(key, threads, at_least=1, at_most=PER_CORE * (os.cpu_count() or 1), instead=cores())
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,8 +1,7 @@
-"""Waiting: pauses between two looks, what threads have waited for a core, and processes that wait for each other.
+"""Waiting: growing pauses of polling loops, time of threads without a core, and monitoring of other processes.
 
-The processes of one machine see at once when one of them is gone, and one of them speaks for all (`Neighbours`): the
-first process of a machine that has come looks after all others there, and they look after it. It alone sends
-heartbeats: a machine that is gone is missed by rank 0, whichever processes it had.
+`Neighbours` assigns the monitoring. The first process registered on a machine monitors all others there by process
+number, and they monitor it. It also sends the machine's heartbeats, by which rank 0 detects the loss of a machine.
 """
 
 import hashlib
@@ -15,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from accordion_bench.comm.sealed_store import SealedStore, whole_number
 
 if TYPE_CHECKING:
-    from accordion_bench.comm.collectives import Comm  # imports torch, which reports do without
+    from accordion_bench.comm.collectives import Comm  # imports torch, which reports do not need
 
 
 def growing_pauses(first: float = 0.02, longest: float = 0.5) -> Iterator[None]:
-    """Sleep at each `next`, each time half as long again.
+    """Sleep at each `next`, each time 1.5 times as long.
 
     Args:
-        first: seconds of the first pause.
-        longest: seconds of the last ones.
+        first: first pause in seconds.
+        longest: upper bound of a pause in seconds.
     """
     seconds = first
     while True:
@@ -32,14 +31,14 @@ def growing_pauses(first: float = 0.02, longest: float = 0.5) -> Iterator[None]:
         seconds = min(1.5 * seconds, longest)
 
 
-BUSY = 0.05  # share of the time in which a process could compute, from which on it is told
+BUSY = 0.05  # share of waiting from which it is reported
 
 
 class Waiting:
-    """What the threads of this process have computed, and waited for a core, since it began; Linux only.
+    """Time in which the threads of this process computed, and in which they waited for a core; Linux only.
 
     Attributes:
-        before: seconds computed and waited in earlier parts of the run.
+        before: seconds [computed, waited] in earlier parts of the run, before a resumption.
     """
 
     def __init__(self) -> None:
@@ -47,33 +46,33 @@ class Waiting:
         self._began = _counted()
 
     def totals(self) -> list[float]:
-        """Seconds computed, and seconds waited, so far; zeros where the system does not count them."""
+        """Return the seconds [computed, waited] so far; zeros if the system does not count them."""
         now = _counted()
         return [before + max(n - b, 0.0) for before, n, b in zip(self.before, now, self._began, strict=True)]
 
     def share(self, comm: "Comm") -> float | None:
-        """The share of the time in which the processes of a run could have computed, and waited; every one calls it.
+        """Return waited / (computed + waited) over all processes of a run. Every process must call it.
 
         Args:
-            comm: of all workers.
+            comm: communicator of all workers.
 
         Returns:
-            None where the system does not count it.
+            the share; None if the system does not count the times.
         """
         computed, waited = map(sum, zip(*comm.everyones(self.totals()), strict=True))
         return waited / (computed + waited) if computed else None
 
     def worker_state(self, row: int) -> dict[str, Any]:
-        """For checkpoints; kept by the first local worker."""
+        """Return the state for checkpoints, with the times in that of the first local worker."""
         return {"waiting_seconds": self.totals() if row == 0 else [0.0, 0.0]}
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
-        """Continue from `worker_state()`."""
+        """Add the times of a `worker_state()`."""
         self.before = [a + b for a, b in zip(self.before, state["waiting_seconds"], strict=True)]
 
 
 def _counted() -> list[float]:
-    """Seconds that the threads of this process have computed, and have waited for a core."""
+    """Return the seconds in which the current threads of this process [computed, waited for a core]."""
     found = [0.0, 0.0]
     try:
         threads = os.listdir("/proc/self/task")
@@ -83,23 +82,23 @@ def _counted() -> list[float]:
         try:
             told = Path(f"/proc/self/task/{thread}/schedstat").read_text(encoding="ascii").split()
             found = [total + int(count) / 1e9 for total, count in zip(found, told[:2], strict=True)]
-        except (OSError, ValueError):  # it has ended, or this kernel does not count
+        except (OSError, ValueError):  # the thread has ended, or the kernel does not count
             continue
     return found
 
 
 class Neighbours:
-    """Those of one process of a run.
+    """Processes of a run that one process monitors.
 
     Args:
-        store: of the run.
-        rank: of this process.
+        store: store of the run.
+        rank: rank of this process.
 
     Attributes:
-        speaks: whether this process speaks for its machine, or is rank 0: others count on its heartbeat.
-        pids: process numbers by rank of those whom this process looks after; empty until all have come.
-        heard: ranks to whose heartbeat it listens: rank 0 to all machines, their speakers to rank 0.
-        complete: whether all have come.
+        speaks: whether this process sends heartbeats, for its machine or as rank 0.
+        pids: process numbers by rank of the monitored processes of this machine; empty until `complete`.
+        heard: ranks with monitored heartbeats: one per other machine on rank 0, and rank 0 on those.
+        complete: whether all processes have registered.
     """
 
     def __init__(self, store: SealedStore, rank: int) -> None:
@@ -112,7 +111,7 @@ class Neighbours:
         self._first = False
 
     def come(self) -> None:
-        """Tell where this process is; once."""
+        """Register this process's machine and process number; call it once."""
         number = self.store.add(f"host-{self.host}", 1)
         self.store.set(f"place-{self.host}-{number}", f"{self.rank} {os.getpid()}")
         self._first = number == 1
@@ -123,14 +122,14 @@ class Neighbours:
             self.store.set("leader", self.host)
 
     def settled(self) -> None:
-        """Tell that this process is there, with its first heartbeat; once, after `come`."""
+        """Complete the registration, after the first heartbeat; call it once, after `come`."""
         self.store.add("placed", 1)
 
     def look(self, store: SealedStore) -> bool:
-        """Whether all have come; then `pids` and `heard` are known.
+        """Check whether all processes have registered, and then set `pids` and `heard`.
 
         Args:
-            store: of the run, by the caller's own connection.
+            store: store of the run, over the caller's connection.
         """
         if not self.complete and store.add("placed", 0) >= store.processes:
             self._read(store)
@@ -153,12 +152,15 @@ class Neighbours:
         self.complete = True
 
     def gone(self) -> list[int]:
-        """Ranks of this machine whose process is no more."""
+        """Return the ranks in `pids` whose process has ended."""
         return [rank for rank, pid in self.pids.items() if not _alive(pid)]
 
 
 def process_space() -> str:
-    """Where process numbers mean the same: one machine since its start, one namespace; "" where that is not known."""
+    """Return an identifier of the machine's boot and process namespace, in which process numbers are valid.
+
+    "" if unknown.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"

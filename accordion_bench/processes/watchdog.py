@@ -1,7 +1,7 @@
-"""Watch: the processes of a run end together, and all of them say why the first one did.
+"""Watchdog: end all processes of a run after a failure in one of them, and report the first failure everywhere.
 
-A process that fails publishes its traceback in the store that they share; the first one counts. A thread of each
-process looks for that, for processes that have ended without a word, and for a parent that is gone.
+A failing process publishes its traceback in the shared store; only the first is kept. A thread in each process checks
+for it, for processes that ended without a report, and for the end of the parent.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ from accordion_bench.processes import process_group
 from accordion_bench.processes.interrupt import is_gone
 from accordion_bench.processes.waiting import Neighbours, growing_pauses
 
-LOOK = 1.0  # seconds between two looks into the store, and between two heartbeats
-SILENCE = 20.0  # seconds without a heartbeat after which a process counts as gone: machines may be busy
-GRACE = 5.0  # seconds in which the main thread may notice by itself, write what it has, and leave
-CAUSE = 2.5  # seconds that one who has lost a peer waits for the cause
+LOOK = 1.0  # seconds between two checks of the store, and between two heartbeats
+SILENCE = 20.0  # seconds without a heartbeat after which a process counts as lost; long, since machines may be busy
+GRACE = 5.0  # seconds for the main thread to notice a failure itself, save, and exit
+CAUSE = 2.5  # seconds in which a process that lost a peer waits for the cause
 FAILURE = "failure"
 
 REFUSALS = ("NonFinite", "ConfigError", "ValueRefused", "ChildRefused")
@@ -36,11 +36,11 @@ T = TypeVar("T")
 
 
 class ChildRefused(RuntimeError):
-    """Another process stopped with one sentence for the user.
+    """Another process stopped with a one-sentence error for the user.
 
     Args:
-        sentence: the one; "" where another process of this machine tells it.
-        kind: name of the error there.
+        sentence: the message; "" if another process of this machine prints it.
+        kind: name of the error in the other process.
     """
 
     def __init__(self, sentence: str, kind: str = "NonFinite") -> None:
@@ -49,11 +49,11 @@ class ChildRefused(RuntimeError):
 
 
 class RankFailed(RuntimeError):
-    """A process of the run failed; the text is all that there is to say, this process's own traceback adds nothing.
+    """Another process of the run failed; the text is complete without this process's traceback.
 
     Args:
-        text: which one, and its traceback; "" where another process of this machine tells it.
-        kind: name of the error there.
+        text: rank and traceback of the failed process; "" if another process of this machine prints them.
+        kind: name of the error in the failed process.
     """
 
     def __init__(self, text: str, kind: str) -> None:
@@ -62,11 +62,11 @@ class RankFailed(RuntimeError):
 
 
 def failure_of(error: BaseException, rank: int, timeout: float) -> Failure:
-    """What a process publishes of its error.
+    """Describe an error for publication.
 
     Args:
-        error: in the main thread, maybe one that another thread has had first.
-        rank: of the process.
+        error: error in the main thread, possibly raised first in another thread.
+        rank: rank of the process.
         timeout: comm.timeout, seconds.
     """
     kind, message = getattr(error, "kind", type(error).__name__), str(error)
@@ -91,32 +91,32 @@ def failure_of(error: BaseException, rank: int, timeout: float) -> Failure:
 
 
 def _behind(error: BaseException) -> str:
-    """What NCCL has found wrong, where the error is only what came of it: tensors with anything in them."""
+    """Return NCCL's error if it explains this one: after it, tensors have undefined values, which may be non-finite."""
     trouble = process_group.trouble()
     return trouble if trouble == process_group.TIMED_OUT or type(error).__name__ == "NonFinite" else ""
 
 
 def first_failure(store: SealedStore, mine: Failure) -> Failure:
-    """The failure that ended the run: the first one that was published, maybe `mine`.
+    """Publish a failure, and return the first one published, which ended the run.
 
     Args:
-        store: of the run.
-        mine: of this process; who has only lost a peer waits a moment for that one's.
+        store: store of the run.
+        mine: failure of this process. If it only lost a peer, it waits up to `CAUSE` seconds for the peer's failure.
     """
     try:
         until = time.monotonic() + (CAUSE if mine["kind"] == LOST else 0)
         while time.monotonic() < until and store.read(FAILURE, read_failure) is None:
             time.sleep(0.1)
         return store.first(FAILURE, json.dumps(mine), read_failure)
-    except RuntimeError:  # the store is gone as well
+    except RuntimeError:  # the store has ended as well
         return mine
 
 
 def read_failure(text: str) -> Failure:
-    """A failure as it was published.
+    """Parse a published failure.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no failure.
     """
     told = json.loads(text)
     rank, words = told["rank"], [told[name] for name in ("kind", "message", "traceback")]
@@ -127,12 +127,12 @@ def read_failure(text: str) -> Failure:
 
 
 def error_for(failure: Failure, rank: int, aloud: bool = True) -> RuntimeError:
-    """The error that a process raises for another one's failure.
+    """Return the error to raise for another process's failure.
 
     Args:
-        failure: the first one.
-        rank: of this process; 0 tells everything.
-        aloud: whether this process tells its user anything.
+        failure: the first failure.
+        rank: rank of this process; rank 0 and the failed rank have the full message.
+        aloud: whether another process has a short message; false = none.
     """
     kind, text = failure["kind"], failure["message"]
     refused = kind in REFUSALS
@@ -144,18 +144,18 @@ def error_for(failure: Failure, rank: int, aloud: bool = True) -> RuntimeError:
 
 
 class Watch:
-    """Watches over this process and the others, from `with` on to its end, on a thread of its own.
+    """Context manager with a thread that monitors this process and the others.
 
     Args:
-        store: of this run, which all processes share.
-        rank: of this process.
-        processes: how many there are.
-        local_rank: of this process on its machine; the first one speaks for the machine.
+        store: store of this run, shared by all processes.
+        rank: rank of this process.
+        processes: number of processes.
+        local_rank: rank of this process on its machine; local rank 0 prints messages.
         timeout: comm.timeout, seconds.
         hosts_store: whether the store ends with this process.
 
     Attributes:
-        last_words: called with the error before the process is ended from here.
+        last_words: function called with the error before the thread ends the process.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Watch:
     ) -> None:
         self.store, self.rank, self.processes, self.timeout = store, rank, processes, timeout
         self.last_words: Callable[[BaseException], None] = lambda error: None
-        self._own = store.clone()  # a client that no waiting main thread holds
+        self._own = store.clone()  # separate connection, which the main thread cannot block
         self._aloud, self._hosts_store = local_rank == 0, hosts_store
         self._parent = parent_to_obey(os.environ)
         self._left = threading.Event()
@@ -185,14 +185,14 @@ class Watch:
     ) -> None:
         self._left.set()
         self._thread.join(GRACE)
-        with contextlib.suppress(RuntimeError):  # the store may be gone
+        with contextlib.suppress(RuntimeError):  # the store may have ended
             self.store.set(f"left-{self.rank}", "yes")
             self._count_out(self.store)
             if self._hosts_store:
                 self._wait_for_readers()
 
     def first_error(self, error: BaseException) -> BaseException:
-        """Publish that this process has failed; the error to raise, which is another one's if that failed first."""
+        """Publish this process's failure, and return the error to raise: another process's if that failed first."""
         if isinstance(error, KeyboardInterrupt | ChildRefused | RankFailed):
             return error
         failure = first_failure(self.store, failure_of(error, self.rank, self.timeout))
@@ -202,23 +202,23 @@ class Watch:
         return RankFailed(failure["message"], failure["kind"]) if lost else error
 
     def get(self, key: str, meaning: Callable[[str], T] = str) -> T:  # type: ignore[assignment]
-        """Wait for a value, at most `timeout`; Ctrl-C and others' failures are heard.
+        """Wait for a value in the store, for at most `timeout` seconds; interrupted by Ctrl-C and failures of others.
 
         Args:
-            key: where it will stand.
-            meaning: makes of the text what is meant; raises ValueError where it cannot.
+            key: key of the value.
+            meaning: parses the text; raises ValueError if it is invalid.
 
         Raises:
-            ChildRefused, RankFailed: another process has failed meanwhile.
-            RuntimeError: it is not set.
+            ChildRefused, RankFailed: another process failed in the meantime.
+            RuntimeError: the value was not set within the timeout.
         """
         return self._wait(lambda: self.store.read(key, meaning), key)
 
     def wait_for_all(self, name: str) -> None:
-        """Wait until every process has come to this point, at most `timeout`. Raises as `get` does.
+        """Barrier: wait until every process has called this, for at most `timeout` seconds. Raises as `get` does.
 
         Args:
-            name: of the point.
+            name: unique name of the barrier.
         """
         self.store.add(name, 1)
         self._wait(lambda: self.store.add(name, 0) >= self.processes or None, name)
@@ -251,11 +251,11 @@ class Watch:
             self._own.set(f"beat-{self.rank}", str(self._beats))
 
     def _look(self) -> Failure | None:
-        """The first failure, if there is any: as published, or as found here."""
+        """Return the first failure, as published or as found here; None without a failure."""
         failure = self._own.read(FAILURE, read_failure)
         if failure is not None:
             return failure
-        if trouble := process_group.trouble():  # the main thread may wait for its GPU, where no exception comes
+        if trouble := process_group.trouble():  # the main thread may wait for its GPU and get no exception
             return first_failure(self._own, failure_of(RuntimeError(trouble), self.rank, self.timeout))
         text = "its launcher is gone"
         gone = self.rank if self._orphaned() else None
@@ -273,11 +273,11 @@ class Watch:
         return self._parent is not None and is_gone(self._parent)
 
     def _ended_here(self) -> int | None:
-        """A process of this machine that is no more."""
+        """Return the rank of a process of this machine that ended without leaving the run; None = none."""
         return next((rank for rank in self._neighbours.gone() if not self._has_left(rank)), None)
 
     def _silent(self) -> int | None:
-        """A process whose heartbeat has stopped: rank 0 listens to all machines, those to rank 0."""
+        """Return the rank of a monitored process without a heartbeat for `SILENCE` seconds; None = none."""
         now, ranks = time.monotonic(), self._neighbours.heard
         for rank, beat in zip(ranks, self._own.read_all([f"beat-{r}" for r in ranks], str) or [], strict=False):
             before, when = self._heard.get(rank, (None, now))
@@ -290,7 +290,7 @@ class Watch:
         return self._own.read(f"left-{rank}", str) is not None
 
     def _end(self, failure: Failure) -> None:
-        """Give the main thread a moment to leave; it may be where no exception reaches it, so end the process then."""
+        """Wait `GRACE` seconds for the main thread to exit, then end the process, since that thread may be blocked."""
         with contextlib.suppress(RuntimeError):
             self._count_out(self._own)
         if self._left.wait(0 if self._orphaned() else GRACE):
@@ -300,24 +300,24 @@ class Watch:
             self.last_words(error)
             if str(error):
                 print(error, file=sys.stderr, flush=True)
-            for child in multiprocessing.active_children():  # readers of data
+            for child in multiprocessing.active_children():  # data loaders
                 child.kill()
         finally:
             os._exit(2 if isinstance(error, ChildRefused) else 1)
 
     def _count_out(self, store: SealedStore) -> None:
-        """Count this process, once, among those who have left or have read why they must."""
+        """Count this process, once, among those that have left or have read the failure."""
         if self._counted_out.acquire(blocking=False):
             store.add("out", 1)
 
     def _wait_for_readers(self) -> None:
-        """The store goes with this process: let the others leave, or read why they must."""
+        """Wait until the others have left or have read the failure, since the store ends with this process."""
         until, pauses = time.monotonic() + LOOK + CAUSE, growing_pauses()
         while self.store.add("out", 0) < self.processes and time.monotonic() < until:
             next(pauses)
 
 
 def parent_to_obey(environ: Mapping[str, str]) -> int | None:
-    """The launcher's process, without which this one has nothing to do; None where a shell may have been the parent."""
+    """Return the launcher's process number, at whose end this process ends too; None if the parent may be a shell."""
     launchers = {"TORCHELASTIC_RUN_ID", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK"}
     return os.getppid() if launchers & environ.keys() else None

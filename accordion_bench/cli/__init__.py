@@ -1,1 +1,1 @@
-"""What the command line adds to a run: sweeps, presets, smoke tests, what runs together."""
+"""Command line: argument checks, help, sweeps, dry runs, smoke test, advice, demo and display of runs."""

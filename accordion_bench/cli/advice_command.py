@@ -1,7 +1,7 @@
-"""python -m accordion_bench.advise: a command line, checked before anything is timed; then timed, told and written.
+"""Implementation of `python -m accordion_bench.advise`: check the command line, time, and print and write the advice.
 
-Timed are a step of the model, unless its time was recorded elsewhere, and the exchange of every method. Accuracies come
-from reports of earlier runs.
+It times a step of the model, unless a timeline is given, and the exchange of every method. Accuracies are read from
+earlier runs.
 """
 
 import argparse
@@ -46,25 +46,25 @@ from accordion_bench.processes.machine import as_in_a_run, computing_with
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.environment import environment
 
-METHODS = ("compressor", "sync", "adaptive")  # of which all are advised on
+METHODS = ("compressor", "sync", "adaptive")  # groups that cannot be overridden, since all methods are compared
 OUT = "results/advice_runs"
 SECONDS = 20.0  # for timing all methods
-HERE = ("network", "device", "threads")  # options that say nothing of what is trained
-OF_A_STEP = 15.0  # seconds, at most, for timing the step
+HERE = ("network", "device", "threads")  # options without effect on the trained result
+OF_A_STEP = 15.0  # budget for timing the step, seconds
 OWN_LOOP = (
     "{} was recorded in a loop of your own; a run of this program also keeps freed memory, chooses its threads and "
     "lets cuDNN search for the fastest kernels"
 )
 PROBED = Path("link.json")
 PROBE_SECONDS = 20.0
-PIPED = 110  # letters of a line where standard output is no terminal
+PIPED = 110  # characters per line if standard output is no terminal
 
 
 def composed(overrides: Sequence[str]) -> tuple[RunConfig, str]:
-    """The configuration, and the data set that was assumed for the model; "" where one was typed.
+    """Return the configuration, and the data set assumed for the model; "" if the user gave one.
 
     Raises:
-        ConfigError: an option has no meaning here, or breaks a rule.
+        ConfigError: an option is not applicable or invalid.
     """
     typed = {key_of(override): override.partition("=")[2] for override in overrides}
     for group in METHODS:
@@ -89,26 +89,26 @@ def composed(overrides: Sequence[str]) -> tuple[RunConfig, str]:
 
 @dataclass(frozen=True)
 class Asked:
-    """A command line, checked.
+    """Checked command line.
 
     Args:
-        machines: of the cluster.
+        machines: machines of the cluster.
         typed: overrides, without those of the cluster's size.
-        config: what is timed, and where.
-        assumed: the data set, where none is typed.
-        device: that is not here, if one is asked for.
-        where: steps compute, `cpu` or `cuda`.
-        at_hand: what is timed here is what the cluster's devices take.
-        networks: the cluster's links, by device: their libraries choose collectives.
-        link_error: relative error of a probed link's fit; 0 = the link is taken as typed.
-        arms: methods that are looked at.
-        seconds: for timing them.
-        timeline: a file in the place of a trial.
-        typed_model: whether the timeline is to be one of the configuration's model.
-        wanted: what is to be simulated; None = nothing.
-        known: accuracies by method.
-        out: a folder that takes files.
-        figures: whether they are drawn.
+        config: configuration of the timed step.
+        assumed: data set assumed for the model; "" = given by the user.
+        device: requested device other than the available one, if any.
+        where: device type of the cluster's steps, `cpu` or `cuda`.
+        at_hand: whether the cluster's devices are like this one, so that methods are timed here.
+        networks: links of the cluster by device type, whose backends use different collectives.
+        link_error: relative error of a probed link's fit; 0 = exact.
+        arms: methods to compare.
+        seconds: approximate time for timing them.
+        timeline: timeline file that replaces timing a step; None = time it.
+        typed_model: whether the timeline must match the configuration's model.
+        wanted: requested simulation; None = none.
+        known: accuracies by method, in words.
+        out: folder of the files.
+        figures: whether to draw figures.
     """
 
     machines: Machines
@@ -131,7 +131,7 @@ class Asked:
 
     @property
     def trained(self) -> list[str]:
-        """Overrides that say what is trained; none where that is not known."""
+        """Overrides of a training run with this model and cluster; empty if the model is unknown."""
         if self.timeline is not None and not self.typed_model:
             return []
         kept = [word for word in self.typed if group_of(word) not in HERE]
@@ -140,10 +140,10 @@ class Asked:
 
 
 def asked_of(args: argparse.Namespace) -> Asked:
-    """Read and check everything.
+    """Read and check the command line.
 
     Raises:
-        ConfigError: a value breaks a rule.
+        ConfigError: a value is invalid.
     """
     seconds = SECONDS if args.seconds is None else checks.number("--seconds", args.seconds, above=0, instead=SECONDS)
     if args.config_dir is not None:
@@ -193,16 +193,16 @@ def asked_of(args: argparse.Namespace) -> Asked:
 
 
 def _where(asked: AskedDevice, timeline: Path | None, hardware: str, typed: str) -> str:
-    """On which kind of device steps compute: `cpu` or `cuda`.
+    """Return the device type of the cluster's steps, `cpu` or `cuda`.
 
     Args:
-        asked: a device that is not here.
-        timeline: of a step, refused here before anything is made.
-        hardware: of this machine.
+        asked: requested device other than the available one.
+        timeline: timeline file; an invalid one is refused here, before anything is computed.
+        hardware: device type of this machine.
         typed: the option `device`.
 
     Raises:
-        ConfigError: two of them tell of the same thing.
+        ConfigError: two of them contradict each other or are redundant, or the timeline is invalid.
     """
     recorded = None if timeline is None else step_times_from(timeline).device
     on_cpu = "a --timeline of a CPU" if recorded == "cpu" else "device=cpu" if typed == "cpu" and not recorded else ""
@@ -211,7 +211,7 @@ def _where(asked: AskedDevice, timeline: Path | None, hardware: str, typed: str)
     if asked.compute is not None and timeline is not None:
         told = f"{1000 * asked.compute:g}"
         raise ConfigError(f"compute_ms must stand without --timeline, which tells it, got {told}; type one of them")
-    if recorded:  # older files do not say
+    if recorded:  # older files do not contain the device
         return "cpu" if recorded == "cpu" else "cuda"
     return "cuda" if asked and typed != "cpu" else hardware
 
@@ -219,7 +219,7 @@ def _where(asked: AskedDevice, timeline: Path | None, hardware: str, typed: str)
 def _known(folders: Sequence[str], model: str, workers: int) -> dict[str, str]:
     if not folders:
         return {}
-    from accordion_bench.report.compare.verdicts import known_accuracies  # and with it pandas
+    from accordion_bench.report.compare.verdicts import known_accuracies  # imports pandas
     from accordion_bench.report.read.load import find_runs
 
     paths = [Path(folder) for folder in folders]
@@ -230,7 +230,7 @@ def _known(folders: Sequence[str], model: str, workers: int) -> dict[str, str]:
 
 
 def _beside(config: RunConfig) -> Beside:
-    """What a step does with gradients beside exchange and optimizer."""
+    """Return clipping and norms of the configuration."""
     return Beside(config.clip_norm, config.clip_at, config.measure.norms)
 
 
@@ -243,11 +243,11 @@ def _folder(out: Path | None, name: str, workers: int) -> Path:
 
 @dataclass(frozen=True)
 class MeasuredBasis:
-    """What advice is computed from.
+    """Measured inputs of the prediction.
 
     Args:
         basis: times of a step and costs of the methods.
-        threads: that computed.
+        threads: number of compute threads.
     """
 
     basis: Basis
@@ -255,10 +255,10 @@ class MeasuredBasis:
 
 
 def measured(asked: Asked) -> MeasuredBasis:
-    """Time the step and the methods, while telling how far it is.
+    """Time the step and the methods, with progress messages.
 
     Raises:
-        ConfigError: the model does not fit, or the timeline is of another one.
+        ConfigError: the model does not fit into memory or to the data, or the timeline is of another model.
     """
     device = torch.device("cpu") if asked.where == "cpu" else device_of(asked.config)
     chosen = asked.config.threads or torch.get_num_threads()
@@ -282,13 +282,13 @@ def measured(asked: Asked) -> MeasuredBasis:
 
 
 def _next(doing: str, method: str) -> None:
-    """Report the next method, after memory that the last one has freed is given back."""
+    """Return freed memory to the system, and report the next method."""
     machine.give_back()
     output.progress(f"{doing} {method}")
 
 
 def _of_model(asked: Asked, methods: TimedMethods, made: Subject) -> Basis:
-    """The basis from a model of this program."""
+    """Measure or estimate the inputs with a model of this program."""
     if asked.device:
         output.progress(f"counting a step of {made.name}")
         rates = asked.config.precision, asked.config.deterministic
@@ -301,7 +301,7 @@ def _of_model(asked: Asked, methods: TimedMethods, made: Subject) -> Basis:
 
 
 def _of_timeline(asked: Asked, methods: TimedMethods, made: Subject | None) -> Basis:
-    """The basis from a step that a user has recorded in their own loop."""
+    """Measure the inputs with a step recorded in a user's own loop."""
     assert asked.timeline is not None
     times = step_times_from(asked.timeline, None if made is None else trained_specs(made.model))
     times = replace(times, device=asked.where)
@@ -313,10 +313,10 @@ def _of_timeline(asked: Asked, methods: TimedMethods, made: Subject | None) -> B
 
 
 def run(args: argparse.Namespace) -> None:
-    """Give advice, or probe the link.
+    """Compute, print and write the advice, or probe the link.
 
     Raises:
-        ConfigError: a value breaks a rule.
+        ConfigError: a value is invalid.
     """
     if args.probe:
         probe(args)
@@ -338,7 +338,7 @@ def run(args: argparse.Namespace) -> None:
         rows = [one.flat() for one in late]
         (asked.out / "simulated.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if asked.figures:
-        from accordion_bench.report.render.figures.speed_ups import draw_advice  # a second that others need not wait
+        from accordion_bench.report.render.figures.speed_ups import draw_advice  # imported late: takes a second
 
         output.progress("drawing")
         draw_advice(advice, asked.out)
@@ -347,7 +347,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def advised(asked: Asked, found: MeasuredBasis) -> Advice:
-    """The advice from what was timed, with accuracies and its verdict."""
+    """Compute the advice with accuracies and verdict."""
     options = {key: value for key, value in asked.config.network.items() if key != "_target_"}
     advice = api.advised(found.basis, lambda kind: cluster_of(asked, kind, found.threads), options, asked.link_error)
     advice = with_accuracies(advice, asked.known, asked.trained)
@@ -355,15 +355,15 @@ def advised(asked: Asked, found: MeasuredBasis) -> Advice:
 
 
 def cluster_of(asked: Asked, device: str, threads: int) -> Cluster:
-    """The reader's cluster, where steps compute on `cpu` or on `cuda`."""
+    """Return the cluster for steps on `cpu` or on `cuda`."""
     return cluster_like_here(asked.networks[device], asked.machines.workers, device, threads)
 
 
 def probe(args: argparse.Namespace) -> None:
-    """Time collectives between the processes that torchrun has started, and write what to type.
+    """Time collectives between the processes of torchrun, and write the link file.
 
     Raises:
-        ConfigError: other options stand beside, or there are no peers.
+        ConfigError: other options are given, or there is only one process.
     """
     beside = {
         "overrides": "overrides",
@@ -381,12 +381,12 @@ def probe(args: argparse.Namespace) -> None:
 
 
 def with_accuracies(advice: Advice, known: Mapping[str, str], typed: Sequence[str]) -> Advice:
-    """The advice with both columns filled.
+    """Return the advice with its columns `accuracy` and `command`.
 
     Args:
-        advice: whose rows lack them.
-        known: by method, from runs at hand; local methods without their period.
-        typed: overrides that say what is trained; none where that is not known, as with a timeline.
+        advice: advice without these columns.
+        known: accuracies by method from earlier runs; local methods are named without their period.
+        typed: overrides of the trained model; empty if it is unknown, as with a timeline.
     """
 
     def told(row: AdviceRow) -> AdviceRow:
@@ -397,7 +397,7 @@ def with_accuracies(advice: Advice, known: Mapping[str, str], typed: Sequence[st
 
 
 def command(row: AdviceRow, typed: Sequence[str]) -> str:
-    """The command of a run of one method; "" if it is not known what is trained."""
+    """Return the command that trains with one method; "" if the trained model is unknown."""
     if not typed:
         return ""
     period = [f"sync.period={row.period}"] if row.local and not row.every_local_step else []

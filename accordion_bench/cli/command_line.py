@@ -1,4 +1,4 @@
-"""A command line before Hydra reads it: what Hydra would misread, pass over, or answer with its usage text."""
+"""Checks of the command line before Hydra parses it: refuse words that Hydra would misread or ignore."""
 
 import dataclasses
 import itertools
@@ -11,7 +11,7 @@ from accordion_bench.options.checks import ConfigError, closest, for_hydra
 from accordion_bench.options.conf_dir import add_conf_dir, yaml_file
 from accordion_bench.options.override import key_of, parts, refuse_twice
 
-# keys whose values are names of any kind, or have units such as µs
+# keys whose values are arbitrary names, or have units such as µs
 FREE = re.compile(
     r"paths\.(data|runs)|label|note|resume|dataset\.(folder|file)|tracker\.(project|uri|experiment)|network\.\w*(latency|jitter|bandwidth)|comm\.interface"
 )
@@ -21,9 +21,9 @@ DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212
 
 
 def quoted(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with free text quoted for Hydra where that is needed: folders with brackets, or of any language.
+    """Quote free text for Hydra where necessary, such as folders with brackets or in any language.
 
-    What a comma separates is a sweep, but of a label or a note; what is quoted already stays as it is.
+    Values with commas are sweeps, except labels and notes. Quoted values do not change.
     """
     return [_quoted(word) for word in arguments]
 
@@ -32,7 +32,7 @@ def _quoted(word: str) -> str:
     key, equals, value = word.partition("=")
     if not equals or not value or not FREE.fullmatch(key_of(key)) or value[0] in "'\"":
         return word
-    if key_of(key) in TEXTS:  # 4 and true are text, too
+    if key_of(key) in TEXTS:  # also 4 and true
         return word if value == "null" else f"{key}={for_hydra(value)}"
     if value[0] == "~" or "${" in value or "," in value or re.match(r"[a-z]+\(", value) or PLAIN.fullmatch(value):
         return word
@@ -40,10 +40,10 @@ def _quoted(word: str) -> str:
 
 
 def refuse_strange(word: str) -> None:
-    """Refuse a word with a letter that looks like another one, or like none.
+    """Refuse a word with a non-ASCII character, which may be invisible or resemble another one.
 
     Raises:
-        ConfigError: names the letter.
+        ConfigError: the message names the character.
     """
     key, _, value = word.partition("=")
     if FREE.fullmatch(key_of(key)):
@@ -52,7 +52,7 @@ def refuse_strange(word: str) -> None:
         return
     strange = [letter for letter in word if ord(letter) > 126 and not "\udc80" <= letter <= "\udcff"]
     plain = _plain(word)
-    of_a_flag = word.startswith("-") or not ("=" in plain or plain.startswith("-"))  # a folder, which may be anything
+    of_a_flag = word.startswith("-") or not ("=" in plain or plain.startswith("-"))  # such as a folder
     if not strange or of_a_flag or "'" in value or '"' in value:
         return
     letter = strange[0]
@@ -61,17 +61,17 @@ def refuse_strange(word: str) -> None:
 
 
 def _plain(word: str) -> str:
-    """The word without what is strange in it."""
+    """Return the word converted to ASCII."""
     return unicodedata.normalize("NFKD", word.translate(DASHES)).encode("ascii", "ignore").decode()
 
 
 def _shown(word: str) -> str:
-    """The word, with invisible letters as their numbers."""
+    """Return the word with non-printable characters as escapes."""
     return "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in word)
 
 
 def _meant(plain: str) -> str:
-    """A word without what was strange in it, and with the nearest key and choice."""
+    """Return the ASCII word with the closest known key and choice."""
     if plain.startswith("-"):
         return f"--{plain.lstrip('-')}"
     key, equals, value = plain.partition("=")
@@ -83,12 +83,12 @@ def _meant(plain: str) -> str:
     return f"{plus}{name}{equals}{value.strip()}"
 
 
-NAME = re.compile(r"[\w./-]+")  # of a choice; anything else is Hydra's to read
+NAME = re.compile(r"[\w./-]+")  # name of a choice; Hydra parses anything else
 DRY_RUN, PRINT, SHOW = "--dry-run", "--print", "show"
 OURS = (PRINT, DRY_RUN)
-NOT_DRY = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=")  # a dry run submits nothing and leaves nothing
+NOT_DRY = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=")  # a dry run submits no jobs and writes no files
 
-# Hydra's own, in one spelling each, and whether a value follows
+# Hydra's flags, in one spelling each, and whether a value follows
 FLAGS = {
     "--help": False,
     "--hydra-help": False,
@@ -110,10 +110,10 @@ OF_SHORT = {"-c": "--cfg", "-p": "--package", "-cp": "--config-path", "-cn": "--
 
 
 def refuse_unreadable(arguments: Sequence[str]) -> None:
-    """Refuse what Hydra would misread, pass over, or answer with its usage text.
+    """Refuse words that Hydra would misread, ignore, or answer with its usage text.
 
     Raises:
-        ConfigError: for the first such word.
+        ConfigError: there is such a word; the message is about the first one.
     """
     refuse_bytes(arguments)
     for word in arguments:
@@ -143,18 +143,18 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
 
 
 def without_ours(arguments: Sequence[str]) -> list[str]:
-    """The arguments that Hydra knows."""
+    """Return the arguments without this program's own flags."""
     return [word for word in arguments if word not in OURS]
 
 
 def for_dry_run(arguments: Sequence[str], folder: str) -> list[str]:
-    """The arguments of --dry-run and --print as Hydra is to read them: each cell here, its own notes in a folder."""
+    """Return Hydra's arguments for --dry-run and --print: cells run in this process, Hydra writes to `folder`."""
     kept = [word for word in without_ours(arguments) if not word.lstrip("+").startswith(NOT_DRY)]
     return [*kept, f"hydra.sweep.dir='{folder}'"]
 
 
 def config_dirs(arguments: Sequence[str]) -> list[str]:
-    """The folders of --config-dir, in any of its spellings; where its value is missing, none."""
+    """Return the folders of --config-dir in any of its spellings; a flag without a value is ignored."""
     found = []
     for word, following in itertools.pairwise([*arguments, ""]):
         name, equals, value = word.partition("=")
@@ -165,7 +165,7 @@ def config_dirs(arguments: Sequence[str]) -> list[str]:
 
 
 def refuse_bytes(arguments: Sequence[str]) -> None:
-    """Refuse words that are no UTF-8, which no YAML file could hold."""
+    """Refuse words that are not valid UTF-8, which no YAML file can contain."""
     for word in arguments:
         if any("\udc80" <= letter <= "\udcff" for letter in word):
             shown = word.encode("utf-8", "backslashreplace").decode().replace("\\udc", "\\x")
@@ -173,7 +173,7 @@ def refuse_bytes(arguments: Sequence[str]) -> None:
 
 
 def _flag(word: str, rest: list[str]) -> None:
-    """One of Hydra's flags, with its value; anything else with dashes is refused."""
+    """Consume one of Hydra's flags with its value, and refuse any other flag."""
     name, equals, value = word.partition("=")
     key = name.lstrip("-")
     known = {*advice.known_keys(), *advice.PRESETS, *advice.OF_ADVICE}
@@ -197,7 +197,7 @@ def _flag(word: str, rest: list[str]) -> None:
 
 
 def _override(word: str, before: Sequence[str], rest: list[str]) -> str:
-    """`KEY=VALUE` or `~KEY`; a word without `=` is refused."""
+    """Return an override `KEY=VALUE` or `~KEY`, and refuse a word without `=`."""
     split = word[-1] == "=" and rest and "=" not in rest[0] and not rest[0].startswith("-")
     if word.startswith("~") or ("=" in word[1:] and not split):
         return word
@@ -213,7 +213,7 @@ def _override(word: str, before: Sequence[str], rest: list[str]) -> str:
 
 
 def _of_hydra(key: str) -> None:
-    """Refuse an option that Hydra does not have; with a plus it would take it, and do nothing with it."""
+    """Refuse an unknown option of Hydra, which it would accept with a plus, and ignore."""
     from hydra.conf import HydraConf
 
     if key.split(".")[1].partition("@")[0] not in {own.name for own in dataclasses.fields(HydraConf)}:
@@ -221,7 +221,7 @@ def _of_hydra(key: str) -> None:
 
 
 def _list(key: str, value: str) -> None:
-    """Refuse a sweep over equal values, and a list where one name is needed."""
+    """Refuse a sweep with equal values, and a list where a single name is required."""
     if value.startswith("["):
         names = parts(value[1:].removesuffix("]"))
         if key in advice.groups() and names == [""]:
@@ -242,7 +242,7 @@ def _list(key: str, value: str) -> None:
 
 
 def _known(group: str, value: str) -> None:
-    """Refuse a name that a group does not have, of a sweep's cells each, before anything is imported or run."""
+    """Refuse an unknown choice of a group, also within a sweep, before anything is imported or run."""
     for name in parts(value.removeprefix("[").removesuffix("]")) if group in advice.groups() else ():
         if NAME.fullmatch(name) and name != "null" and yaml_file(group, name) is None:
             raise ConfigError(advice.unknown_choice(group, name) or f"{group}={name} is no choice here; type --help")

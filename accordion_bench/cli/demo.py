@@ -1,7 +1,7 @@
-"""accordion-bench demo: four arms on scikit-learn's digits, side by side; one table, one figure.
+"""accordion-bench demo: train four arms on scikit-learn's digits in parallel, and make one table and one figure.
 
-Dense, PowerSGD with few and with many bytes, and Accordion between the two. No data is downloaded, and no checkout is
-needed.
+The arms are dense, PowerSGD with few and with many bytes, and Accordion between the two. Neither a download of data nor
+a checkout is needed.
 """
 
 import argparse
@@ -15,26 +15,26 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 EPOCHS = 40
-LOOKS = 8  # of Accordion in a run, or after each epoch, so that it acts in a short one, too
+LOOKS = 8  # decisions of Accordion per run; a short run has one after each epoch
 ONE_AT_A_TIME = threading.Lock()
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the command."""
+    """Return the argument parser of the command."""
     found = argparse.ArgumentParser("accordion-bench demo", description=__doc__.splitlines()[0])
-    found.add_argument("--seeds", default="0", help="such as 0 (default) or 0,1,2")
-    found.add_argument("--epochs", type=int, default=EPOCHS, help=f"of each run (default: {EPOCHS}; 6 is a trial)")
+    found.add_argument("--seeds", default="0", help="seeds, such as 0 (default) or 0,1,2")
+    found.add_argument("--epochs", type=int, default=EPOCHS, help=f"epochs per run (default: {EPOCHS}; 6 for a trial)")
     found.add_argument("--out", default="results/report", help="folder for the table and the figure")
-    found.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="arms at a time (default: all cores)")
+    found.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel arms (default: all cores)")
     return found
 
 
 def arms(epochs: int, seeds: str, runs: str) -> Mapping[str, list[str]]:
-    """What is typed for each arm, by its name.
+    """Return the command-line words of each arm, by name.
 
     Args:
-        epochs: of each run.
-        seeds: one, or several with commas.
+        epochs: epochs of each run.
+        seeds: one seed, or several separated by commas.
         runs: folder of all runs.
     """
     interval = 1 if epochs < 2 * LOOKS else epochs // LOOKS
@@ -52,9 +52,9 @@ def arms(epochs: int, seeds: str, runs: str) -> Mapping[str, list[str]]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the arms, then the report; the exit status."""
+    """Run the arms and then the report; return the exit status."""
     args = parser().parse_args(words)
-    # a new folder: the report sees this demo's runs only
+    # a new folder, so that the report contains only the runs of this demo
     runs = f"results/runs/demo/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     wanted = arms(args.epochs, args.seeds, runs)
     processes: list[subprocess.Popen[str]] = []
@@ -78,7 +78,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _run(name: str, words: Sequence[str], processes: list["subprocess.Popen[str]"]) -> int:
-    """One arm, whose lines begin with its name; the exit status."""
+    """Run one arm with its name in front of each output line; return the exit status."""
     command = ["-m", "accordion_bench", *words]
     _say(f"{name}: $ python {' '.join(command)}")
     # layers this small gain nothing from two threads
@@ -95,6 +95,6 @@ def _run(name: str, words: Sequence[str], processes: list["subprocess.Popen[str]
 
 
 def _say(line: str) -> None:
-    """One whole line, though arms speak at the same time."""
+    """Print one whole line; arms print from several threads."""
     with ONE_AT_A_TIME:
         print(line, flush=True)

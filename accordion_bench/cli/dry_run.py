@@ -1,4 +1,7 @@
-"""--dry-run: what a run would do and take, from sizes and a short trial; it makes no folder and needs no data."""
+"""Dry run (`--dry-run`): predict plan, bytes, memory and time of a run from sizes and a short trial.
+
+A dry run creates no folder and needs no data.
+"""
 
 import copy
 import functools
@@ -39,20 +42,20 @@ from accordion_bench.tensors import keyed_rng
 from accordion_bench.training.training_step import TrainingStep
 
 HERE = AskedDevice()
-SMALL = 1e-3  # of random gradients
+SMALL = 1e-3  # standard deviation of random gradients
 
 
 @dataclass(frozen=True)
 class Made:
-    """Exchanges of one kind in a run.
+    """Exchanges of one kind in a run. Means are over the compressor's cycle (`Traits.cycle`).
 
     Args:
-        exchange: that is made.
-        times: how often.
-        info: of a step in which it is made, past its dense start.
-        seconds: of one, codec of all workers included, nothing on a link; mean over its turns (`Traits.cycle`).
-        wire: bytes that one worker's link sends in one, likewise.
-        rounds: of one, one after another.
+        exchange: the exchange.
+        times: number of exchanges in the run.
+        info: position of a step with this exchange, after a dense start.
+        seconds: mean duration of one exchange with the codecs of all workers, without links.
+        wire: mean bytes sent over one worker's link per exchange.
+        rounds: number of successive rounds per exchange.
     """
 
     exchange: Exchange
@@ -63,24 +66,24 @@ class Made:
     rounds: int
 
     def payload(self, plan: Plan | None = None) -> int:
-        """Bytes that one worker hands over in one exchange, under this plan or that one; mean over its turns."""
+        """Return the mean payload of one worker in bytes per exchange, with the given plan or that of `info`."""
         return self.exchange.mean_bytes(self.info if plan is None else replace(self.info, plan=plan))
 
 
 def run(cfg: Config, typed: dict[str, Any], cell: str = "", asked: AskedDevice = HERE) -> float:
-    """Tell what the run of a configuration would do and take.
+    """Print plan, bytes, memory and time of a run without training.
 
     Args:
-        cfg: the resolved configuration.
-        typed: the keys on the command line.
-        cell: of a sweep, as it is named to the user.
-        asked: the device whose times are told, where it is not this one.
+        cfg: resolved configuration.
+        typed: keys on the command line.
+        cell: name of the sweep's cell for the user; "" = no sweep.
+        asked: device of the predicted times; false = this one.
 
     Returns:
-        NaN, which is what a sweep gets.
+        NaN, as the metric for a sweep.
 
     Raises:
-        ConfigError: a value breaks a rule, or the run is one that has begun.
+        ConfigError: a value is invalid, or the configuration resumes a run.
     """
     if cfg["choices"].get("experiment") == "smoke":
         raise ConfigError(f"{DRY_RUN} tells of one run, got +experiment=smoke, whose cells are computed; type it alone")
@@ -105,7 +108,7 @@ def run(cfg: Config, typed: dict[str, Any], cell: str = "", asked: AskedDevice =
 
 
 def told(config: RunConfig, where: Placement, parts: Components, asked: AskedDevice = HERE) -> Iterator[str]:
-    """The lines: plan, bytes, memory, time."""
+    """Yield the lines on plan, bytes, memory and time."""
     settings = as_in_a_run(where.device, where.threads or parts.threads, config.deterministic)
     with settings:
         training = training_of(config, where, parts)
@@ -113,7 +116,7 @@ def told(config: RunConfig, where: Placement, parts: Components, asked: AskedDev
         made = exchanges(training, parts)
         yield from plan_lines(training, parts)
         if parts.sync.quorum is not None:
-            yield f"{'':<11}as if all workers took part in each averaging: who is late only the run can tell"
+            yield f"{'':<11}as if all workers took part in each averaging, since late workers cannot be predicted"
         if config.comm.hook:
             yield f"{'bytes':<11}not counted: what comm.hook={config.comm.hook} sends is known to the hook alone"
         else:
@@ -127,7 +130,7 @@ def told(config: RunConfig, where: Placement, parts: Components, asked: AskedDev
 
 
 def training_of(config: RunConfig, where: Placement, parts: Components) -> TrainingStep:
-    """The run's training step with all workers in this process, on random data."""
+    """Return the run's training step with all workers in this process, on random data."""
     device = torch.device(where.device)
     dataset = copy.copy(parts.dataset)
     setattr(dataset, "load", lambda *_: Example(parts.dataset, device))  # noqa: B010
@@ -142,12 +145,12 @@ def training_of(config: RunConfig, where: Placement, parts: Components) -> Train
 
 
 def _waits_for_late_processes(sync: Sync) -> bool:
-    """Whether a quorum decides who takes part: in one process no worker is late."""
+    """Whether participation depends on real lateness, which cannot occur in one process."""
     return sync.quorum is not None and getattr(sync, "lateness", None) is None
 
 
 def exchanges(training: TrainingStep, parts: Components) -> list[Made]:
-    """Every kind of exchange of the run, each made once with random numbers."""
+    """Make an exchange of each kind of the run with random tensors, and return all kinds."""
     run, runner, plan, device = parts.run, training.communicating.runner, training.position.plan, training.device.type
     local = training.sync.local_steps(run)
     if own := training.sync.makes(run):
@@ -172,7 +175,7 @@ def exchanges(training: TrainingStep, parts: Components) -> list[Made]:
 
 
 def _averagings(sync: Sync, period: int, workers: int, device: str) -> Iterator[tuple[Exchange, Callable[[int], int]]]:
-    """What local methods exchange, and of each how often it is made in so many local steps."""
+    """Yield each exchange of a local method, with a function from local steps to the number of exchanges."""
     if sync.split is not None:
         whole = sync.new_exchange(Comm(workers, 1, 0, device))
         for number, tensors in enumerate(sync.split):
@@ -192,7 +195,7 @@ def _times_of_group(period: int, longer: float, steps: int) -> int:
 
 
 def _phases(exchange: Exchange, plan: Plan, steps: int, per_epoch: int) -> list[tuple[int, StepInfo]]:
-    """(Steps, the first of them) for each stretch of steps at the same levels: a dense start, a warm-up, the rest."""
+    """Return (number of steps, first step) of each phase with constant levels: dense start, warm-up, remainder."""
     found: list[tuple[int, StepInfo]] = []
     starts = {*range(0, steps, per_epoch), min(exchange.start_step, steps)} - {steps}
     for first, end in itertools.pairwise([*sorted(starts), steps]):
@@ -220,7 +223,7 @@ def _made(exchange: Exchange, times: int, info: StepInfo) -> Made:
 
 
 def plan_lines(training: TrainingStep, parts: Components) -> Iterator[str]:
-    """Epochs, steps, levels, and who may change them."""
+    """Yield lines on epochs, steps, levels, and the policies that may change them."""
     run, plan, ladder = parts.run, training.position.plan, parts.ladder
     steps = f"{counted(run.epochs, 'epoch')} of {counted(run.steps_per_epoch(), 'step')}, {run.steps} in all"
     batch = f"{samples(run.batches or run.batch_size)} per worker and step, {run.per_step} in all"
@@ -234,11 +237,11 @@ def plan_lines(training: TrainingStep, parts: Components) -> Iterator[str]:
         if policy.drives == "level":
             yield f"{'':<11}adaptive={name} chooses {ladder.knob} {', '.join(f'{v:g}' for v in ladder.values)}"
         elif policy.drives:
-            yield f"{'':<11}adaptive={name} may change the {policy.drives}, and with it what follows"
+            yield f"{'':<11}adaptive={name} may change the {policy.drives}, and thus the numbers below"
 
 
 def byte_lines(training: TrainingStep, parts: Components, made: list[Made]) -> Iterator[str]:
-    """Payload and wire of an exchange and of the run, next to dense."""
+    """Yield lines on payload and wire bytes of each exchange and of the run, compared with dense."""
     dense = 4 * sum(spec.numel for spec in training.axis.specs)
     workers, run = training.comm.workers, parts.run
     for one in made:
@@ -268,7 +271,7 @@ def byte_lines(training: TrainingStep, parts: Components, made: list[Made]) -> I
 
 
 def averages_at_the_end(training: TrainingStep, parts: Components) -> bool:
-    """Whether an exact average ends the run."""
+    """Whether the run ends with an exact average of the replicas."""
     sync = training.sync
     return sync.ends_apart(sync.local_steps(parts.run), training.position.plan.period)
 
@@ -276,7 +279,7 @@ def averages_at_the_end(training: TrainingStep, parts: Components) -> bool:
 def totals(
     training: TrainingStep, parts: Components, made: list[Made], plan: Plan | None = None
 ) -> tuple[float, float]:
-    """(Payload, wire) of the run, bytes of one worker, under this plan or that at the start."""
+    """Return (payload, wire) bytes of one worker over the run, with the given or the initial plan."""
     dense = 4 * sum(spec.numel for spec in training.axis.specs) * averages_at_the_end(training, parts)
     ring = 2 * (training.comm.workers - 1) / training.comm.workers
     wire = sum(one.times * one.wire for one in made)
@@ -284,7 +287,7 @@ def totals(
 
 
 def memory_lines(training: TrainingStep, where: Placement, made: list[Made]) -> Iterator[str]:
-    """Estimated bytes of a process: tensors that last; activations and libraries come on top."""
+    """Yield the line on the estimated bytes of persistent tensors per process, without activations and libraries."""
     axis, inner, share = training.axis, training.inner, where.workers_per_process / where.workers
     params = size_of(axis.params)
     common = params * (1 + where.workers_per_process * training.sync.local)
@@ -303,20 +306,20 @@ def memory_lines(training: TrainingStep, where: Placement, made: list[Made]) -> 
         "scheme": _kept_by(training.sync, training.comm.local_workers, share),
     }
     shown = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items() if size)
-    yield f"{'memory':<11}about {human_bytes(sum(parts.values()))} per process, beside activations: {shown}"
+    yield f"{'memory':<11}about {human_bytes(sum(parts.values()))} per process, without activations: {shown}"
 
 
 def _kept_by(sync: Sync, workers: int, share: float) -> float:
-    """Bytes that a scheme keeps beside replicas and exchanges in a process with this share of the workers."""
+    """Return the bytes of a scheme's state, besides replicas and exchanges, in a process with this share of workers."""
     own = sum(size_of(tensors_in(sync.worker_state(row))) for row in range(workers))
     return size_of(tensors_in(sync.state_dict())) + size_of(sync.derived()) + share * own
 
 
 def _averaging_seconds(made: list[Made]) -> float:
-    """Of all averagings here, codec included, nothing on a link."""
+    """Return the seconds of all averagings on this machine, codec included, without links."""
     return sum(one.times * one.seconds for one in made if one.exchange.what in ("difference", "replica"))
 
 
 def _comm_seconds(made: list[Made], network: Network) -> float:
-    """Of all exchanges on the link."""
+    """Return the seconds of all exchanges on the modelled link."""
     return sum(one.times * network.seconds(one.wire, one.rounds, one.exchange.comm.workers) for one in made)

@@ -1,4 +1,4 @@
-"""The times that a dry run tells, of this machine or of a device that is not here; and when dense gradients hide."""
+"""Times of a dry run, for this machine or another device, and the step time from which dense gradients are hidden."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ from accordion_bench.processes.placement import Placement
 from accordion_bench.run_config import RunConfig
 from accordion_bench.training.training_step import TrainingStep
 
-TRIALS = 3  # steps, after a first one
-ENOUGH = 20.0  # seconds after which no further step is tried
+TRIALS = 3  # timed steps after a first one
+ENOUGH = 20.0  # seconds after which no further step starts
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds.
+    """Predicted seconds.
 
     Args:
-        step: of a step of all workers here, one after another.
-        averagings: of all averagings here, codec included, nothing on a link.
-        comm: of all exchanges on the link.
+        step: one step of all workers on this machine, one after another.
+        averagings: all averagings on this machine, codec included, without links.
+        comm: all exchanges on the modelled link.
     """
 
     step: float
@@ -39,20 +39,20 @@ class Spent:
 
 
 def network_of(config: RunConfig) -> Network:
-    """The modelled link."""
+    """Build the modelled link."""
     network: Network = build(config.network, "network")
     return network
 
 
 def seconds_of_a_step(training: TrainingStep, trials: int = TRIALS) -> float:
-    """The median of a few steps after a first one: of all workers, one after another."""
+    """Return the median duration of a few steps after a first one, with all workers one after another."""
     training.begin_epoch()
     left = training.position.steps_per_epoch - training.position.step_in_epoch
     return usual(timed(training.take, training.device, min(1 + trials, left), ENOUGH))
 
 
 def first_line(config: RunConfig, where: Placement, asked: AskedDevice) -> str:
-    """For which device times are told."""
+    """Return the line that names the device of the times."""
     if asked.gpu is not None:
         on = asked.gpu.in_words
     elif asked.compute is not None:
@@ -60,15 +60,15 @@ def first_line(config: RunConfig, where: Placement, asked: AskedDevice) -> str:
         on = f"a {kind} whose forward and backward pass take {duration(asked.compute)}"
     else:
         on = this_device(torch.device(where.device))
-        on += "; gpu=h100, say, or compute_ms=12 tells those of GPUs" if where.device == "cpu" else ""
+        on += "; for those of GPUs type gpu=h100 or compute_ms=12" if where.device == "cpu" else ""
     return f"{'dry run':<11}times are those of {on}"
 
 
 def here(config: RunConfig, training: TrainingStep, where: Placement, parts: Components, spent: Spent) -> Iterator[str]:
-    """Seconds on this machine, and on the modelled link."""
+    """Yield lines on the seconds on this machine and on the modelled link."""
     run = parts.run
     seconds = run.steps * spent.step + spent.averagings
-    beside = "" if where.processes == 1 else f"; {where.processes} processes share that as far as there are cores"
+    beside = "" if where.processes == 1 else f"; {where.processes} processes share this time if there are enough cores"
     compiled = ", without compile" if config.compile else ""
     on = this_device(torch.device(where.device))
     yield (
@@ -82,7 +82,7 @@ def here(config: RunConfig, training: TrainingStep, where: Placement, parts: Com
 def elsewhere(
     config: RunConfig, training: TrainingStep, parts: Components, spent: Spent, asked: AskedDevice
 ) -> Iterator[str]:
-    """Seconds on a device that is not here, of one worker that has it to itself, and on the modelled link."""
+    """Yield lines on the seconds of one worker per device, if this is not available here, and on the modelled link."""
     step, on = _step_elsewhere(config, training, parts, asked)
     yield (
         f"{'time':<11}about {_seconds(parts.run.steps * step)} of computing for one worker on {on}, {duration(step)} a "
@@ -94,7 +94,7 @@ def elsewhere(
 def _modelled(
     config: RunConfig, training: TrainingStep, parts: Components, comm: float, own: str = ""
 ) -> Iterator[str]:
-    """Communication on the link, and the step time below which dense gradients do not hide."""
+    """Yield lines on communication, and on the step time below which computation cannot hide dense gradients."""
     if config.comm.hook:
         return
     run = parts.run
@@ -105,15 +105,15 @@ def _modelled(
     )
     if dense:
         yield (
-            f"{'':<11}where a step computes for less than about {duration(dense)}, dense gradients no longer hide "
-            "behind it: there communicating less starts to save time"
+            f"{'':<11}if a step computes for less than about {duration(dense)}, it can no longer hide dense gradients, "
+            "and communicating less starts to save time"
         )
 
 
 def _step_elsewhere(
     config: RunConfig, training: TrainingStep, parts: Components, asked: AskedDevice
 ) -> tuple[float, str]:
-    """(Seconds of one worker's step on the device that is asked for, the device in words)."""
+    """Return (seconds of one worker's step on the requested device, name of the device)."""
     together, cpu = config.micro_batch_size or config.largest_batch, torch.device("cpu")
     subject = Subject(config, training.axis.model, batch_of(parts.dataset, cpu, together), parts.dataset)
     counted = subject.counted()

@@ -1,4 +1,4 @@
-"""Random data of the right shapes, in the place of a data set that need not be there; and a model with such a batch."""
+"""Random data with the shapes of a data set that is not needed on disk, and a model with a batch of it for timing."""
 
 import functools
 from collections.abc import Iterable
@@ -23,16 +23,16 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.keyed_rng import key, seeded
 
-# of a model that does not say its own
+# default data set by task
 USUAL_DATA = {"images": "cifar10", "text": "wikitext2", "tokens": "wikitext2_bytes"}
 
 
 class Example:
-    """Random data of the right shapes.
+    """Random data with the shapes and sizes of a data set.
 
     Args:
-        dataset: that it stands for.
-        device: where batches are.
+        dataset: the data set that it replaces.
+        device: device of the batches.
     """
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
@@ -43,7 +43,7 @@ class Example:
         self.generator = keyed_rng.generator(0, "dry run")
 
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
-        """Batches with as many samples as each index tensor has."""
+        """Yield a random batch for each index tensor, with as many samples."""
         for indices in batches:
             example = self.dataset.example(len(indices))
             assert example is not None
@@ -56,20 +56,20 @@ class Example:
 
 
 def batch_of(dataset: Dataset, device: torch.device, samples: int) -> tuple[Tensor, Tensor]:
-    """One batch of so many samples: inputs and targets."""
+    """Return one random batch (inputs, targets) with this number of samples."""
     return next(iter(Example(dataset, device).train_batches(0, [torch.arange(samples)])))
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with a batch of random data, whose step can be timed or counted.
+    """Model with a batch of random data, for timing or counting a step.
 
     Args:
-        config: that they are made of.
-        model: with random weights, on its device.
+        config: configuration of model and batch.
+        model: model with random weights, on its device.
         batch: inputs and targets.
-        dataset: that the batch looks like.
-        threads: to compute with.
+        dataset: data set that the batch imitates.
+        threads: number of compute threads.
     """
 
     config: RunConfig
@@ -80,12 +80,12 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """`resnet18 on cifar10, batch 32`."""
+        """Description such as `resnet18 on cifar10, batch 32`."""
         composed = self.config.to_dict()
         return f"{named(composed, 'model')} on {named(composed, 'dataset')}, batch {len(self.batch[0])}"
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Forward pass and loss, in the configuration's precision."""
+        """Compute forward pass and loss in the configuration's precision."""
         with autocast(self.config.precision, batch[0].device):
             return self._loss(model, batch)
 
@@ -93,30 +93,30 @@ class Subject:
         return task_of(self.dataset, batch[0].device).loss(model, *batch, 0, 0)
 
     def counted(self, computed: bool = False) -> CountedStep:
-        """A step, counted; what is computed is the same in every precision. See `counted_step`."""
+        """Count the work of a step, which does not depend on the precision. See `counted_step`."""
         return counted_step(self.model, self.batch, self._loss, len(self.batch[0]), self.name, computed)
 
     def optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of the configuration, as a run has it."""
+        """Build the configuration's optimizer, as in a run."""
         compressor = wrapped_compressor(self.config.compressor, self.config.optimizer).compressor
         return build_optimizer(self.config.optimizer, compressor, params, parameter_kinds(self.model))
 
 
 def usual_data(node: Config) -> str:
-    """The data set that a model is usually trained on: what its class says, or what its task usually has."""
+    """Return the default data set of a model: that of its class, otherwise that of its task."""
     cls = target(node, "model")
     return getattr(cls, "usual_data", USUAL_DATA[getattr(cls, "task", "images")])
 
 
 def subject_of(config: RunConfig, workers_each: int) -> Subject:
-    """Build the model of a configuration, and a batch.
+    """Build the model and a random batch of a configuration.
 
     Args:
-        config: of a run.
-        workers_each: that share a machine like this one.
+        config: configuration of a run.
+        workers_each: number of workers that share a machine like this one.
 
     Raises:
-        ConfigError: model and data set do not fit, or the device is not there.
+        ConfigError: model and data set are incompatible, the data set has no example, or the device does not exist.
     """
     dataset: Dataset = build(config.dataset, "dataset")
     if dataset.example(1) is None:
@@ -136,10 +136,10 @@ def subject_of(config: RunConfig, workers_each: int) -> Subject:
 
 
 def device_of(config: RunConfig) -> torch.device:
-    """Where the step is timed.
+    """Return the device on which the step is timed.
 
     Raises:
-        ValueRefused: there is no such device.
+        ValueRefused: device=cuda on a machine without a GPU.
     """
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:

@@ -1,4 +1,4 @@
-"""Presets on the command line: one experiment at a time, and an arm of it."""
+"""Check of presets on the command line: one experiment at a time, with an arm in a single run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +10,15 @@ ARM = "+arm"
 
 
 def refuse_unclear(overrides: Sequence[str], sweeper: Any, choices: Any) -> None:
-    """Refuse two experiments in one, and a single run of an experiment without an arm.
+    """Refuse two experiments at a time, and a single run of an experiment without an arm.
 
     Args:
-        overrides: as typed.
-        sweeper: Hydra's configuration of the sweep, with what the experiment says.
-        choices: names of the chosen groups.
+        overrides: command-line overrides.
+        sweeper: Hydra's configuration of the sweep, including the experiment's.
+        choices: chosen names by group.
 
     Raises:
-        ConfigError: with what to type instead.
+        ConfigError: the presets are ambiguous; the message suggests an alternative.
     """
     typed = next((word.partition("=")[2] for word in overrides if word.lstrip("+").startswith("experiment=")), "")
     names = [name for name in typed.strip("[]'\"").split(",") if name]

@@ -1,4 +1,4 @@
-"""--help: on a page what can be asked, and then every option with its comment, read from the YAML files."""
+"""Help (`--help`): an overview page, and every option with its comment, read from the YAML files."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ What communicating less costs in accuracy and saves in bytes and time.
   python -m accordion_bench.report results/runs
   python -m accordion_bench.advise model=resnet18 workers=16 network=10gbit
 
-An option is KEY=VALUE: GROUP=NAME chooses a part, GROUP.OPTION=VALUE says how it works.
+An option is KEY=VALUE: GROUP=NAME chooses a part, GROUP.OPTION=VALUE sets one of its options.
 
 {groups}
   every run      {run}
@@ -28,15 +28,15 @@ An option is KEY=VALUE: GROUP=NAME chooses a part, GROUP.OPTION=VALUE says how i
 
   --help compressor           the choices of a group, and their options
   --help compressor=powersgd  the options of one
-  --help rank                 every option of that name, and whose it is
+  --help rank                 every option of that name, and where it applies
   --help all                  everything
-  --dry-run                   plan, bytes, memory and time; nothing is trained or written
+  --dry-run                   plan, bytes, memory and time, without training or writing files
 {dry_run}
-  --print                     the configuration as the run folder will hold it; nothing else is done
-  show results/runs/RUN       what a run was, how it ended, what it took, and where its files are
+  --print                     print the configuration as stored in the run folder, and exit
+  show results/runs/RUN       print a run's settings, end, result, costs and files
   --version, --hydra-help     sweeps, launchers, --cfg job, shell completion
 """
-WIDTH = 100  # of a line
+WIDTH = 100  # characters per line
 ASKED = ("--help", "-h")
 EVERYTHING = "all"
 KEY = re.compile(r"( *)([\w./]+):(?: +|$)(.*)")
@@ -44,12 +44,12 @@ KEY = re.compile(r"( *)([\w./]+):(?: +|$)(.*)")
 
 @dataclass
 class ChoiceHelp:
-    """One YAML file: what it says of itself, and its options as they are typed.
+    """Help text of one YAML file: its description, and its options as overrides.
 
     Args:
-        name: `compressor=powersgd`.
-        told: its first comment.
-        options: (`compressor.rank=2`, comment), in their order.
+        name: override that selects it: `compressor=powersgd`.
+        told: first comment of the file.
+        options: (`compressor.rank=2`, comment) in the order of the file.
     """
 
     name: str
@@ -58,15 +58,15 @@ class ChoiceHelp:
 
 
 def asked(arguments: Sequence[str]) -> bool:
-    """Whether the command line asks for help."""
+    """Whether the command line contains a help flag."""
     return any(word in ASKED for word in arguments)
 
 
 def text(arguments: Sequence[str]) -> str:
-    """The help for what stands on the command line beside --help.
+    """Return the help for the words on the command line beside --help.
 
     Raises:
-        ConfigError: there is no such group, choice or option.
+        ConfigError: a word is no group, choice or option.
     """
     own = command_line.config_dirs(arguments)
     for folder in own:
@@ -80,12 +80,12 @@ def text(arguments: Sequence[str]) -> str:
 
 
 def read(file: Path, name: str, prefix: str) -> ChoiceHelp:
-    """One YAML file, line by line; comments at the ends of lines belong to their options.
+    """Read the help of one YAML file; comments at line ends describe the options.
 
     Args:
-        file: of a config group.
-        name: how it is chosen.
-        prefix: of its options, `compressor.`
+        file: YAML file of a config group.
+        name: override that selects it.
+        prefix: prefix of its options, such as `compressor.`
     """
     found, above, inside = ChoiceHelp(name), [""], [0]
     for line in file.read_text(encoding="utf-8").splitlines():
@@ -116,17 +116,17 @@ def read(file: Path, name: str, prefix: str) -> ChoiceHelp:
 
 
 def _split(rest: str) -> tuple[str, str]:
-    """The value of a line, and the comment behind it."""
+    """Return (value, comment) of a line."""
     value, _, comment = rest.partition("#") if rest.startswith("#") else rest.partition(" #")
-    default = re.fullmatch(r"\$\{brought:(.*)\}", value.strip())  # until another choice brings its own
+    default = re.fullmatch(r"\$\{brought:(.*)\}", value.strip())  # default that other choices may replace
     return default[1] if default else value.strip(), comment.strip()
 
 
 def choice(group: str, name: str) -> ChoiceHelp:
-    """A choice of a config group.
+    """Read the help of a choice of a config group.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: the choice is unknown.
     """
     if (file := yaml_file(group, name)) is None:
         raise ConfigError(advice.unknown_choice(group, name) or f"{group}={name} is no choice here; type --help")
@@ -134,7 +134,7 @@ def choice(group: str, name: str) -> ChoiceHelp:
 
 
 def _start() -> str:
-    """What fits on a page."""
+    """Return the overview page."""
     names = (f"  {group + '=':<13}  {_some(advice.choices(group))}" for group in _groups())
     run = [option.partition("=")[0] for option, _ in read(conf_dir() / "config.yaml", "", "").options]
     dry_run = (f"    {word:<24}  {told}" for word, told in TOLD.items())
@@ -142,7 +142,7 @@ def _start() -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """As many names as fit into a line, and how many there are."""
+    """Join as many names as fit into a line, with their total number if some are omitted."""
     shown = list(names)
     while len(text := ", ".join(shown)) > WIDTH - 30:
         shown.pop()
@@ -175,7 +175,7 @@ def _of_group(group: str) -> Iterator[str]:
 
 
 def _of(word: str) -> Iterator[str]:
-    """The options of a group, a choice, or all of one name."""
+    """Yield the options of a group or a choice, or all options of one name."""
     group, equals, names = word.partition("=")
     if group in advice.PRESETS and not equals:
         known = advice.experiments() if group == "experiment" else advice.choices(group)
@@ -199,7 +199,7 @@ def _groups() -> list[str]:
 
 
 def _named(key: str) -> Iterator[str]:
-    """Every option whose name, or a part of it, is `key`, and whose it is."""
+    """Yield every option whose dotted name contains `key` as a part, with the choices that have it."""
     owners: dict[tuple[str, str], list[str]] = {
         option: [] for option in read(conf_dir() / "config.yaml", "", "").options
     }
@@ -216,7 +216,7 @@ def _named(key: str) -> Iterator[str]:
 
 
 def _told_of(told: str, whose: Sequence[str]) -> str:
-    """What is said of an option, and the choices that have it: `(compressor=acpsgd, powersgd)`."""
+    """Return the description of an option with the choices that have it: `(compressor=acpsgd, powersgd)`."""
     group = whose[0].partition("=")[0] if whose else ""
     names = ", ".join(each.partition("=")[2] for each in whose)
     return f"{told} ({group}={names})" if whose else f"{told} (every run)"

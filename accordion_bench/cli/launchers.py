@@ -1,4 +1,4 @@
-"""Hydra's launchers and sweepers: one sentence where one is not there, or cannot start anything from here."""
+"""One-sentence errors for Hydra's launchers and sweepers that are not installed or cannot start on this machine."""
 
 import re
 import shutil
@@ -8,7 +8,7 @@ from typing import Any
 
 from accordion_bench.options.checks import ConfigError, closest
 
-# the extra that brings each of a group
+# extra of this package that installs each plugin, by group
 EXTRAS = {
     "hydra/launcher": {"joblib": "sweeps", "submitit_local": "sweeps", "submitit_slurm": "sweeps"},
     "hydra/sweeper": {"optuna": "optuna"},
@@ -19,13 +19,13 @@ PLUGIN = re.compile(r"[/\\]hydra_plugins[/\\](?:hydra_)?(\w+?)_(launcher|sweeper
 
 
 def refuse(launcher: Mapping[str, Any]) -> None:
-    """Refuse, before any cell, Slurm's launcher where Slurm is not.
+    """Refuse Slurm's launcher on a machine without Slurm, before any cell runs.
 
     Args:
-        launcher: Hydra's node of it.
+        launcher: Hydra's node of the launcher.
 
     Raises:
-        ConfigError: names the command that is not there.
+        ConfigError: a command of Slurm is missing; the message names it.
     """
     if not str(launcher.get("_target_")).endswith(".SlurmLauncher"):
         return
@@ -38,13 +38,13 @@ def refuse(launcher: Mapping[str, Any]) -> None:
 
 
 def explain_launcher(error: BaseException) -> str | None:
-    """The sentence where a launcher or a sweeper is not installed, or not whole, or cannot start; None for others."""
+    """Return the message for a plugin that is missing, incomplete or cannot start; None for other errors."""
     group, _, name = str(getattr(error, "missing_cfg_file", None) or "").strip("/").rpartition("/")
     if group in EXTRAS:
         return _not_there(group, name, list(getattr(error, "options", None) or ["basic"]))
     frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     plugin = next(((at, found) for at, file in enumerate(frames) if (found := PLUGIN.search(file))), None)
-    remote = error.__cause__ is not None or type(error).__name__ == "FailedJobError"  # a cell's own, with its traceback
+    remote = error.__cause__ is not None or type(error).__name__ == "FailedJobError"  # an error in a cell
     if plugin is None or remote:
         return None
     at, found = plugin

@@ -1,4 +1,4 @@
-"""accordion-bench show RUN: on one screen what a run was, how it ended, what it took, and where its files are."""
+"""Command `accordion-bench show RUN`: print a run's settings, end, result, costs and files on one screen."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,16 +11,16 @@ from accordion_bench.options.presets import named
 from accordion_bench.options.units import counted, human_bytes, human_seconds, samples
 from accordion_bench.runs.metrics import METRICS, metric
 
-USAGE = "accordion-bench show RUN: what a run was, how it ended, what it took, and where its files are"
-COLUMN = 11  # of what a line says
+USAGE = "accordion-bench show RUN: print a run's settings, end, result, costs and files"
+COLUMN = 11  # width of the names of lines
 SENT = {"payload": ("payload_bytes", "dense_bytes"), "wire": ("wire_bytes", "dense_wire_bytes")}
 
 
 def main(words: Sequence[str]) -> int:
-    """Print one screen about each run folder; returns the exit status.
+    """Print one screen for each run folder, and return the exit status.
 
     Args:
-        words: what stands behind `show` on the command line.
+        words: words after `show` on the command line.
     """
     if {"-h", "--help"} & set(words):
         print(USAGE)
@@ -39,10 +39,10 @@ def main(words: Sequence[str]) -> int:
 
 
 def _run_folder(word: str) -> Path:
-    """The folder of a run, or the file of a user's own loop.
+    """Return the folder of a run, or the rows file of a user's own loop.
 
     Raises:
-        ConfigError: it is none, or holds several.
+        ConfigError: the path contains no run, or several.
     """
     from accordion_bench.report.read.load import find_runs
 
@@ -58,10 +58,10 @@ def _run_folder(word: str) -> Path:
 
 
 def screen(path: Path) -> Iterator[str]:
-    """The lines on one run, finished or not.
+    """Yield the lines on one run, finished or not.
 
     Args:
-        path: its folder, or a file of metrics rows.
+        path: folder of the run, or a file of metrics rows.
     """
     from accordion_bench.report.read.load import read_run
 
@@ -98,7 +98,7 @@ def _size(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _ending(run: Any) -> Iterator[str]:
-    """How it ended, and how to go on where it can."""
+    """Yield lines on the end of the run, and the command that resumes it if possible."""
     epochs = counted(len(run.rows), "epoch")
     yield _line("ended", f"after {epochs}" if run.finished else f"not yet, after {epochs}: {run.problem}")
     if reason := run.summary.get("reason"):
@@ -108,7 +108,7 @@ def _ending(run: Any) -> Iterator[str]:
 
 
 def _result(summary: dict[str, Any]) -> Iterator[str]:
-    """The metric at the end, and the best one."""
+    """Yield the line on the last and best value of the metric."""
     name = summary.get("metric_name") or next((name for name in METRICS if name in summary), "")
     value = summary.get("metric", summary.get(name))
     if not isinstance(value, int | float):
@@ -121,7 +121,7 @@ def _result(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def _spent(summary: dict[str, Any]) -> Iterator[str]:
-    """Bytes and time."""
+    """Yield lines on bytes and time."""
     for name, (key, of_dense) in SENT.items():
         sent, dense = summary.get(key), summary.get(of_dense)
         if isinstance(sent, int | float):
@@ -134,7 +134,7 @@ def _spent(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def _files(path: Path) -> Iterator[str]:
-    """What lies in the folder, with its size."""
+    """Yield a line for each entry of the folder, with its size."""
     for at, file in enumerate(sorted(path.iterdir()) if path.is_dir() else [path]):
         inside = [each for each in file.rglob("*") if each.is_file()] if file.is_dir() else [file]
         size = sum(each.lstat().st_size for each in inside)

@@ -1,4 +1,4 @@
-"""+experiment=smoke: every compressor, policy and synchronisation scheme, in all pairs, for a handful of steps each."""
+"""Smoke test (`+experiment=smoke`): run all pairs of compressor, policy and synchronisation scheme for a few steps."""
 
 import contextlib
 import copy
@@ -23,12 +23,12 @@ from accordion_bench.options.units import counted
 from accordion_bench.processes.placement import place
 from accordion_bench.run_config import RunConfig
 
-Cell = tuple[str, str, tuple[str, ...]]  # compressor, synchronisation, policies in order
+Cell = tuple[str, str, tuple[str, ...]]  # compressor, scheme, policies in order
 
 
 @functools.cache
 def names(group: str) -> list[str]:
-    """The choices of a config group."""
+    """Return the choices of a config group."""
     return list(yaml_files(group))
 
 
@@ -39,12 +39,12 @@ def _node(group: str, name: str) -> Config:
 
 
 def composed_cell(base: Config, compressor: str, sync: str, adaptive: Iterable[str]) -> Config:
-    """The configuration of one cell.
+    """Return the configuration of one cell.
 
     Args:
-        base: of the run around it.
+        base: common configuration of all cells.
         compressor, sync: names.
-        adaptive: names of policies, in order; `none` is no policy.
+        adaptive: names of policies, in order; `none` is ignored.
     """
     cfg = copy.deepcopy(base)
     policies = [name for name in adaptive if name != "none"]
@@ -60,7 +60,7 @@ def composed_cell(base: Config, compressor: str, sync: str, adaptive: Iterable[s
 
 
 def _set_beside(cfg: Config, node: Config, group: str) -> None:
-    """Set what must stand in other groups, or a component is refused."""
+    """Set the options of other groups that a component requires."""
     for other, wanted in target(node, group).description.requires.items():
         if isinstance(wanted, str):
             cfg[other] = dict(_node(other, wanted))
@@ -70,7 +70,7 @@ def _set_beside(cfg: Config, node: Config, group: str) -> None:
 
 
 def shortened(cfg: Config) -> Config:
-    """The configuration with options that let a scheme average, and a policy decide, within six steps of 4 workers."""
+    """Return the configuration with options for which schemes average and policies decide in six steps of 4 workers."""
     knob = wrapped_compressor(cfg["compressor"]).compressor.traits.knob or ""
 
     def short(node: Config, group: str) -> Config:
@@ -85,7 +85,7 @@ def shortened(cfg: Config) -> Config:
 
 
 def refusal(cfg: Config, workers: int) -> str | None:
-    """Why a configuration is refused, or None where it runs."""
+    """Return the reason why a configuration is refused; None if it is valid."""
     try:
         build_components(RunConfig.from_dict(cfg), workers)
     except ConfigError as refused:
@@ -94,20 +94,20 @@ def refusal(cfg: Config, workers: int) -> str | None:
 
 
 def pairs(compressor: str, sync: str, policy: str) -> set[tuple[str, str, str]]:
-    """The pairs that occur in a cell."""
+    """Return the pairs of choices in a cell."""
     return {("cs", compressor, sync), ("ca", compressor, policy), ("as", policy, sync)}
 
 
 def cover(
     runs: Callable[[Cell], bool], compressors: Sequence[str], syncs: Sequence[str], policies: Sequence[str]
 ) -> list[Cell]:
-    """Cells that run, so few that every pair that runs with some third choice occurs in one of them.
+    """Return few valid cells that together contain every pair that is valid with some third choice.
 
-    Several policies share a cell where they run together. Greedy: the first pair that is missing chooses the cell that
-    brings in most that are.
+    Compatible policies share a cell. The search is greedy: of the cells with the first missing pair, it takes the one
+    with the most missing pairs.
 
     Args:
-        runs: whether a cell runs.
+        runs: whether a cell is valid.
         compressors, syncs, policies: names.
     """
     single = [one for one in itertools.product(compressors, syncs, policies) if runs((*one[:2], one[2:]))]
@@ -132,11 +132,11 @@ NAME = "smoke"
 
 
 def cells(base: Config, typed: Mapping[str, Any]) -> list[Cell]:
-    """The cells: all that are needed, or those of the choices that were typed.
+    """Return the cells to run, restricted to the choices on the command line.
 
     Args:
-        base: the configuration around the cells.
-        typed: the keys on the command line; `compressor`, `sync` and `adaptive` narrow the cells down.
+        base: common configuration of all cells.
+        typed: keys on the command line; `compressor`, `sync` and `adaptive` restrict the cells.
     """
 
     @functools.cache
@@ -150,19 +150,19 @@ def cells(base: Config, typed: Mapping[str, Any]) -> list[Cell]:
 
 
 def run(base: Config, typed: Mapping[str, Any], tell: Callable[[Exception, str], int]) -> float:
-    """Train all cells in this process: one line for each, run folders and a record under `paths.runs`/smoke.
+    """Train all cells in this process, print a line for each, and write run folders and a record in `paths.runs`/smoke.
 
     Args:
-        base: the configuration around the cells.
-        typed: the keys on the command line.
-        tell: tells the user of an error in a cell, which is named; returns the exit status.
+        base: common configuration of all cells.
+        typed: keys on the command line.
+        tell: reports an error in a cell, given its name, to the user; returns the exit status.
 
     Returns:
-        share of the cells that came to their end.
+        the fraction of the cells that finished.
 
     Raises:
-        ConfigError: the configuration around the cells breaks a rule.
-        KeyboardInterrupt: stopped.
+        ConfigError: the common configuration is invalid.
+        KeyboardInterrupt: the user stopped the test.
     """
     base = {**base, "paths": {**base["paths"], "runs": str(Path(base["paths"]["runs"], NAME))}}
     config = with_counts(RunConfig.from_dict(base))

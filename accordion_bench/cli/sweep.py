@@ -1,4 +1,4 @@
-"""Sweeps: one line of sweep.jsonl for each cell, whichever process runs it; and Ctrl-C while others train."""
+"""Sweeps: run cells, record each in sweep.jsonl from any process, and handle signals in joblib's workers."""
 
 import contextlib
 import functools
@@ -35,20 +35,20 @@ from accordion_bench.processes.launched import launched, leads
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import durable, untrusted
 
-FILE = "sweep.jsonl"  # under paths.runs
-_stopped = False  # whether this process, a worker of joblib, has been told to stop
+FILE = "sweep.jsonl"  # in paths.runs
+_stopped = False  # whether this process, a worker of joblib, has received a stop signal
 
 
 class Sweep(Callback):
-    """One command; Hydra makes it (`hydra.callbacks`), and hands copies to the processes that its launcher starts.
+    """Hydra callback of one command (`hydra.callbacks`); the processes of Hydra's launcher have copies.
 
     Attributes:
-        file: the record; None for a single run.
-        name: marks the record's lines of this sweep.
-        pid: the process that the user has started.
-        launcher: `basic`, `joblib` or another one's class.
-        cells: what is known of them.
-        number: of the cell that runs in this process.
+        file: path of the record; None for a single run.
+        name: identifier of this sweep's lines in the record.
+        pid: number of the process that the user started.
+        launcher: `basic`, `joblib` or another launcher's class.
+        cells: cells of the sweep.
+        number: number of the cell that runs in this process.
     """
 
     def __init__(self) -> None:
@@ -57,12 +57,12 @@ class Sweep(Callback):
         self.cells, self.number = Cells(), 0
 
     def begin(self, runs: str) -> None:
-        """Record the cells that follow under a folder."""
+        """Start a record of the following cells in a folder."""
         self.file = Path(runs).absolute() / FILE
         self.name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """In the process that the user has started, before any cell."""
+        """Prepare the sweep; Hydra calls this in the process that the user started, before any cell."""
         global current
         current = self
         self.begin(config.paths.runs)
@@ -75,11 +75,11 @@ class Sweep(Callback):
         if self.launcher == "joblib":
             _let_workers_end_with(self.pid)
             self._pass_signals_on()
-        elif self.launcher != "basic":  # this process only waits
+        elif self.launcher != "basic":  # this process waits for submitted jobs
             handle(_stop_waiting, (signal.SIGINT,))
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        """In the process of a cell, before it."""
+        """Prepare a cell; Hydra calls this in the process of the cell."""
         global current
         current = self
         if os.getpid() != self.pid and self.launcher != "basic":
@@ -90,34 +90,34 @@ class Sweep(Callback):
 
     @property
     def side_by_side(self) -> bool:
-        """Whether other cells print while this process's cell does."""
+        """Whether other cells print at the same time as this process's cell."""
         return os.getpid() != self.pid and self.launcher == "joblib"
 
     def title(self, overrides: list[str]) -> str:
-        """What a cell says first, `7 of 12: compressor=topk`; "" where each line says so, or there is one cell."""
+        """Return the title of a cell, `7 of 12: compressor=topk`; "" if each line has a prefix, or without a sweep."""
         alone = not self.cells.swept or self.side_by_side
         return "" if alone else f"{self.cells.numbered(self.number)}: {self.cells.words(overrides)}"
 
     def in_front(self, overrides: list[str]) -> contextlib.AbstractContextManager[None]:
-        """Say whose line it is in front of each, where others print at the same time."""
+        """Context that prefixes each output line with the cell's label if others print at the same time."""
         if self.cells.swept and self.side_by_side:
             return output.named(self.cells.in_front(self.number, overrides))
         return contextlib.nullcontext()
 
     def _pass_signals_on(self) -> None:
-        """Ctrl-C is for the workers to answer: they finish a step and save, while this process waits for them.
+        """Forward stop signals to joblib's workers, which finish a step and save while this process waits for them.
 
-        A worker that has nothing to do must not die of it, as joblib then kills the others: workers inherit that the
-        signal is blocked, and open up for it in their cells.
+        An idle worker must not die of a signal, since joblib would then kill the others. Workers therefore inherit
+        blocked signals, and unblock them within their cells.
         """
-        resource_tracker.ensure_running()  # else it is started with the workers, and leaves the signals unblocked
+        resource_tracker.ensure_running()  # before blocking; started later with the workers, it would unblock signals
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
 
         def wait() -> None:
             first = signal.sigwait(STOP)
             began = time.monotonic()
             self._kill_workers(first)
-            # launchers and `timeout` deliver one of them twice, the kernel its warning again and again
+            # launchers and `timeout` deliver a signal twice, the kernel repeats its warning
             while signal.sigwait(STOP) in WARNINGS or time.monotonic() < began + AT_ONCE:
                 pass
             self._kill_workers(signal.SIGKILL)
@@ -132,7 +132,7 @@ class Sweep(Callback):
                 os.kill(child.pid or 0, signum)
 
     def append(self, line: dict[str, Any]) -> None:
-        """Append one whole line to the record; only the leader of several processes does."""
+        """Append one line to the record. With several processes, only the leader writes."""
         if self.file is None or not leads():
             return
         try:
@@ -142,11 +142,11 @@ class Sweep(Callback):
             print(f"warning: the record of the sweep cannot be written: {error}", file=sys.stderr)
 
     def lines(self) -> list[dict[str, Any]]:
-        """The last line of each cell of this sweep."""
+        """Return the last line of each cell of this sweep."""
         found = {}
         with contextlib.suppress(OSError, untrusted.Refused):
             for text in [] if self.file is None else untrusted.split_lines(self.file, most=None):
-                with contextlib.suppress(ValueError):  # torn, by a full disk, or damaged
+                with contextlib.suppress(ValueError):  # incomplete, by a full disk, or damaged
                     line = untrusted.parse_json(text)
                     if isinstance(line, dict) and line.get("sweep") == self.name:
                         found[tuple(line["overrides"])] = line
@@ -154,21 +154,21 @@ class Sweep(Callback):
 
 
 def _let_workers_end_with(parent: int) -> None:
-    """Let joblib's workers end with this process, those without a cell too: each keeps the others' pipes open."""
+    """Make joblib's workers end with this process, also idle ones, since each keeps the pipes of the others open."""
     from hydra_plugins.hydra_joblib_launcher import _core
 
-    if "backend_kwargs" in inspect.signature(_core.Parallel.__init__).parameters:  # else only those with a cell
+    if "backend_kwargs" in inspect.signature(_core.Parallel.__init__).parameters:  # else only workers with a cell
         _core.Parallel = functools.partial(_core.Parallel, initializer=end_with_parent, initargs=(parent,))
 
 
 def _refuse_before_cells(config: DictConfig, first: Sequence[str], here: bool) -> None:
-    """Refuse what no cell could run with, and get the data that cells of this machine share, or end in one sentence.
+    """Check what all cells share, and prepare their data if they run on this machine. An error ends the process.
 
-    A sweep that is resumed may have nothing left to do that needs data.
+    No data is prepared for a resumed sweep, whose remaining cells may not need any.
 
     Args:
-        config: without what is swept.
-        first: the overrides of the first cell; empty = not known.
+        config: configuration without the swept overrides.
+        first: overrides of the first cell; empty = unknown.
         here: whether the cells run on this machine.
     """
     try:
@@ -183,11 +183,11 @@ def _refuse_before_cells(config: DictConfig, first: Sequence[str], here: bool) -
             from accordion_bench.processes import rendezvous
 
             rendezvous.call_off(error)
-        raise SystemExit(2) from None  # Hydra makes a warning of what else a callback raises
+        raise SystemExit(2) from None  # Hydra turns other exceptions of callbacks into warnings
 
 
 def _refuse_a_typo(config: DictConfig, first: Sequence[str]) -> None:
-    """Refuse a key that no cell could have, and a wrong value that all of them share; each cell tells of its own."""
+    """Refuse unknown keys and wrong values that all cells share; each cell reports errors of its own."""
     from hydra.core.global_hydra import GlobalHydra
 
     try:
@@ -199,7 +199,7 @@ def _refuse_a_typo(config: DictConfig, first: Sequence[str]) -> None:
         cfg = resolve(config, config.hydra.runtime.choices, list(config.hydra.overrides.task))
     except ConfigError:
         raise
-    except Exception:  # of an experiment without an arm, which the cells have
+    except Exception:  # such as an experiment without an arm, which the cells add
         return
     if not cfg["resume"]:
         run_level.refuse_wrong(RunConfig.from_dict(cfg))
@@ -214,23 +214,23 @@ def _prepare_data(config: DictConfig) -> None:
         build(dataset, "dataset").prepare(config.paths.data)
 
 
-needs_data = True  # of the cells; a dry run does without
-current = Sweep()  # of this process
+needs_data = True  # whether cells need data; false for a dry run
+current = Sweep()  # sweep of this process
 
 
 def run_cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell: Callable[[Exception], int]) -> float:
-    """Run one cell and record what became of it; each line says whose it is where others print at the same time.
+    """Run one cell and record its result. Output lines have a prefix if other cells print at the same time.
 
     Args:
-        overrides: what makes this cell.
-        run: trains; gets a dict with the cell's `title`, adds `folder` and `status` to it, returns the metric.
-        tell: tells the user of an error, returns the exit status.
+        overrides: overrides of the cell.
+        run: trains the cell and returns the metric; receives a dict with its `title` and adds `folder` and `status`.
+        tell: reports an error to the user and returns the exit status.
 
     Returns:
         the metric; NaN for a cell that failed, or was stopped in a process of the launcher.
 
     Raises:
-        KeyboardInterrupt: the cell was stopped, in the process that the user has started.
+        KeyboardInterrupt: the cell was stopped in the process that the user started.
     """
     with contextlib.nullcontext() if _stopped else current.in_front(overrides):
         return _run_cell(overrides, run, tell)
@@ -257,7 +257,7 @@ def _run_cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell
         line |= {"status": "interrupted", "exit_status": status, "error": str(stop)}
         if isinstance(stop, SystemExit):
             line["error"] = "ended by its launcher, maybe to be started anew"
-        if not _stopped or isinstance(stop, SystemExit):  # a launcher that ends the process wants to start it anew
+        if not _stopped or isinstance(stop, SystemExit):  # the launcher may restart a process that it ends
             raise
     except Exception as error:
         status = tell(error)
@@ -270,9 +270,9 @@ def _run_cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell
 
 
 def told_to(sweeper: Mapping[str, Any], metric: float) -> float:
-    """What a sweeper that searches is told of a cell: NaN, of one that failed, would end Optuna's search.
+    """Return the metric to report to a search, and print the best cell so far.
 
-    The user is told which cell is the best so far.
+    A failed cell gets the worst possible metric, because NaN would end Optuna's search.
     """
     worst = {"maximize": -math.inf, "minimize": math.inf}.get(str(sweeper.get("direction")))
     if worst is None:
@@ -283,13 +283,13 @@ def told_to(sweeper: Mapping[str, Any], metric: float) -> float:
 
 
 def _sentence(error: Exception) -> str:
-    """What the user can act on, or the traceback's last line."""
+    """Return the one-sentence message of an error, or the traceback's last line."""
     return explain(error) or "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
 
 
 @contextlib.contextmanager
 def _listening() -> Iterator[None]:
-    """A worker of joblib hears signals from here on; outside cells it only notes them."""
+    """Context in which a worker of joblib is interrupted by signals; outside cells it only records them."""
     if os.getpid() == current.pid or current.launcher != "joblib":
         yield
         return
@@ -316,19 +316,19 @@ def _raise(signum: int, frame: FrameType | None) -> None:
 
 
 def limit_threads(launcher: Mapping[str, Any]) -> None:
-    """As many threads as cores were asked for, where the user has not said how many; joblib does so by itself.
+    """Set OMP_NUM_THREADS to the cores requested from the launcher, unless the user has set it.
 
-    Call it before torch is imported.
+    Call it before torch is imported. joblib limits threads itself.
     """
     if launcher.get("cpus_per_task"):
         os.environ.setdefault("OMP_NUM_THREADS", str(launcher["cpus_per_task"]))
 
 
 def close() -> int:
-    """After the last cell, in the process that the user has started: tell what became of them, and which failed.
+    """Print the results and failures of all cells, after the last one, in the process that the user started.
 
     Returns:
-        the exit status: 0, or the worst cell's.
+        the exit status: 0, or the largest of the cells.
     """
     global current
     sweep, current = current, Sweep()
@@ -350,6 +350,6 @@ def close() -> int:
 
 
 def _differing_overrides(line: dict[str, Any], lines: list[dict[str, Any]]) -> str:
-    """The overrides in which a cell differs from others; all of them, where it is alone."""
+    """Return the overrides in which a cell differs from others; all of them for a single cell."""
     shared = set.intersection(*(set(other["overrides"]) for other in lines)) if len(lines) > 1 else set()
     return " ".join(item for item in line["overrides"] if item not in shared) or " ".join(line["overrides"])

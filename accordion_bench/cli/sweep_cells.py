@@ -1,4 +1,4 @@
-"""The cells of a sweep: what each is called, `7 of 12: compressor=topk`, and the table of what became of them."""
+"""Cells of a sweep: their number and labels such as `7 of 12: compressor=topk`, and the table of their results."""
 
 import contextlib
 import math
@@ -14,18 +14,18 @@ from accordion_bench.options.units import human_bytes, human_seconds
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.metrics import Metric, metric
 
-LONGEST = 48  # characters of a name in front of each line; the number of the cell is unique
-Line = Mapping[str, Any]  # of sweep.jsonl
+LONGEST = 48  # maximum characters of the label in front of each line; the cell's number is unique
+Line = Mapping[str, Any]  # line of sweep.jsonl
 
 
 @dataclass(frozen=True)
 class Cells:
-    """What is known of a sweep's cells before the first of them.
+    """Information on a sweep's cells before the first one runs.
 
     Args:
-        total: how many there are; 0 = the sweeper alone knows.
-        swept: keys of the overrides in which they differ.
-        first: the overrides of the first one; empty = the sweeper alone knows.
+        total: number of cells; 0 = unknown, since the sweeper decides.
+        swept: keys of the overrides that vary.
+        first: overrides of the first cell; empty = unknown.
     """
 
     total: int = 0
@@ -33,25 +33,25 @@ class Cells:
     first: tuple[str, ...] = ()
 
     def numbered(self, number: int) -> str:
-        """`7 of 12`."""
+        """Return `7 of 12`, or `7` if the total is unknown."""
         return f"{number} of {self.total}" if self.total else f"{number}"
 
     def words(self, overrides: Iterable[str]) -> str:
-        """The overrides that make a cell of this sweep: `compressor=topk seed=2`."""
+        """Return the swept overrides of a cell: `compressor=topk seed=2`."""
         return " ".join(item for item in overrides if key_of(item) in self.swept)
 
     def in_front(self, number: int, overrides: Iterable[str]) -> str:
-        """What stands in front of each line of a cell, where several cells print at the same time."""
+        """Return the prefix of each output line of a cell, for cells that print at the same time."""
         words = self.words(overrides)
         short = words if len(words) <= LONGEST else f"{words[: LONGEST - 3]}..."
         return f"{self.numbered(number)} {short} | "
 
 
 def cells_of(hydra: DictConfig) -> Cells:
-    """The cells that Hydra is about to run: those of its own sweeper, or so many trials of one that searches.
+    """Return the cells that Hydra will run: those of its basic sweeper, or the trials of a search.
 
     Args:
-        hydra: its node of the configuration.
+        hydra: Hydra's node of the configuration.
     """
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -62,7 +62,7 @@ def cells_of(hydra: DictConfig) -> Cells:
     running = GlobalHydra.instance()
     parser = OverridesParser.create(config_loader=running.config_loader() if running.is_initialized() else None)
     parsed = parser.parse_overrides([*(f"{key!s}={value}" for key, value in params.items()), *typed])
-    typed_last = {key_of(each.get_key_element()): each for each in parsed}  # the last one counts, as with Hydra
+    typed_last = {key_of(each.get_key_element()): each for each in parsed}  # the last one counts, as in Hydra
     swept = {key: each for key, each in typed_last.items() if each.is_sweep_override()}
     if (trials := sweeper.get("n_trials")) is not None:
         return Cells(int(trials), tuple(swept))
@@ -78,11 +78,11 @@ def cells_of(hydra: DictConfig) -> Cells:
 
 
 def table(cells: Cells, lines: Sequence[Line]) -> list[str]:
-    """A line for each cell that has run, in their order: metric at the end, payload, time of training, what makes it.
+    """Return a table with a line per cell that has run: final metric, payload, training time and swept overrides.
 
     Args:
-        cells: of the sweep.
-        lines: of its record.
+        cells: cells of the sweep.
+        lines: lines of its record.
     """
     rows = [_row(cells, line) for line in sorted(lines, key=lambda line: line.get("cell", 0))]
     names = {row[1] for row in rows if row[1]}
@@ -97,7 +97,7 @@ def table(cells: Cells, lines: Sequence[Line]) -> list[str]:
 
 
 def _row(cells: Cells, line: Line) -> tuple[str, ...]:
-    """Number, name and value of the metric (or the status), payload, time, words."""
+    """Return number, name and value of the metric (or the status), payload, time, swept overrides."""
     number, words = str(line.get("cell", "")), cells.words(line["overrides"])
     found = _summary(line)
     judged = _judged(found)
@@ -110,7 +110,7 @@ def _row(cells: Cells, line: Line) -> tuple[str, ...]:
 
 
 def _summary(line: Line) -> Mapping[str, Any]:
-    """What the run of a cell has found; empty where it left nothing that can be read."""
+    """Return the summary of a cell's run; empty if it cannot be read."""
     with contextlib.suppress(ConfigError):
         if line.get("folder"):
             return RunFolder(line["folder"]).read_json("summary.json")
@@ -118,17 +118,17 @@ def _summary(line: Line) -> Mapping[str, Any]:
 
 
 def _judged(summary: Mapping[str, Any]) -> Metric | None:
-    """The metric of a run that has one."""
+    """Return the metric of a summary; None if it has no value."""
     return metric(str(summary.get("metric_name"))) if isinstance(summary.get("metric"), int | float) else None
 
 
 def best(cells: Cells, lines: Sequence[Line], higher: bool) -> str | None:
-    """The sentence on the best cell until now, of a sweep that searches; None where none has come to its end.
+    """Return the sentence on the best cell so far of a search; None if no cell has finished.
 
     Args:
-        cells: of the sweep.
-        lines: of its record.
-        higher: whether the metric is to be high.
+        cells: cells of the sweep.
+        lines: lines of its record.
+        higher: whether a higher metric is better.
     """
     done = [line for line in lines if isinstance(line.get("metric"), int | float) and not line["exit_status"]]
     if not done:

@@ -188,7 +188,7 @@ class UnsteadyLinks:
         machines = -(-workers // network.workers_per_machine)
         random = _random(disturbances, machines, network.workers_per_machine, seed)
         self._coming = heapq.merge(known, random, key=_at)
-        self._outages: list[Outage] = []  # seen so far, without those that are over
+        self._outages: list[Outage] = []  # drawn so far, without those that have ended
 
     def _machine(self, worker: int) -> slice:
         """Return the workers that share the link of this one."""

@@ -91,7 +91,7 @@ class MethodCost:
         name: label, as in reports: `PowerSGD, rank 4`.
         overrides: command-line overrides that select it: `compressor=powersgd compressor.rank=4`.
         buckets: buckets in the order of their exchange.
-        state: bytes of the method's state in each worker, beside the model: residuals, momentum, warm starts.
+        state: bytes of the method's state in each worker, without the model: residuals, momentum, warm starts.
         extra: additional seconds per step outside the exchange, such as those of the method's own update.
         overlaps: whether buckets are sent during the backward pass; for a local method, during the next local steps.
         local: whether workers take local steps and exchange differences after every `period` steps.
@@ -199,10 +199,10 @@ class Step(NamedTuple):
 def step(times: StepTimes, cost: MethodCost, cluster: Cluster) -> Step:
     """Predict the duration of a step.
 
-        exchanged in every step    max(backward, end) + update + extra
+        exchange in every step     max(backward, end) + update + extra
         every H local steps        backward + update + extra + end / H
-        and beside the next H      max(H (backward + update + extra), end) / H
-        beside the next tau < H    as both: max(tau (backward + update + extra), end) / H + the other steps
+        overlapping the next H     max(H (backward + update + extra), end) / H
+        the next tau < H           max(tau (backward + update + extra), end) / H + the other steps
 
     `end` is the end of the last bucket (docs/network.md). A bucket starts when the last worker has it ready: e_A
     standard deviations of a step after the mean worker, or sqrt(H) times as late after H local steps. If a period has

@@ -169,7 +169,7 @@ class Rehearsed(NamedTuple):
     local: whether the method takes local steps, with an exchange after the last.
     fixed_size: whether the length of each message is independent of the data.
     averaged: bytes of the optimizer's buffers that the scheme averages, by name, as means per averaging.
-    state: bytes of the method's state in this worker, beside model and optimizer.
+    state: bytes of the method's state in this worker, without model and optimizer.
     together: units of each bucket.
     partial: whether each exchange of a round sends only some of the tensors.
     overlaps: whether an exchange overlaps with the backward pass or, for a local method, with local steps, in a run of
@@ -366,7 +366,7 @@ class Rehearsal:
         ]
 
     def state(self) -> float:
-        """Return the bytes of the method's state in this worker, beside model and optimizer."""
+        """Return the bytes of the method's state in this worker, without model and optimizer."""
         scheme = [self.sync.state_dict(), self.sync.worker_state(0)]
         anchor = size_of(self.axis.shared) if self.sync.local else 0
         return state_bytes(self.exchange) + anchor + size_of(tensors_in(scheme))

@@ -328,5 +328,4 @@ def usual_update(make: MakeOptimizer, gradients: Sequence[Tensor]) -> float:
 
 
 def _codec(bucket: OfBucket) -> list[float]:
-    """Return the codec seconds of one bucket in each exchange."""
     return [encode + decode for encode, decode in zip(counted(bucket.encode), counted(bucket.decode), strict=True)]

@@ -110,7 +110,6 @@ class Disturbances:
             raise ValueRefused("outages_per_hour", rule, self.outages_per_hour, float(f"{most / 10:.1g}"))
 
     def _named(self) -> dict[str, Iterable[int]]:
-        """Return the worker numbers by option."""
         return {
             "slow": self.slow,
             "slow_links": self.slow_links,
@@ -244,7 +243,6 @@ class UnsteadyLinks:
         return end
 
     def _forget(self, before: float) -> None:
-        """Drop the outages that end before this time."""
         self._outages = [outage for outage in self._outages if outage.at + outage.seconds > before]
 
     def reachable(self, at: Array) -> Array:

@@ -339,7 +339,6 @@ def _work(period: range, times: StepTimes, cost: MethodCost, pace: RandomSteps) 
 
 
 def _by_step(ends: list[float], periods: list[range]) -> Array:
-    """Return the seconds of each step: the mean over its period."""
     lengths = [len(period) for period in periods]
     return np.repeat(np.diff(ends) / lengths, lengths)
 

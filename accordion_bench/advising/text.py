@@ -292,7 +292,6 @@ def as_json(advice: Advice, timed_with: Mapping[str, Any]) -> str:
 
 
 def _free(out: Path) -> Path:
-    """Return the folder's name with the first free number."""
     count = 2
     while (other := out.with_name(f"{out.name}-{count}")).exists():
         count += 1

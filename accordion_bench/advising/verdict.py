@@ -90,7 +90,6 @@ def _good(steps: Mapping[str, float], rows: Sequence[AdviceRow]) -> list[str]:
 
 
 def _reach(good: Sequence[Sequence[str]], first: int, name: str) -> int:
-    """Return the first index, from `first`, at which a method is no longer as good as the fastest."""
     return next((i for i in range(first, len(good)) if name not in good[i]), len(good))
 
 
@@ -159,7 +158,6 @@ def _headline(advice: Advice, best: Sequence[AdviceRow], found: Sequence[Stretch
 
 
 def _where(advice: Advice) -> str:
-    """Return the words for the device and the bandwidth of the answer."""
     return f"On {advice.on}, {duration(advice.compute.value)} a step, at {human_rate(advice.by_bandwidth.here)}"
 
 
@@ -204,7 +202,6 @@ def _wins(stretch: Stretch) -> str:
 
 
 def _by_workers(advice: Advice, rows: Sequence[AdviceRow]) -> list[str]:
-    """Return the sentence for other numbers of workers on the same link."""
     found = stretches(advice.by_workers, rows, from_above=False)
     said = "; ".join(f"from {s.low:g} workers up {_wins(s)}" for s in found[1:])
     first = f"from {found[0].low:g} to {found[0].high:g} workers" if not said else f"with {found[0].low:g} workers"

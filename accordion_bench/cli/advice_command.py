@@ -230,7 +230,6 @@ def _known(folders: Sequence[str], model: str, workers: int) -> dict[str, str]:
 
 
 def _beside(config: RunConfig) -> Beside:
-    """Return clipping and norms of the configuration."""
     return Beside(config.clip_norm, config.clip_at, config.measure.norms)
 
 
@@ -288,7 +287,6 @@ def _next(doing: str, method: str) -> None:
 
 
 def _of_model(asked: Asked, methods: TimedMethods, made: Subject) -> Basis:
-    """Measure or estimate the inputs with a model of this program."""
     if asked.device:
         output.progress(f"counting a step of {made.name}")
         rates = asked.config.precision, asked.config.deterministic

@@ -61,7 +61,6 @@ def refuse_strange(word: str) -> None:
 
 
 def _plain(word: str) -> str:
-    """Return the word converted to ASCII."""
     return unicodedata.normalize("NFKD", word.translate(DASHES)).encode("ascii", "ignore").decode()
 
 

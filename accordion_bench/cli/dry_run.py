@@ -321,5 +321,4 @@ def _averaging_seconds(made: list[Made]) -> float:
 
 
 def _comm_seconds(made: list[Made], network: Network) -> float:
-    """Return the seconds of all exchanges on the modelled link."""
     return sum(one.times * network.seconds(one.wire, one.rounds, one.exchange.comm.workers) for one in made)

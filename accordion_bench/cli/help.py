@@ -116,7 +116,6 @@ def read(file: Path, name: str, prefix: str) -> ChoiceHelp:
 
 
 def _split(rest: str) -> tuple[str, str]:
-    """Return (value, comment) of a line."""
     value, _, comment = rest.partition("#") if rest.startswith("#") else rest.partition(" #")
     default = re.fullmatch(r"\$\{brought:(.*)\}", value.strip())  # default that other choices may replace
     return default[1] if default else value.strip(), comment.strip()
@@ -134,7 +133,6 @@ def choice(group: str, name: str) -> ChoiceHelp:
 
 
 def _start() -> str:
-    """Return the overview page."""
     names = (f"  {group + '=':<13}  {_some(advice.choices(group))}" for group in _groups())
     run = [option.partition("=")[0] for option, _ in read(conf_dir() / "config.yaml", "", "").options]
     dry_run = (f"    {word:<24}  {told}" for word, told in TOLD.items())

@@ -108,7 +108,6 @@ def _ending(run: Any) -> Iterator[str]:
 
 
 def _result(summary: dict[str, Any]) -> Iterator[str]:
-    """Yield the line on the last and best value of the metric."""
     name = summary.get("metric_name") or next((name for name in METRICS if name in summary), "")
     value = summary.get("metric", summary.get(name))
     if not isinstance(value, int | float):
@@ -121,7 +120,6 @@ def _result(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def _spent(summary: dict[str, Any]) -> Iterator[str]:
-    """Yield lines on bytes and time."""
     for name, (key, of_dense) in SENT.items():
         sent, dense = summary.get(key), summary.get(of_dense)
         if isinstance(sent, int | float):
@@ -134,7 +132,6 @@ def _spent(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def _files(path: Path) -> Iterator[str]:
-    """Yield a line for each entry of the folder, with its size."""
     for at, file in enumerate(sorted(path.iterdir()) if path.is_dir() else [path]):
         inside = [each for each in file.rglob("*") if each.is_file()] if file.is_dir() else [file]
         size = sum(each.lstat().st_size for each in inside)

@@ -118,7 +118,6 @@ def _summary(line: Line) -> Mapping[str, Any]:
 
 
 def _judged(summary: Mapping[str, Any]) -> Metric | None:
-    """Return the metric of a summary; None if it has no value."""
     return metric(str(summary.get("metric_name"))) if isinstance(summary.get("metric"), int | float) else None
 
 

@@ -235,7 +235,6 @@ class _Job:
         target.flush()
 
     def _cut(self, now: float) -> None:
-        """Take links down and up that are due."""
         for cut, begin in list(self.cuts.items()):
             if begin == float("inf") and _sent(self.children[cut.host].pid, self.hosts.interface) > FIRST_BYTES:
                 self.cuts[cut] = now + cut.at

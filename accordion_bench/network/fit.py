@@ -109,7 +109,6 @@ def link_of_kind(rows: Sequence[Row], with_burst: bool = True) -> Link:
 
 
 def _bursts(rows: Sequence[Row]) -> list[float]:
-    """Return the bursts to try, in bytes; the first is 0."""
     most = max(row["wire_bytes"] for row in rows) / 2
     return [0.0, *np.geomspace(min(SMALLEST, most), most, CANDIDATES).tolist()]
 

@@ -273,7 +273,6 @@ class Network:
         return math.fsum(inside) + self._outside(kinds, wire_bytes, rounds, workers)
 
     def _outside(self, kinds: Sequence[Exchanges], wire_bytes: float, rounds: float, workers: int) -> float:
-        """Return the seconds of the traffic outside buckets."""
         sent = math.fsum(kind.times * bucket.wire for kind in kinds for bucket in kind.buckets)
         taken = math.fsum(kind.times * bucket.rounds for kind in kinds for bucket in kind.buckets)
         return self.seconds(max(0.0, wire_bytes - sent), max(0.0, rounds - taken), workers)
@@ -313,7 +312,6 @@ class Network:
 
 
 def _scaled(kinds: Mapping[str, KindCost], factor: float) -> dict[str, KindCost]:
-    """Return the costs by kind with bandwidths multiplied by a factor."""
     return {kind: cost._replace(bandwidth=factor * cost.bandwidth) for kind, cost in kinds.items()}
 
 

@@ -142,7 +142,6 @@ def _join(place: Place, device: torch.device, patience: datetime.timedelta) -> N
 
 
 def _refuse_uneven(place: Place, device: torch.device) -> None:
-    """Refuse machines with different numbers of processes."""
     most, fewest = LinkGroup(None, None, device).largest(place.per_machine, -place.per_machine)
     if most != -fewest or place.workers % place.per_machine:
         raise ConfigError(

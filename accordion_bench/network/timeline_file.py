@@ -112,7 +112,6 @@ def refuse_other_model(step: RecordedStep, specs: Sequence[TensorSpec]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read the JSON object of a file, and check its format."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -112,7 +112,6 @@ class Stopper:
 
 
 def _signal(text: str) -> int:
-    """Parse the number of a signal that ends runs."""
     if whole_number(text) not in ANYWHERE:
         raise ValueError(text)
     return int(text)

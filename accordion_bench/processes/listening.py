@@ -54,7 +54,6 @@ def listen(address: str, port: int, sealed: bool = False) -> socket.socket:
 
 
 def _is_own_name(address: str) -> bool:
-    """Whether a name is the machine's, with or without its domain."""
     return address.lower().partition(".")[0] == socket.gethostname().lower().partition(".")[0]
 
 

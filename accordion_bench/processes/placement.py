@@ -222,7 +222,6 @@ def resolve_counts(config: RunConfig, backend: str, started: Started, gpus: int)
 
 
 def _processes(workers: int | None, per_process: int | None, backend: str, gpus: int) -> int:
-    """Return the default number of processes."""
     if per_process is not None and workers is not None:
         if workers % per_process:
             raise ValueRefused("workers", f"a multiple of comm.workers_per_process={per_process}", workers, per_process)

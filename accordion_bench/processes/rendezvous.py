@@ -213,7 +213,6 @@ def agree(config: RunConfig, where: Placement, watch: Watch | None) -> None:
 
 
 def _plan(text: str) -> Config:
-    """Parse the published configuration of rank 0."""
     plan = json.loads(text)
     if not isinstance(plan, dict):
         raise ValueError(text)

@@ -117,7 +117,6 @@ class Replaced:
         return failures
 
     def _replace(self, one: _Child) -> None:
-        """Replace a lost process, unless `MOST` successive ones were lost before they worked."""
         worked = one.entered is not None and time.monotonic() > one.entered + SHORT
         self.in_a_row = 0 if worked else self.in_a_row + 1
         then = "another one is started"

@@ -218,7 +218,6 @@ def child(task: Task, where: Placement, meeting: Meeting, report: Any) -> None:
 
 
 def _tell(error: BaseException, rank: int, timeout: float, report: Any) -> None:
-    """Report this process's failure to the parent."""
     failure = failure_of(error, rank, timeout)
     failure |= {"time": time.monotonic(), "second_hand": isinstance(error, ChildRefused | RankFailed)}
     failure |= {"step": getattr(error, "step", 0)}

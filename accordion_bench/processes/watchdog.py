@@ -306,7 +306,6 @@ class Watch:
             os._exit(2 if isinstance(error, ChildRefused) else 1)
 
     def _count_out(self, store: SealedStore) -> None:
-        """Count this process, once, among those that have left or have read the failure."""
         if self._counted_out.acquire(blocking=False):
             store.add("out", 1)
 

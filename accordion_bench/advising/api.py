@@ -184,11 +184,7 @@ class TimedMethods:
     def on(
         self, gpu: Gpu, costs: Sequence[MethodCost], specs: Sequence[TensorSpec]
     ) -> tuple[list[MethodCost], dict[str, str], float]:
-        """Convert costs measured on this device to a GPU.
-
-        Returns:
-            (costs, reason for each method without an estimate, time of a copy there relative to here).
-        """
+        """Return (costs converted to a GPU, reasons for methods without costs, relative time of a copy there)."""
         longer = times_as_long(gpu, random_gradients(specs, self.device))
         return (*costs_on(gpu, costs, self.arms, specs, longer), longer)
 

@@ -67,7 +67,7 @@ def _machines(workers: int | None = None, machines: int | None = None, workers_p
 
 
 def refuse_rate_without_unit(overrides: Sequence[str]) -> None:
-    """Refuse bandwidths without a unit below 100 kbit/s, such as `network.bandwidth=10`: plain numbers are bit/s.
+    """Refuse bandwidths below 100 kbit/s, such as `network.bandwidth=10`, since plain numbers are bit/s.
 
     Raises:
         ValueRefused: a bandwidth is no rate or too small; the message suggests one with a unit.
@@ -135,14 +135,12 @@ def error_of(link: MeasuredLink | None, workers_each: int) -> float:
 
 
 def with_algorithm(network: Mapping[str, Any], typed: Sequence[str], backend: str) -> dict[str, Any]:
-    """Return the link's options with the backend's all-reduce algorithm, unless `network.algorithm` is overridden.
-
-    NCCL chooses the cheapest algorithm, gloo uses rings. Machines of several workers are assumed to choose, too.
+    """Return the link's options with the backend's algorithm, unless `network.algorithm` is overridden.
 
     Args:
-        network: options of the link.
+        network: options of the link. With several workers per machine, the algorithm is `cheapest`.
         typed: command-line overrides.
-        backend: `nccl` or `gloo`.
+        backend: `nccl`, with the algorithm `cheapest`, or `gloo`, with `ring`.
     """
     if any(word.lstrip("+").startswith("network.algorithm=") for word in typed):
         return dict(network)

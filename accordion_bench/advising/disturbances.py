@@ -196,13 +196,7 @@ class UnsteadyLinks:
         return slice(first, first + per_machine)
 
     def collectives(self, stage: Stage, begin: float, who: Workers) -> float:
-        """Return the time at which the collectives of a bucket end for all participating workers.
-
-        Args:
-            stage: the bucket.
-            begin: start time of its collectives.
-            who: participating workers [A].
-        """
+        """Return the end of a bucket's collectives, started at `begin`, for all participating workers `who` [A]."""
         rate = self.bandwidth[who]
         carried = self.network.carried(stage, len(rate))
         tokens = np.minimum(self.network.burst, self._tokens[who] + (begin - self._idle_since[who]) * rate / 8)

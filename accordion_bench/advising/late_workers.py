@@ -92,12 +92,7 @@ class Wanted:
 
 
 class Late:
-    """Result of the simulation of one method.
-
-    Args:
-        row: row of the advice, without disturbances.
-        found: simulated run.
-    """
+    """Simulated run of one method, with its row of the advice, which is without disturbances."""
 
     def __init__(self, row: AdviceRow, found: Simulated) -> None:
         self.row, self.found = row, found

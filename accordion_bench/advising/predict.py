@@ -65,12 +65,7 @@ class BucketCost:
     messages: Mapping[str, Messages]
 
     def stage(self, ready: float, workers: int) -> Stage:
-        """Return the bucket as input of the modelled clock.
-
-        Args:
-            ready: seconds until the bucket is ready.
-            workers: A.
-        """
+        """Return the bucket, ready after `ready` seconds, as input of the modelled clock for A = `workers`."""
         kinds = {
             kind: wire_and_rounds(kind, sent.payload(workers), sent.times, workers)
             for kind, sent in self.messages.items()

@@ -47,9 +47,7 @@ KEPT = 64  # steps whose random times are cached, for workers behind others
 
 
 class WorkerThreads:
-    """Exchange thread and compute thread of each worker in one step.
-
-    Methods advance the time of the exchange threads; the compute threads run at the same time.
+    """Exchange and compute thread of each worker in one step; methods advance the exchange threads.
 
     Args:
         begin: start time [A] of each worker's step.
@@ -76,12 +74,7 @@ class WorkerThreads:
         self._pass(np.maximum(0.0, then - self.now), min(1.0, self.cores))
 
     def work(self, seconds: Array | float, demand: Array | float = 1.0) -> None:
-        """Work in the exchange thread.
-
-        Args:
-            seconds: duration without contention.
-            demand: cores used.
-        """
+        """Work in the exchange thread, for this many seconds without contention, on `demand` cores."""
         rates: Callable[..., Any] = fair_rates if np.ndim(demand) == 0 else np.vectorize(fair_rates)
         computing, exchanging = rates(1.0, demand, self.cores)
         _, alone = rates(0.0, demand, self.cores)

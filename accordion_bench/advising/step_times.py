@@ -261,11 +261,7 @@ class Passes(Generic[Mark]):
             param.register_post_accumulate_grad_hook(lambda _, i=i: self._marks.update({i: mark()}))
 
     def take(self) -> tuple[list[Mark], Mark]:
-        """Run both passes.
-
-        Returns:
-            (mark at which each gradient is available, mark at the end). A parameter that the loss does not depend on
-            has the mark at the end.
+        """Return (marks of the gradients, mark at the end); without a gradient, a parameter has the mark at the end.
 
         Raises:
             ConfigError: the loss cannot be computed, or is no scalar.

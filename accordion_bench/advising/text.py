@@ -39,12 +39,7 @@ class AdviceColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class Unit:
-    """Unit of durations in a table: `s` or `ms`.
-
-    Args:
-        name: symbol of the unit.
-        factor: units per second.
-    """
+    """Unit of durations in a table: `s` or `ms`; `factor` = units per second."""
 
     name: str
     factor: float

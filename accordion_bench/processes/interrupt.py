@@ -85,11 +85,7 @@ class Stopper:
         self._agreed = AgreedStep("stop", store)
 
     def note(self, signum: int, frame: FrameType | None) -> None:
-        """Record the first signal, or one after a warning. With one process, a second stop signal ends it immediately.
-
-        Raises:
-            Interrupted: at such a second signal.
-        """
+        """Record a signal, the first or one after a warning. With one process, a second raises Interrupted."""
         if self.signum is None or self.signum in WARNINGS:
             self.signum, self._noted = signum, time.monotonic()
         elif self.store is None and signum not in WARNINGS and time.monotonic() > self._noted + AT_ONCE:

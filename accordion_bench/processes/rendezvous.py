@@ -138,11 +138,7 @@ def _ask_to_join(store: SealedStore, rank: int, patience: float) -> str | None:
 
 
 def _let_all_in(watch: Watch) -> None:
-    """Answer the join requests of all processes, by ticket, on rank 0.
-
-    Raises:
-        ConfigError: processes are missing after the timeout; the message names up to 8 of their ranks.
-    """
+    """Answer the join requests of all processes, by ticket, on rank 0; refuse after the timeout, with missing ranks."""
     store, launch = _hosted[0]
     until, pauses = time.monotonic() + watch.timeout, growing_pauses(longest=0.1)
     drawn, waiting = 0, list[int]()
@@ -176,11 +172,7 @@ def _asked(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    """Check a random word of 16 hexadecimal digits.
-
-    Raises:
-        ValueError: it has another form.
-    """
+    """Return a random word if it has 16 hexadecimal digits; otherwise raise ValueError."""
     if not re.fullmatch("[0-9a-f]{16}", text):
         raise ValueError(text)
     return text

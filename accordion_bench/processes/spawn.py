@@ -140,10 +140,7 @@ def _wait(children: list, ends: list[connection.Connection], received: list[int]
 
 
 def forwarding(children: list, received: list[int]) -> Callable[[int, Any], None]:
-    """Return a handler that forwards signals to the children, which finish a step and save.
-
-    A second signal, unless it is a warning, kills them.
-    """
+    """Return a handler that forwards signals to children, which save and exit; a second one, if no warning, kills."""
     first = 0.0
 
     def forward(signum: int, frame: Any) -> None:

@@ -157,10 +157,7 @@ class Neighbours:
 
 
 def process_space() -> str:
-    """Return an identifier of the machine's boot and process namespace, in which process numbers are valid.
-
-    "" if unknown.
-    """
+    """Return the machine's boot and process namespace, in which process numbers are valid; "" if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"

@@ -189,7 +189,7 @@ def test_a_timeline_of_a_gpu_may_name_it(tmp_path, capsys):
     given(capsys, *words, "gpu=a100", "--seconds", "1", "--out", str(tmp_path / "out"))
     told = json.loads((tmp_path / "out" / "advice.json").read_text())
     assert told["compute"]["value"] == pytest.approx(0.11) and told["on"] == "the GPU of timeline.json"
-    assert any(doubt.endswith("by that of an NVIDIA A100") for doubt in told["doubts"])
+    assert any(doubt.endswith("scaled by the memory bandwidth of an NVIDIA A100") for doubt in told["doubts"])
     assert main([*words, "compute_ms=12", "--out", str(tmp_path / "other")]) == 2
     assert "compute_ms must stand without --timeline" in capsys.readouterr().err
 

@@ -140,7 +140,6 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], asked: str,
     def task(composed: DictConfig) -> float:
         hydra_config = HydraConfig.get()
         sweep.limit_threads(hydra_config.launcher)
-        from accordion_bench.cli import experiments
         from accordion_bench.config import run_level
         from accordion_bench.config.compose import as_written, resolve
         from accordion_bench.run_config import RunConfig
@@ -156,7 +155,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], asked: str,
         cfg: dict[str, Any] = {}
         wrong: Exception | None = None
         try:
-            experiments.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
+            command_line.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
             cfg = resolve(composed, hydra_config.runtime.choices, overrides)
             if cfg["resume"] is None and not launched():  # else train compares with the run, or meets the others, first
                 run_level.refuse_wrong(RunConfig.from_dict(cfg))

@@ -1,10 +1,11 @@
-"""Checks of the command line before Hydra parses it: refuse words that Hydra would misread or ignore."""
+"""Checks of the command line: words that Hydra would misread or ignore, before it parses them, and unclear presets."""
 
 import dataclasses
 import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 from accordion_bench.options import advice
 from accordion_bench.options.checks import ConfigError, closest, for_hydra
@@ -245,3 +246,31 @@ def _known(group: str, value: str) -> None:
     for name in parts(value.removeprefix("[").removesuffix("]")) if group in advice.groups() else ():
         if NAME.fullmatch(name) and name != "null" and yaml_file(group, name) is None:
             raise ConfigError(advice.unknown_choice(group, name) or f"{group}={name} is no choice here; type --help")
+
+
+PARTS = ("faithful", "official")  # experiments that only change others
+ARM = "+arm"
+
+
+def refuse_unclear(overrides: Sequence[str], sweeper: Any, choices: Any) -> None:
+    """Refuse two experiments at a time, and a single run of an experiment without an arm.
+
+    Args:
+        overrides: command-line overrides.
+        sweeper: Hydra's configuration of the sweep, including the experiment's.
+        choices: chosen names by group.
+
+    Raises:
+        ConfigError: the presets are ambiguous; the message suggests an alternative.
+    """
+    typed = next((word.partition("=")[2] for word in overrides if word.lstrip("+").startswith("experiment=")), "")
+    names = [name for name in typed.strip("[]'\"").split(",") if name]
+    whole = [name for name in names if name.rpartition("/")[2] not in PARTS]
+    if len(whole) > 1:
+        raise ConfigError(
+            f"experiment must be one, which {' or '.join(PARTS)} may change, got {' and '.join(whole)}; "
+            f"type +experiment={whole[0]}"
+        )
+    arms = (sweeper.get("params") or {}).get(ARM)
+    if typed and arms and "arm" not in choices:
+        raise ConfigError(f"arm must be one of {arms} in a single run of {typed}, got none; type {ARM}=dense")

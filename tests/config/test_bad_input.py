@@ -12,7 +12,7 @@ import yaml
 
 from accordion_bench import __main__ as command
 from accordion_bench import train
-from accordion_bench.cli import experiments
+from accordion_bench.cli import command_line
 from accordion_bench.config import components, compose, continuation
 from accordion_bench.options import explain, kinds
 from accordion_bench.options.checks import ConfigError
@@ -229,12 +229,12 @@ def test_more_processes_than_gpus():
 
 def test_one_experiment_and_one_of_its_arms():
     arms = {"params": {"+arm": "dense,fast"}}
-    experiments.refuse_unclear(["+experiment=[a/b,a/faithful]", "+arm=dense"], arms, {"arm": "dense"})
-    experiments.refuse_unclear(["epochs=3"], {}, {})
+    command_line.refuse_unclear(["+experiment=[a/b,a/faithful]", "+arm=dense"], arms, {"arm": "dense"})
+    command_line.refuse_unclear(["epochs=3"], {}, {})
     with pytest.raises(ConfigError, match=r"experiment must be one, .*, got a/b and c/d; type \+experiment=a/b"):
-        experiments.refuse_unclear(["+experiment=[a/b,c/d]", "+arm=dense"], arms, {"arm": "dense"})
+        command_line.refuse_unclear(["+experiment=[a/b,c/d]", "+arm=dense"], arms, {"arm": "dense"})
     with pytest.raises(ConfigError, match=r"arm must be one of dense,fast .*, got none; type \+arm=dense"):
-        experiments.refuse_unclear(["+experiment=a/b", "hydra.mode=RUN"], arms, {})
+        command_line.refuse_unclear(["+experiment=a/b", "hydra.mode=RUN"], arms, {})
 
 
 # ---- every option of every YAML file, fed with a value of the wrong kind

@@ -1,6 +1,7 @@
 """Job of netlab's link probe: `python -m accordion_bench.netlab.probe FILE IDLE SECONDS` in every host.
 
-Time collectives of several sizes, each after a pause of IDLE seconds. Host 0 writes the rows to FILE after ~SECONDS.
+Time collectives of several sizes, each after a pause of IDLE seconds, for about SECONDS in total. Host 0 writes the
+rows to FILE.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""Policies: they see signals and edit the plan."""
+"""Policies: adapt compression level, codebook, batch size or averaging period during a run, from measured signals."""

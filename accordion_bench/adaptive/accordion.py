@@ -1,4 +1,4 @@
-"""Accordion: a test for critical regimes, which chooses the level, the period or the batch size."""
+"""Accordion: policies that detect critical regimes and set the compression level, averaging period or batch size."""
 
 import logging
 import math
@@ -21,19 +21,20 @@ STATISTICS = ("local", "mean", "update")
 
 
 class CriticalRegime:
-    """The detector, per tensor: critical <=> |s(e-T) - s(e)| >= eta s(e-T), with s(e) = || sum of gradients of e ||.
+    """Detector of critical regimes, per tensor: critical <=> |s(e-T) - s(e)| >= eta s(e-T).
 
-    A value of None in `critical` means that this epoch decided nothing (no check, nothing to compare with, or held).
-    s sums over steps: norms of epochs of different length (the batch has changed) are not compared; the new one is kept
-    for the next check.
+        s(e) = || sum of the gradients of epoch e ||
+
+    s is a sum over steps. Norms of epochs with different numbers of steps (after a change of the batch size) are
+    therefore not compared; the new norm is saved for the next check.
 
     Args:
-        eta: relative change of the norm from which a regime is critical; lower = critical more often.
+        eta: relative change of the norm at which a regime counts as critical; lower = critical more often.
         interval: T, epochs between two checks.
-        lr_drop_ratio: an epoch that starts with at most this times the learning rate of an instant before is a drop,
-            which makes every tensor critical; a steady decay, however steep, is none. 1 = any decrease from epoch to
-            epoch (the official code; under a cosine schedule that is every epoch).
-        min_hold: epochs after a drop in which checks are skipped, keeping the saved norm; None = T.
+        lr_drop_ratio: an epoch whose first learning rate is at most this multiple of the last learning rate of the
+            epoch before is a drop, which makes every tensor critical. A steady decay, however steep, is not a drop.
+            1 = any decrease from epoch to epoch (the official code; under a cosine schedule, every epoch).
+        min_hold: epochs after a drop in which checks are skipped and the saved norm is kept; None = T.
 
     Source: Agarwal et al., MLSys 2021 (arXiv 2010.16248) and its official code.
     """
@@ -42,19 +43,19 @@ class CriticalRegime:
         self.eta, self.interval, self.lr_drop_ratio = eta, interval, lr_drop_ratio
         self.min_hold = interval if min_hold is None else min_hold
         self.saved: list[float] | None = None
-        self.steps = 0  # of the epoch of `saved`
+        self.steps = 0  # in the epoch of `saved`
         self.last_drop: int | None = None
 
     def due(self, epoch: int) -> bool:
-        """Whether the end of this epoch is a check."""
+        """Whether a check is due at the end of this epoch."""
         return epoch % self.interval == 0
 
     def held(self, epoch: int) -> bool:
-        """Whether a check at the end of this epoch is skipped, because the learning rate has just dropped."""
+        """Whether the check at the end of this epoch is skipped because of a recent drop of the learning rate."""
         return self.last_drop is not None and epoch - self.last_drop < self.min_hold
 
     def comparable(self, steps: int) -> bool:
-        """Whether there is a norm to compare with, of an epoch of as many steps."""
+        """Whether the saved norm belongs to an epoch with the same number of steps."""
         return self.saved is not None and self.steps == steps
 
     def update(
@@ -66,18 +67,19 @@ class CriticalRegime:
         steps: int = 0,
         end_lr: float | None = None,
     ) -> list[bool] | bool | None:
-        """Decide at the end of an epoch.
+        """Decide at the end of an epoch which tensors are critical.
 
         Args:
-            epoch: the epoch that ended.
-            norms: s(e) per tensor, where a check is due.
-            lr: learning rate of this epoch.
-            next_lr: learning rate of the next one.
-            steps: optimizer steps of this epoch.
-            end_lr: learning rate with which this epoch ends; None = `lr`.
+            epoch: index of the epoch that has ended.
+            norms: s(e) per tensor; None where no check is due.
+            lr: learning rate at the start of this epoch.
+            next_lr: learning rate at the start of the next epoch.
+            steps: optimizer steps in this epoch.
+            end_lr: learning rate at the end of this epoch; None = `lr`.
 
         Returns:
-            critical or not per tensor; True = all, because the learning rate drops; None = nothing changes.
+            Whether each tensor is critical; True = all tensors, because the learning rate drops; None = no decision
+            (no check, no comparable norm, or held).
         """
         critical = None
         if self.due(epoch) and norms is not None and not self.held(epoch):
@@ -90,18 +92,18 @@ class CriticalRegime:
         return critical
 
     def changed(self, old: float, new: float) -> bool:
-        """The test for one tensor; nothing to divide by, NaN and infinity count as critical."""
+        """Whether one tensor is critical; an old norm of 0, NaN and infinity count as critical."""
         if old == 0 or not (math.isfinite(old) and math.isfinite(new)):
             log.warning("a gradient norm of %s after %s has no relative change; taken as critical", new, old)
             return True
         return abs(old - new) >= self.eta * old
 
     def state_dict(self) -> dict[str, Any]:
-        """The norms of the last check with the steps they are of, and when the learning rate last dropped."""
+        """Return the norms of the last check, the number of steps of its epoch, and the epoch of the last drop."""
         return {"saved": self.saved, "steps": self.steps, "last_drop": self.last_drop}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Restore the state returned by `state_dict()`."""
         self.saved, self.steps, self.last_drop = state["saved"], state["steps"], state["last_drop"]
 
 
@@ -111,20 +113,24 @@ def _smoke_options(options: Config, knob: str) -> Config:
 
 @with_options
 class Detecting(Policy):
-    """A policy that asks the detector at the ends of epochs; what follows from the answer is the subclass's.
+    """Base class of policies that run the detector at the ends of epochs; a subclass acts on the result.
 
-    What is summed is worker 0's gradients (`local`, the official code), their mean over workers (`mean`, one dense
-    all-reduce per check, in control_bytes), or the decoded updates (`update`, free). For the others see
-    `CriticalRegime`.
+    `statistic` selects the sum: gradients of worker 0 (`local`, the official code), their mean over workers (`mean`,
+    one dense all-reduce per check, counted in control_bytes), or the decoded updates (`update`, no extra cost). The
+    other options are those of `CriticalRegime`.
     """
 
-    statistic: str = option("whose gradients are summed over the epoch", default="local", choices=STATISTICS)
-    eta: float = option("relative change of the norm from which a regime is critical", default=0.5, above=0)
+    statistic: str = option(
+        "local (worker 0), mean (all workers), update (decoded): gradients summed over the epoch",
+        default="local",
+        choices=STATISTICS,
+    )
+    eta: float = option("relative change of the norm at which a regime is critical", default=0.5, above=0)
     interval: int = option(
         "epochs between checks; 10 in the paper's 300-epoch runs, 5 in its 90-epoch run", default=5, at_least=1
     )
     lr_drop_ratio: float = option(
-        "a learning rate that falls at once to at most this share is a drop; 1 = any decrease",
+        "a sudden fall of the learning rate to at most this share is a drop; 1 = any decrease",
         default=0.5,
         above=0,
         at_most=1,
@@ -149,9 +155,9 @@ class Detecting(Policy):
             self.detector.saved = None
 
     def detect(self, signals: Signals, names: Sequence[str]) -> list[bool] | None:
-        """Critical or not, by name; None = nothing changes. The decision notes what was seen, and why."""
+        """Return whether each name is critical, None = no change; record the norms and the reason in the decision."""
         detector = self.detector
-        # where no check is due, another policy may have asked for the same signal
+        # another policy may have requested the same signal in an epoch without a check
         values = signals.values.get(self.signal) if detector.due(signals.epoch) else None
         norms = None if values is None else [values[name] for name in names]
         before, held = detector.saved, detector.held(signals.epoch)
@@ -183,19 +189,21 @@ class Detecting(Policy):
 
 
 def _level_smoke_options(options: Config, knob: str) -> Config:
-    # a codebook is fitted for every number of bits that may be chosen, and that of 8 takes seconds
+    # a codebook is fitted for every selectable number of bits, and 8 bits take seconds
     few = {"strong": 2, "weak": 3} if knob == "bits" else {}
     return Detecting.description.smoke_options(options, knob) | few
 
 
 @with_options
 class Accordion(Detecting):
-    """Detector x actuator: the critical-regime test per tensor chooses between two levels of the compressor's knob."""
+    """Accordion for compression: choose each tensor's level, weak in critical regimes and strong elsewhere."""
 
     weak: int | float | None = option(
-        "level in critical regimes, e.g. rank 2; null = the compressor's own", default=None, above=0
+        "level in critical regimes, e.g. rank 2; null = the compressor's weak level", default=None, above=0
     )
-    strong: int | float | None = option("level elsewhere, e.g. rank 1", default=None, above=0)
+    strong: int | float | None = option(
+        "level elsewhere, e.g. rank 1; null = the compressor's strong level", default=None, above=0
+    )
 
     chosen_as = {"accordion": Choice("weak compression in critical regimes, strong elsewhere (Agarwal et al. 2021)")}
 
@@ -234,15 +242,15 @@ def _sync_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 
 @with_options
 class AccordionSync(Detecting):
-    """Accordion's detector on the whole model chooses between two periods of a local method.
+    """Accordion for local methods: one test for the whole model chooses between two periods.
 
-    Decided at the ends of epochs, in force from the next averaging on. Our transfer: the paper has no local steps.
-
-    The updates of `statistic=update` are the averaged differences of parameters.
+    The policy decides at the end of an epoch; the new period applies from the next averaging on. With
+    `statistic=update` the updates are the averaged parameter differences. The paper has no local steps: this transfer
+    is ours.
     """
 
     weak: int = option("steps between averagings in critical regimes, and at the start", default=2, at_least=1)
-    strong: int = option("elsewhere; longer than `weak`", default=16, at_least=1)
+    strong: int = option("steps between averagings elsewhere; more than `weak`", default=16, at_least=1)
 
     chosen_as = {
         "accordion_sync": Choice(
@@ -288,20 +296,24 @@ def _batch_smoke_options(options: Config, knob: str) -> Config:
 
 @with_options
 class AccordionBatch(Detecting):
-    """One critical-regime test for the whole model, s = sqrt(sum_l s_l^2); not critical -> the large batch, for good.
+    """Accordion for batch sizes: switch to the large batch for good at the first check that is not critical.
 
-    critical <=> |s(e-T) - s(e)| >= eta s(e-T). A check at the end of epoch e governs from e + 1 on; the batch never
-    shrinks, so that after the switch a drop of the learning rate changes nothing, and nothing is looked at any more.
+    One test for the whole model, with s = sqrt(sum_l s_l^2): critical <=> |s(e-T) - s(e)| >= eta s(e-T). A check at the
+    end of epoch e takes effect from epoch e + 1 on. The batch never shrinks: after the switch nothing is measured any
+    more, and a drop of the learning rate changes nothing.
 
-    A `linear` rate (x large / small) is the paper's as recalled; it undoes what a run at a high rate has learned.
+    `lr_scaling=linear` (x large / small) is the paper's rule as recalled; it undoes what a run at a high learning rate
+    has learned.
 
     Source: Agarwal et al., MLSys 2021 (arXiv 2010.16248).
     """
 
     factor: int = option(
-        "how many times larger the large batch is; 512 -> 4096 over all workers in the paper", default=8, at_least=2
+        "large batch divided by the small one; 512 -> 4096 over all workers in the paper", default=8, at_least=2
     )
-    large_batch: int | None = option("samples per worker and step instead; null = factor x batch_size", default=None)
+    large_batch: int | None = option(
+        "large batch in samples per worker and step; null = factor x batch_size", default=None
+    )
     lr_scaling: str = option(
         "none, sqrt, linear (the paper's): how the learning rate grows with the batch at the switch",
         default="none",
@@ -327,7 +339,7 @@ class AccordionBatch(Detecting):
         if self.large_batch is not None:
             try:
                 checks.integer("large_batch", self.large_batch, at_least=2)
-            except ValueRefused as refused:  # which batch would do, the run alone knows
+            except ValueRefused as refused:  # a valid batch depends on the run, which is not known here
                 raise ValueRefused("large_batch", f"{{null}} or {refused.rule}", self.large_batch, None) from None
         self.switched = False
 
@@ -347,14 +359,14 @@ class AccordionBatch(Detecting):
         return [self.large_batch or self.factor * first]
 
     def refuse_sizes(self, small: int, limit: int) -> None:
-        """Refuse a large batch that is not larger, or that no worker could fill.
+        """Refuse a large batch that is not larger than the small one, or larger than a worker's samples.
 
         Args:
-            small: batch at the start.
-            limit: samples that a worker sees per epoch.
+            small: initial batch size, samples per worker.
+            limit: samples per worker and epoch.
 
         Raises:
-            ConfigError: with values that fit together.
+            ConfigError: the sizes do not fit; the error suggests values that do.
         """
         samples = f"because a worker sees {limit} samples per epoch"
         if limit < 2:
@@ -392,7 +404,7 @@ class AccordionBatch(Detecting):
         return replace(plan, batch_size=self.large, lr_factor=factor)
 
     def critical(self, signals: Signals) -> bool | None:
-        """Whether the epoch that has ended was critical; None = this epoch decides nothing. Notes what it saw."""
+        """Return whether the epoch that has ended was critical, None = no decision; record the measurements."""
         if self.fixed_switch is not None:
             if signals.epoch + 1 != self.fixed_switch:
                 return None

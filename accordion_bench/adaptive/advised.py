@@ -1,4 +1,4 @@
-"""Advised: the level of each tensor, or dense, with which a step ends first at a given error."""
+"""Advised: choose per-tensor levels that minimise the modelled step time at a given compression error."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import BLOCK, WHOLE_MODEL, Ladder, Plan, RunFacts
 
-GRAIN = 1024  # parts of a byte, the unit of modelled times
+GRAIN = 1024  # modelled times are multiples of 1/1024 byte
 RULE = "{null} or a file that comm.timeline() has written"
 
 
@@ -30,49 +30,50 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
     yield from LGreCo.description.idle(cls, options, context)
     if options.get("timeline") is None:
         for key in ("bandwidth", "latency"):
-            yield key, "without a timeline nothing is hidden, and the fewest bytes are fastest on every link"
+            yield key, "without a timeline no communication is hidden, and the fewest bytes are fastest on every link"
 
 
 @with_options
 class Advised(LGreCo):
-    """min max(wait, end_K(r))  subject to  sum_l err(l, r_l) <= alpha sum_l err(l, b_l);  among alike the least error.
+    """Choose levels that minimise the modelled step time within an error limit:
 
+        minimise  max(wait, end_K(r))  subject to  sum_l err(l, r_l) <= alpha sum_l err(l, b_l)
         end_k = max(ready_k, end_(k-1)) + codec_k + latency rounds_k + sum_(l in k) 8 bytes(l, r_l) / bandwidth
 
-    k is a bucket, in the order in which they travel. err, b and bytes are L-GreCo's, whose objective is the sum of the
-    bytes: here bytes that the backward pass hides cost nothing, so that they buy a smaller error. Steps at most
-    `tolerance` longer than the shortest one are alike.
+    k is the index of a bucket in sending order. err, b and bytes are those of `LGreCo`, which minimises the sum of the
+    bytes. Here bytes that overlap with the backward pass cost nothing and are used to reduce the error. Among steps at
+    most `tolerance` longer than the shortest one, the policy chooses the smallest error.
 
-    ready, wait, codec and the buckets are those of a timeline of the same model and compressor; codec_k is taken as the
-    same at all levels. Tensors without a level travel in fp32. Without a timeline all tensors are ready at once, coding
-    costs nothing, and the step is the shortest where the bytes are the fewest. A timeline without buckets: tensor by
-    tensor, the last one first, of which none has latency. A timeline of one worker: a bucket is one all-reduce. Buckets
-    leave during the backward pass, as they do in every step; for local methods leave the timeline out.
+    A timeline of the same model and compressor supplies ready, wait, codec and the buckets; codec_k is assumed equal at
+    all levels. Tensors without a level are sent in fp32. Without a timeline, all tensors are ready at once, coding
+    costs nothing, and the fewest bytes give the shortest step. A timeline without buckets is modelled tensor by tensor,
+    the last one first, without latency. In a timeline of one worker a bucket is one all-reduce. The model assumes that
+    buckets are sent during the backward pass, as in every synchronous step; omit the timeline for local methods.
 
-    A timeline is read again when a run is resumed. Where `levels` is null, dense is one of them if the knob has it.
+    The timeline is read again when a run is resumed. Where `levels` is null, they include dense if the knob has it.
 
-    Source: the error and its limit Alimohammadi et al. 2022 (arXiv 2210.17357); that time and not volume is to be
-    weighed against it Tyagi and Swany 2023 (arXiv 2305.12201). The step as objective and its solution are ours.
+    Source: the error and its limit Alimohammadi et al. 2022 (arXiv 2210.17357); weighing the error against time and not
+    volume Tyagi and Swany 2023 (arXiv 2305.12201). The step as the objective and its solution are ours.
     """
 
     bandwidth: float | None = option(
-        "bit/s of a worker's link; null = that of network", default=None, above=0, instead=1e9
+        "bit/s of a worker's link; null = the value of network", default=None, above=0, instead=1e9
     )
     latency: float | None = option(
-        "seconds per round of a collective; null = that of network", default=None, at_least=0, instead=5e-5
+        "seconds per round of a collective; null = the value of network", default=None, at_least=0, instead=5e-5
     )
     timeline: str | None = option(
-        "file that comm.timeline() has written; null = all gradients are ready at once", default=None
+        "file written by comm.timeline(); null = all gradients are ready at once", default=None
     )
     tolerance: float = option(
-        "share by which a step may be longer than the shortest, for a smaller error", default=0.01, at_least=0
+        "share by which a step may exceed the shortest one, for a smaller error", default=0.01, at_least=0
     )
 
     chosen_as = {
         "advised": Choice(
             "the shortest modelled step at the same error, tensor by tensor; adaptive=[accordion,advised] refines "
             "(docs/algorithms.md)",
-            comments={"levels": "what each tensor may get, e.g. [1, 2, 4]; null = around the reference, and dense"},
+            comments={"levels": "selectable levels, e.g. [1, 2, 4]; null = around the reference, and dense"},
         )
     }
 
@@ -83,7 +84,7 @@ class Advised(LGreCo):
         if self.timeline is not None and not isinstance(self.timeline, str):
             raise checks.ValueRefused("timeline", RULE, self.timeline, None)
         self.turns: list[Turn] = []
-        self.wait, self.rate = 0.0, 1.0  # in what the link sends meanwhile, bit/s
+        self.wait, self.rate = 0.0, 1.0  # bytes that the link sends during the wait; bit/s
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
         own = super().ladder(knob, pair)
@@ -103,7 +104,7 @@ class Advised(LGreCo):
         return plan
 
     def recorded(self, run: RunFacts) -> RecordedStep:
-        """The timeline, refused where it is none of this model; no tensors are known while options are checked."""
+        """Read the timeline; refuse one of another model, except during option checks, which know no tensors."""
         try:
             step = read_timeline(str(self.timeline))
             if run.specs:
@@ -116,7 +117,7 @@ class Advised(LGreCo):
         self, errors: np.ndarray, wire: np.ndarray, refined: Sequence[int], limit: float
     ) -> tuple[list[int], dict[str, Any]]:
         shortest = end(wire, choose(errors, wire, refined, limit, self.turns, self.wait), self.turns, self.wait)
-        late = (1 + self.tolerance) * shortest  # up to here no end is too late
+        late = (1 + self.tolerance) * shortest  # latest end that counts as equal to the shortest
         chosen = choose(errors, wire, refined, limit, self.turns, late)
         before, after = (end(wire, levels, self.turns, self.wait) for levels in (refined, chosen))
         times = {"modelled_wait": self.wait, "modelled_step_before": before, "modelled_step": after}
@@ -124,22 +125,24 @@ class Advised(LGreCo):
 
 
 def meanwhile(seconds: float, bandwidth: float) -> float:
-    """Bytes that the link sends in a time; in binary fractions, so that sums in another order are the same number.
+    """Return the number of bytes that the link sends in `seconds`, rounded to 1/1024 byte.
+
+    Such sums are exact in floating point, and therefore do not depend on their order.
 
     Args:
-        seconds: the time.
+        seconds: duration.
         bandwidth: bit/s.
     """
     return round(seconds * bandwidth / 8 * GRAIN) / GRAIN
 
 
 def turns_of(step: RecordedStep, names: Sequence[str], workers: int, bandwidth: float, latency: float) -> list[Turn]:
-    """The buckets of a timeline as turns of what has a level, in bytes that the link sends meanwhile.
+    """Convert the buckets of a timeline to turns, with times in bytes that the link could send.
 
     Args:
-        step: of the timeline.
-        names: of what has a level, in the model's order: tensors, blocks of tensors, or the whole model.
-        workers: A.
+        step: the recorded step.
+        names: units that have a level, in model order: tensors, blocks of tensors, or the whole model.
+        workers: A, number of workers.
         bandwidth: bit/s.
         latency: seconds per round.
     """

@@ -1,4 +1,4 @@
-"""Policies of the batch size, and what they share: AdaBatch, GrowBatch and NoiseScale."""
+"""Policies that adapt the batch size: AdaBatch, GrowBatch and NoiseScale, and their common functions."""
 
 import itertools
 import math
@@ -18,29 +18,29 @@ from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, SquareNorms
 from accordion_bench.requests import GradientNoise, Request
 
 LR_SCALINGS = ("linear", "sqrt", "none")
-LARGEST = 2**24 - 1  # plans travel in float32
+LARGEST = 2**24 - 1  # plans are broadcast in float32
 
 
 def float32(value: float) -> float:
-    """The nearest number that a plan can hold."""
+    """Round a number to float32, the precision of a plan."""
     return struct.unpack("f", struct.pack("f", value))[0]
 
 
 def scaled(lr_scaling: str, ratio: float) -> float:
-    """The learning rate's factor for a batch that is `ratio` times the first: `linear` ratio, `sqrt`, `none` 1."""
+    """Return the learning-rate factor for a batch `ratio` times the first: `linear` ratio, `sqrt` root, `none` 1."""
     return float32({"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[lr_scaling])
 
 
 def most(run: RunFacts) -> int:
-    """The largest batch that means anything: all samples that a worker sees per epoch."""
+    """Return the largest useful batch size: the number of samples per worker and epoch."""
     return min(run.per_worker, LARGEST)
 
 
 def refuse_full(name: str, run: RunFacts) -> None:
-    """Refuse a first batch that cannot grow.
+    """Refuse an initial batch size that cannot grow.
 
     Raises:
-        ConfigError: with a batch size that can.
+        ConfigError: the batch already holds all samples of a worker; the error suggests a smaller one.
     """
     limit = most(run)
     if run.batch_size >= limit:
@@ -63,20 +63,21 @@ def _adabatch_smoke_options(options: Config, knob: str) -> Config:
 
 @with_options
 class AdaBatch(Policy):
-    """Every `freq` epochs B <- beta B and LR <- gamma LR; B is capped at the data set.
+    """Every `freq` epochs B <- beta B and LR <- gamma LR; B is at most the number of samples of a worker.
 
-    After k changes B_k = min(floor(B_0 beta^k), samples of a worker) and LR gets the factor gamma^k B_k / (B_0 beta^k):
-    where the batch is capped, the learning rate falls by the rest, so that LR / B follows (gamma / beta)^k throughout.
+    After k changes B_k = min(floor(B_0 beta^k), samples per worker), and the learning-rate factor is
+    gamma^k B_k / (B_0 beta^k). Where the batch is capped, the learning rate falls instead, so that LR / B always
+    follows (gamma / beta)^k.
 
-    gamma / beta is the decay that a fixed batch would have had, so that this policy takes the place of a decaying
-    schedule: its YAML file selects schedule=constant, and a schedule that decays is refused unless gamma = beta (then
-    LR / B follows the schedule, and this policy scales both alike).
+    gamma / beta is the decay for a fixed batch, so this policy replaces a decaying schedule: its YAML file selects
+    schedule=constant. A schedule that decays is refused unless gamma = beta; then LR / B follows the schedule, and the
+    policy scales both by the same factor.
 
-    Source: Devarakonda et al. 2017 (arXiv 1712.02029); that 0.375 and 0.75 go with freq 20 is as recalled.
+    Source: Devarakonda et al. 2017 (arXiv 1712.02029); that 0.375 and 0.75 belong to freq 20 is as recalled.
     """
 
     freq: int = option("epochs between two changes; 20 of 100 in the paper", default=20, at_least=1)
-    beta: float = option("growth of the batch", default=2.0, above=1)
+    beta: float = option("factor on the batch size", default=2.0, above=1)
     gamma: float = option(
         "factor on the learning rate (0.75 = 2 x 0.375); = beta with a schedule that decays by itself",
         default=0.75,
@@ -115,13 +116,13 @@ class AdaBatch(Policy):
         if rest:
             return plan
         batch, capped = self.after(k, self.first)
-        # beta^k alone may be beyond all numbers
+        # beta^k alone may overflow
         factor = float32((self.gamma / self.beta) ** k * batch / self.first)
         self._decision = {"batch_size": batch, "lr_factor": factor, "capped": capped}
         return replace(plan, batch_size=batch, lr_factor=factor)
 
     def after(self, changes: int, first: int) -> tuple[int, bool]:
-        """The batch after so many changes, and whether it is capped."""
+        """Return the batch size after so many changes, and whether it is capped."""
         capped = changes >= math.log(self.most / first, self.beta)
         return self.most if capped else min(int(first * self.beta**changes), self.most), capped
 
@@ -139,9 +140,10 @@ class GrowBatch(Policy):
 
         wanted <- wanted * f,   B = min(round(wanted), cap),   LR = schedule * B / B_0
 
-    LR / B, to which SGD's noise scale LR N / (B (1 - m)) is proportional, follows the schedule throughout, also where B
-    is rounded or has reached its cap: from there on the learning rate decays. f is the ratio of the rates at the start
-    of two epochs, so that a slow decay grows the batch a little in every epoch; rises (warm-up) change nothing.
+    SGD's noise scale LR N / (B (1 - m)) is proportional to LR / B. This ratio always follows the schedule, also where B
+    is rounded or has reached its cap; from the cap on the learning rate decays. f is the ratio of the learning rates at
+    the starts of two successive epochs: a slow decay grows the batch a little in every epoch. A rise (warm-up) changes
+    nothing.
 
     Source: Smith et al., ICLR 2018 (arXiv 1711.00489).
     """
@@ -197,7 +199,7 @@ class GrowBatch(Policy):
         return replace(plan, batch_size=batch, lr_factor=factor)
 
     def at(self, wanted: float, batch: int) -> int:
-        """The batch that comes after another where so many samples are wanted."""
+        """Return the batch size that follows `batch` for `wanted` samples; it never shrinks."""
         return self.most if wanted >= self.most else max(round(wanted), batch)
 
     def later_batches(self, first: int) -> Iterable[int]:
@@ -216,12 +218,12 @@ class GrowBatch(Policy):
 
 
 def ratio(before: float, after: float) -> float:
-    """Of two learning rates."""
+    """Return before / after for two learning rates, infinity where `after` is 0."""
     return before / after if after else math.inf
 
 
 def lowering(schedule: Any) -> dict[str, Any]:
-    """The options with which a schedule lowers the learning rate."""
+    """Return options that make a schedule lower the learning rate."""
     if getattr(schedule, "gamma", 0) == 1:
         return {"schedule.gamma": 0.1}
     if hasattr(schedule, "milestones"):
@@ -237,35 +239,37 @@ def _noise_scale_smoke_options(options: Config, knob: str) -> Config:
 
 @with_options
 class NoiseScale(Policy):
-    """B_simple = tr Sigma / |G|^2, both estimated from the workers' gradients; B_simple > threshold x A B -> B <- 2 B.
+    """Double the batch while the gradient noise scale exceeds it: B_simple > threshold x A B -> B <- 2 B.
 
-    Every `every` exchanges the mean of |g_w|^2 and |mean g|^2 give unbiased estimates of tr Sigma and |G|^2 (see
-    `noise_and_signal`); their exponential averages over the measurements of the run are divided at the end of an
-    epoch. The batch doubles at most once per epoch, never shrinks, and ends at the largest doubling within `cap`. An
-    estimate of |G|^2 that is not positive says that the noise is beyond measure, and counts as a large noise scale.
+        B_simple = tr Sigma / |G|^2
 
-    With a dense exchange a measurement costs 8 bytes and the broadcast of the plan; any other exchange does not know
-    the mean gradient, and one dense all-reduce per measurement is charged to control_bytes.
+    Every `every` exchanges, the mean of |g_w|^2 and |mean g|^2 give unbiased estimates of tr Sigma and |G|^2 (see
+    `noise_and_signal`). At the end of an epoch the policy divides their exponential averages over all measurements of
+    the run. The batch doubles at most once per epoch, never shrinks, and ends at the largest doubling within `cap`. An
+    estimate of |G|^2 that is not positive counts as an infinite noise scale.
 
-    Where gradients shrink faster than the averages forget, the noise scale stays that of the past.
+    With a dense exchange, a measurement costs 8 bytes and the broadcast of the plan. Any other exchange does not yield
+    the mean gradient: each measurement adds one dense all-reduce, counted in control_bytes.
+
+    Where gradients shrink faster than the averages forget, the noise scale remains that of earlier gradients.
 
     Source: McCandlish et al. 2018 (arXiv 1812.06162) for the noise scale; the rule of growth is ours.
     """
 
-    every: int = option("exchanges from one measurement to the next; more = cheaper and noisier", default=5, at_least=1)
+    every: int = option("exchanges between measurements; more = cheaper and noisier", default=5, at_least=1)
     ema: float = option(
-        "weight of the past in the averages at each measurement; higher = smoother and later",
+        "weight of the old average at each measurement; higher = smoother and later",
         default=0.5,
         at_least=0,
         below=1,
     )
     threshold: float = option(
-        "the noise scale must exceed so many times the batch of all workers", default=1.0, above=0
+        "multiple of the batch of all workers that the noise scale must exceed", default=1.0, above=0
     )
     cap: int | None = option(
         "samples per worker and step; null = all samples of a worker", default=None, at_least=1, instead=256
     )
-    lr_scaling: str = option("the learning rate as the batch grows", default="linear", choices=LR_SCALINGS)
+    lr_scaling: str = option("how the learning rate grows with the batch", default="linear", choices=LR_SCALINGS)
 
     chosen_as = {
         "noise_scale": Choice("double the batch while the gradient noise scale exceeds it (McCandlish et al. 2018)")
@@ -278,8 +282,8 @@ class NoiseScale(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.noise = self.signal = 0.0  # averages, which start at 0 ...
-        self.weight = 0.0  # ... and are divided by this
+        self.noise = self.signal = 0.0  # averages that start at 0 and are therefore biased
+        self.weight = 0.0  # divisor that removes the bias
 
     def needs_at(self, exchange: int) -> frozenset[Request]:
         return frozenset([GradientNoise()]) if self.due(exchange) else frozenset()
@@ -319,7 +323,7 @@ class NoiseScale(Policy):
         return plan
 
     def grown(self, plan: Plan) -> Plan:
-        """The plan at the end of an epoch."""
+        """Return the plan at the end of an epoch, with twice the batch where the noise scale is large enough."""
         if not self.weight:
             return plan
         noise, signal = self.noise / self.weight, self.signal / self.weight
@@ -352,13 +356,13 @@ class NoiseScale(Policy):
 
 
 def noise_and_signal(found: SquareNorms, workers: int) -> tuple[float, float]:
-    """Unbiased estimates of (tr Sigma, |G|^2): one sample's gradient has mean G and covariance Sigma.
+    """Return unbiased estimates of (tr Sigma, |G|^2), where a sample's gradient has mean G and covariance Sigma.
 
         tr Sigma = (|g_w|^2 - |g|^2) / (1/b - 1/(A b)),     |G|^2 = (A b |g|^2 - b |g_w|^2) / (A b - b)
 
     Args:
-        found: |g_w|^2 of batches of b samples, |g|^2 of their mean.
-        workers: A, at least 2.
+        found: |g_w|^2 of batches of b samples, and |g|^2 of their mean over workers.
+        workers: A, number of workers, at least 2.
 
     Source: McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1.
     """

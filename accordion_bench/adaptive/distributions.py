@@ -1,9 +1,9 @@
 """Distributions of normalised gradient coordinates r in [-1, 1]: a fitted mixture and a histogram of the data.
 
-Both answer the same questions, all in fp64, on the device of their parameters and without a loop over components:
+Both provide the following, in fp64, on the device of their parameters and without a loop over components:
 
-    F(x)      cdf and its inverse
-    M_k(a, c) = integral of r^k dF over [a, c], k = 0, 1, 2: all that level solvers need
+    F(x)      the cdf and its inverse
+    M_k(a, c) = integral of r^k dF over [a, c], k = 0, 1, 2: all that the level solvers need
 """
 
 import math
@@ -12,16 +12,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-TERMS_AT_ONCE = 2**18  # points x components evaluated together: bounds the memory of a long list of points
-NARROWEST = 1e-12  # a point mass is a normal of this width: everything stays defined
-SMALLEST = 2.0**-20  # edge of the first bin: below any level worth having (rms of r is 1 / sqrt(bucket size))
+TERMS_AT_ONCE = 2**18  # points x components evaluated together; bounds the memory
+NARROWEST = 1e-12  # standard deviation that represents a point mass, so that all formulas stay defined
+SMALLEST = 2.0**-20  # upper edge of the first bin, below any useful level (rms of r is 1 / sqrt(bucket size))
 
 
 class Distribution:
-    """A distribution on [-1, 1].
+    """Base class of distributions on [-1, 1].
 
     Attributes:
-        like: an fp64 tensor; new tensors take its device.
+        like: an fp64 tensor; new tensors are created on its device.
         negligible: mass below which an interval counts as empty, because it may be rounding noise.
     """
 
@@ -29,23 +29,23 @@ class Distribution:
     negligible: float
 
     def moments(self, a: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """M_k(a, c) for k = 0, 1, 2, elementwise over fp64 tensors a <= c of any shape that broadcasts."""
+        """Return M_k(a, c) for k = 0, 1, 2, elementwise over fp64 tensors a <= c of broadcastable shapes."""
         raise NotImplementedError
 
     def pdf(self, x: Tensor) -> Tensor:
-        """The density f(x), elementwise."""
+        """Return the density f(x), elementwise."""
         raise NotImplementedError
 
     def symmetric(self) -> "Distribution":
-        """The same distribution with a symmetric density."""
+        """Return this distribution made symmetric about 0."""
         raise NotImplementedError
 
     def cdf(self, x: Tensor) -> Tensor:
-        """F(x), elementwise."""
+        """Return F(x), elementwise."""
         return self.moments(-torch.ones_like(x), x)[0]
 
     def quantile(self, p: Tensor) -> Tensor:
-        """F^-1(p), elementwise; p = 0 gives -1, p = 1 gives 1."""
+        """Return F^-1(p), elementwise; p = 0 gives -1, p = 1 gives 1."""
         ones = torch.ones_like(p)
         x = increasing_root(lambda x: (self.cdf(x) - p, self.pdf(x)), -ones, ones, torch.zeros_like(p))
         return torch.where(p <= 0, -ones, torch.where(p >= 1, ones, x))
@@ -55,11 +55,11 @@ class TruncatedNormals(Distribution):
     """Weighted mixture of normals, each truncated to [-1, 1].
 
     Args:
-        mu, sigma, weight: [C], one entry per component. Weights need no normalisation; a component of weight 0 is
-            ignored whatever its other entries are. sigma 0 or NaN (a bucket of one element) is a point mass.
+        mu, sigma, weight: [C], one entry per component. Weights need not be normalised; a component of weight 0 is
+            ignored, whatever its mu and sigma. A sigma of 0 or NaN (a bucket of one element) is a point mass.
     """
 
-    negligible = 1e-290  # tails are computed from the side where they are small: only underflow is noise
+    negligible = 1e-290  # tails are computed from the side where they are small, so that only underflow is noise
 
     def __init__(self, mu: Tensor, sigma: Tensor, weight: Tensor) -> None:
         used = weight > 0
@@ -71,7 +71,7 @@ class TruncatedNormals(Distribution):
         self.inside = (torch.erf((1 - self.mu) / scale) + torch.erf((1 + self.mu) / scale)) / 2
 
     def symmetric(self) -> "TruncatedNormals":
-        """Every component with mean known to be 0, its variance therefore being mu^2 + sigma^2."""
+        """Return the mixture with the mean of every component set to 0 and its variance to mu^2 + sigma^2."""
         return TruncatedNormals(torch.zeros_like(self.mu), torch.hypot(self.mu, self.sigma), self.weight)
 
     def pdf(self, x: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class TruncatedNormals(Distribution):
 
     def _moments(self, a: Tensor, c: Tensor) -> Tensor:
         alpha, gamma = (a[:, None] - self.mu) / self.sigma, (c[:, None] - self.mu) / self.sigma
-        mirror = alpha + gamma < 0  # Phi near 1 has no digits left: look at the interval from the thin side
+        mirror = alpha + gamma < 0  # Phi near 1 loses all digits: compute from the tail instead
         near, far = torch.where(mirror, -gamma, alpha), torch.where(mirror, -alpha, gamma)
         m0 = (torch.erfc(near / math.sqrt(2)) - torch.erfc(far / math.sqrt(2))) / (2 * self.inside)
         scale = self.sigma / (math.sqrt(2 * math.pi) * self.inside)  # sigma^2 f(x) = scale exp(-z^2 / 2)
@@ -109,13 +109,13 @@ class TruncatedNormals(Distribution):
 class Histogram(Distribution):
     """Weighted histogram of |r|, extended symmetrically to [-1, 1].
 
-    Besides its mass a bin knows its sums of |r| and r^2, so that M_k between bin edges is that of the data exactly.
-    Inside a bin the mass is spread evenly left of its mean and evenly right of it, in the shares that give this mean.
-    Histograms with the same edges merge by adding their arrays.
+    A bin stores its mass and its sums of |r| and r^2, so that M_k between bin edges is exactly that of the data. Inside
+    a bin the mass is uniform on each side of the bin's mean, with the shares that reproduce this mean. Histograms with
+    the same edges are merged by adding their arrays.
 
     Args:
         edges: [B + 1], ascending from 0 to 1.
-        mass, first, second: [B], per bin the sums of w, w |r| and w r^2; no normalisation needed.
+        mass, first, second: [B], sums of w, w |r| and w r^2 per bin, not necessarily normalised.
     """
 
     negligible = 1e-13  # differences of cumulative sums
@@ -125,7 +125,8 @@ class Histogram(Distribution):
         self.like = self.mass
         low, width = edges[:-1].double(), edges.double().diff()
         m0, m1, m2 = self.arrays() / self.mass.sum().clamp_min(1e-300)
-        middle = torch.where(m0 > 0, (m1 / m0 - low) / width, 0.5).clamp(1e-6, 1 - 1e-6)  # of the bin: no half is empty
+        # mean of the bin as a share of its width, clamped so that neither half is empty
+        middle = torch.where(m0 > 0, (m1 / m0 - low) / width, 0.5).clamp(1e-6, 1 - 1e-6)
 
         def halves(left: Tensor, right: Tensor) -> Tensor:
             return torch.stack([left, right], dim=1).flatten()
@@ -141,13 +142,13 @@ class Histogram(Distribution):
 
     @staticmethod
     def log_edges(bins: int = 4096, device: torch.device | str | None = None) -> Tensor:
-        """[bins + 1] edges: 0, then evenly spaced in log from 2^-20 to 1."""
+        """Return [bins + 1] edges: 0, then logarithmically spaced from 2^-20 to 1."""
         exponents = torch.linspace(math.log2(SMALLEST), 0, bins, dtype=torch.float64, device=device)
         return torch.cat([torch.zeros_like(exponents[:1]), torch.exp2(exponents)])
 
     @staticmethod
     def of(r: Tensor, weight: Tensor, bins: int = 4096) -> "Histogram":
-        """The histogram of finite coordinates r [..., N] in [-1, 1]; weight broadcasts to r, e.g. ||v||^2 [..., 1]."""
+        """Return the histogram of finite r [..., N] in [-1, 1]; weight broadcasts to r, e.g. ||v||^2 [..., 1]."""
         edges = Histogram.log_edges(bins, r.device)
         size = r.abs().clamp(max=1).reshape(-1).double()
         w = weight.double().expand(r.shape).reshape(-1)
@@ -156,12 +157,12 @@ class Histogram(Distribution):
         return Histogram(edges, *sums)
 
     def arrays(self) -> Tensor:
-        """[3, B], the sums before normalisation: add those of all ranks and hand them to `from_arrays`."""
+        """Return the sums [3, B] before normalisation; add them over ranks and pass the result to `from_arrays`."""
         return torch.stack([self.mass, self.first, self.second])
 
     @staticmethod
     def from_arrays(arrays: Tensor) -> "Histogram":
-        """The histogram with sums [3, B] over the edges `log_edges(B)`."""
+        """Return the histogram with sums [3, B] over the edges `log_edges(B)`."""
         return Histogram(Histogram.log_edges(arrays.shape[1], arrays.device), *arrays)
 
     def symmetric(self) -> "Histogram":
@@ -179,7 +180,7 @@ class Histogram(Distribution):
         return torch.bucketize(size, self.low[1:])
 
     def _from_zero(self, x: Tensor) -> Tensor:
-        """[3, ...]: the integrals of r^k dF from 0 to x."""
+        """Return the integrals of r^k dF from 0 to x, [3, ...]."""
         size = x.abs().clamp(max=1)
         i = self._half_bin(size)
         step = size - self.low[i]
@@ -190,24 +191,25 @@ class Histogram(Distribution):
 
 
 def _powers(low: Tensor, step: Tensor) -> Tensor:
-    """[3, ...]: the integrals of 1, r and r^2 from `low` over a length `step`."""
+    """Return the integrals of 1, r and r^2 over [low, low + step], [3, ...]."""
     return torch.stack([step, step * (low + step / 2), step * (low * (low + step) + step * step / 3)])
 
 
 def increasing_root(
     value_and_slope: Callable[[Tensor], tuple[Tensor, Tensor]], low: Tensor, high: Tensor, start: Tensor
 ) -> Tensor:
-    """The root in [low, high] of an increasing function, elementwise: Newton's method inside a shrinking bracket.
+    """Return the root in [low, high] of an increasing function, elementwise, by a bracketed Newton's method.
 
-    Bisects where Newton's step leaves the bracket or is more than half the step before the last, so that every element
-    arrives, on plateaus and jumps too.
+    The method bisects where Newton's step leaves the bracket or exceeds half of the step before the last one, so that
+    every element converges, also on plateaus and at jumps.
 
     Args:
-        value_and_slope: maps x to the function and its derivative there, all of one shape.
+        value_and_slope: maps x to the function and its derivative, all of one shape.
         low, high: the bracket, of that shape; the function is <= 0 at low and >= 0 at high.
         start: first guess inside the bracket.
 
-    Returns x to 1e-11 of itself plus 1e-13, on a plateau any of its points.
+    Returns:
+        x, to 1e-11 of itself plus 1e-13; on a plateau any of its points.
     """
     x = start
     last = before = high - low
@@ -230,12 +232,12 @@ POWER = {"squared": 2, "first": 1, "none": 0}
 
 
 def _counted(place: Tensor, weights: Tensor, bins: int) -> Tensor:
-    """The sum of weights [N] in each bin."""
+    """Return the sum of the weights [N] in each bin, [bins]."""
     if place.device.type == "cpu":
         return torch.bincount(place, weights, minlength=bins)
-    return weights.new_zeros(bins).index_add_(0, place, weights)  # bincount would wait for the device
+    return weights.new_zeros(bins).index_add_(0, place, weights)  # bincount would synchronise with the host
 
 
 def weight_of(norms: Tensor, weight: str) -> Tensor:
-    """What a coordinate counts, by the norm of its bucket: norm^2 as in the quantiser's error, norm, or 1; 0 for 0."""
+    """Return a coordinate's weight from its bucket's norm: norm^2 (as in the quantiser's error), norm or 1; 0 for 0."""
     return norms.double() ** POWER[weight] * (norms > 0)

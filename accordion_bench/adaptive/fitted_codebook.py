@@ -1,4 +1,4 @@
-"""ALQ and AMQ: fit the quantiser's levels to the distribution of the normalised coordinates."""
+"""ALQ and AMQ: policy that fits the quantiser's levels to the distribution of the normalised coordinates."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
     if options.get("method") == "amq":
         yield "sweeps", f"{context.group}.method is amq"
     elif options.get("solver") == "official":
-        yield "sweeps", f"{context.group}.solver is official, which stops where the published code does"
+        yield "sweeps", f"{context.group}.solver is official, which has a fixed number of sweeps"
 
 
 def _smoke_options(options: Config, knob: str) -> Config:
@@ -41,50 +41,58 @@ def _smoke_options(options: Config, knob: str) -> Config:
 
 @with_options
 class FittedCodebook(Policy):
-    """L = argmin psi(L), psi(L) = sum_j integral of (L_(j+1) - r)(r - L_j) dF, for every number of bits in the ladder.
+    """Fit the codebook L to the gradients, for every number of bits in the ladder:
 
-    Decided after the exchanges `update_at` and every `update_every`, from the buckets of what all workers exchange in
-    the last `stat_samples` of them, before residual and momentum; no extra passes. A relative error of d psi(L) is
-    expected of buckets of d coordinates.
+        L = argmin psi(L),   psi(L) = sum_j integral of (L_(j+1) - r)(r - L_j) dF
 
-    The levels of `alq` and `alqg` are free (coordinate descent; safeguarded gradient descent), those of `amq` are
-    +-p^j. F is a `mixture` of truncated normals, one per bucket, which counts with its length and its norm; a `single`
-    one for all coordinates (ALQ-N, AMQ-N); or `empirical`: the weighted histogram of the coordinates, which knows heavy
-    tails. What is expected of a coordinate hangs on the length of its bucket. A coordinate counts with its bucket's
-    norm `squared`, as in the error, or its `first` power; but for `single` every coordinate counts alike. More
-    components (in place of all buckets of a length) are slower and cost more control bytes; more samples, less noise.
-    The `official` solver knows no zero level, and alq and amq only.
+    The policy decides after the exchanges in `update_at` and after every `update_every` exchanges. The statistics are
+    those of the buckets that all workers exchange in the last `stat_samples` exchanges, before residual and momentum;
+    there are no extra backward passes. The expected relative error of buckets of d coordinates is d psi(L).
+
+    The levels of `alq` (coordinate descent) and `alqg` (safeguarded gradient descent) are free; those of `amq` are
+    +-p^j. F is one of: a `mixture` of truncated normals, one per bucket, weighted by the bucket's length and norm; a
+    `single` normal for all coordinates (ALQ-N, AMQ-N); or `empirical`, the weighted histogram of the coordinates, which
+    represents heavy tails. The expected size of a coordinate depends on the length of its bucket. The weight of a
+    coordinate is its bucket's norm `squared`, as in the error, or to the `first` power; with `single` all coordinates
+    have equal weight. More components are slower and cost more control bytes (a mixture keeps `num_components` buckets
+    of each length); more samples reduce noise. The `official` solver supports alq and amq only, without a zero level.
 
     Source: Faghri et al. 2020 (arXiv 2010.12460) and its official code.
     """
 
     method: str = option(default="alq", choices=("alq", "alqg", "amq"))
     fit: str | None = option(
-        "what levels are fitted to; null = mixture where all buckets are equally long (the paper's), else empirical",
+        "distribution to fit; null = mixture where all buckets are equally long (the paper's), else empirical",
         default=None,
         choices=FITS,
     )
     norm_weight: str = option(
-        "squared, first (the official code), none: how much a bucket counts", default="squared", choices=tuple(POWER)
+        "squared, first (the official code), none: weight of a bucket by its norm",
+        default="squared",
+        choices=tuple(POWER),
     )
-    num_components: int = option("of the mixture: the buckets of largest norm, for each length", default=20, at_least=1)
+    num_components: int = option(
+        "components of the mixture per bucket length: the buckets of largest norm", default=20, at_least=1
+    )
     stat_samples: int = option(
-        "exchanges up to an update that are looked at; with sync=every_step a step is one", default=10, at_least=1
+        "exchanges measured before an update; with sync=every_step an exchange is a step", default=10, at_least=1
     )
     update_at: Sequence[int] = option("exchanges after which the levels are fitted", default=(0, 100, 2000))
     update_every: int | None = option(
-        "and after every so many exchanges; null = never again", default=10_000, at_least=1
+        "further updates, after every so many exchanges; null = none", default=10_000, at_least=1
     )
     initial: str = option(
         "levels before the first update", default="exponential", choices=("exponential", "compressor")
     )
     sweeps: int | None = option(
-        "of alq and alqg: at most so many passes over the levels; null = 100 of alq, 30 of alqg, which would need more",
+        "upper bound on passes over the levels, alq and alqg only; null = 100 for alq, 30 for alqg (not converged)",
         default=None,
         at_least=1,
         instead=1000,
     )
-    solver: str = option("where the published code stops", default="exact", choices=("exact", "official"))
+    solver: str = option(
+        "official = iterate as the published code does", default="exact", choices=("exact", "official")
+    )
 
     chosen_as = {
         "alq": Choice("quantisation levels by coordinate descent (Faghri et al. 2020)"),
@@ -117,7 +125,7 @@ class FittedCodebook(Policy):
 
     @property
     def signals(self) -> frozenset[BucketStatistic]:
-        """The statistics that the fit may need; where the lengths of the buckets decide, one of them is collected."""
+        """Statistics that the fit may need; with `fit` null, the bucket lengths decide which one is collected."""
         if self.fit == "single":
             return frozenset([PooledMoments()])
         moments, histogram = BucketMoments(self.num_components, self.norm_weight), CoordinateHistogram(self.norm_weight)
@@ -139,7 +147,7 @@ class FittedCodebook(Policy):
         return replace(plan, codebooks=books)
 
     def distribution(self, statistics: Mapping[BucketStatistic, Tensor]) -> Distribution | None:
-        """F from the signal; None while nothing but zeros has been seen."""
+        """Return F from the statistics, or None where all gradients so far are zero."""
         for statistic, data in statistics.items():
             if statistic not in self.signals or not data.numel():
                 continue
@@ -156,7 +164,7 @@ class FittedCodebook(Policy):
         return None
 
     def solve(self, dist: Distribution, bits: int, previous: tuple[float, ...]) -> Fit:
-        """The codebook for one number of bits."""
+        """Return the fitted codebook for one number of bits."""
         zero_level = 0.0 in previous
         if self.method == "amq":
             return amq(dist, bits, zero_level, previous[-2], self.solver)
@@ -181,5 +189,5 @@ class FittedCodebook(Policy):
 
 
 def rounded(levels: Sequence[float]) -> tuple[float, ...]:
-    """The levels as they travel, in float32."""
+    """Round the levels to float32, the precision of a plan."""
     return tuple(torch.tensor(levels, dtype=torch.float32).tolist())

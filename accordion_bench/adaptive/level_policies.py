@@ -1,4 +1,4 @@
-"""Policies that choose a level by what was measured of the gradients: AdaQS and GraVAC."""
+"""Policies that choose a compression level from measured gradient statistics: AdaQS and GraVAC."""
 
 import math
 from collections.abc import Mapping
@@ -28,23 +28,25 @@ def _adaqs_smoke_options(options: Config, knob: str) -> Config:
 
 @with_options
 class AdaQS(Policy):
-    """b <- b + 1 when MSDR(e) <= MSDR(at the last change) / factor, up to `cap`; never back.
+    """Add one bit, b <- b + 1, when MSDR(e) <= MSDR(at the last change) / factor, up to `cap`; never remove one.
 
-    MSDR = ||m|| / sqrt(sum_i v_i), m and v being mean and variance of each coordinate of worker 0's gradient over the
-    steps of an epoch. It is looked at in the last epoch of every `interval`; the first look sets what is compared with,
-    and so does the first one after the batch, with which v falls, has changed. A ratio without meaning (nothing varies,
-    or a zero gradient) decides nothing.
+        MSDR = ||m|| / sqrt(sum_i v_i)
+
+    m and v are the mean and the variance of each coordinate of worker 0's gradient over the steps of an epoch. The
+    ratio is measured in the last epoch of every `interval`. The first measurement sets the reference; so does the first
+    one after a change of the batch size, because v falls with the batch. An undefined ratio (zero variance, or a zero
+    gradient) decides nothing.
 
     Source: as recalled from Guo et al., ICASSP 2020; its text was not at hand.
     """
 
     factor: float = option(
-        "by which the ratio must have dropped since the last change; lower = bits come sooner", default=2.0, above=1
+        "drop of the ratio since the last change that adds a bit; lower = bits are added sooner", default=2.0, above=1
     )
-    interval: int = option("epochs between looks; the last epoch of each is looked at", default=5, at_least=1)
+    interval: int = option("epochs between measurements, each in the last epoch", default=5, at_least=1)
     initial: int = option("bits at the start, 2 to 8", default=2)
-    cap: int = option("most bits", default=8)
-    scope: str = option("what has a number of bits of its own", default="tensor", choices=("tensor", WHOLE_MODEL))
+    cap: int = option("upper bound on the bits", default=8)
+    scope: str = option("unit that has its own number of bits", default="tensor", choices=("tensor", WHOLE_MODEL))
 
     chosen_as = {
         "adaqs": Choice(
@@ -56,7 +58,7 @@ class AdaQS(Policy):
     description = replace(Policy.description, idle=_adaqs_idle, smoke_options=_adaqs_smoke_options)
 
     knobs = ("bits",)
-    intervals = 2  # the first look decides nothing
+    intervals = 2  # the first measurement decides nothing
     level_keys = ("initial", "cap")
     signal = "msdr_local"
 
@@ -70,7 +72,7 @@ class AdaQS(Policy):
                 raise ValueRefused(key, rule, value, most if key == "cap" else fewest)
         self.bits: dict[str, int] = {}
         self.saved: dict[str, float] = {}
-        self.steps = 0  # of the epochs of `saved`
+        self.steps = 0  # per epoch, for the ratios in `saved`
 
     def needs(self, epoch: int) -> frozenset[str]:
         return frozenset([self.signal]) if (epoch + 1) % self.interval == 0 else frozenset()
@@ -104,7 +106,7 @@ class AdaQS(Policy):
         return self._in_force(plan) if raised else plan
 
     def _look(self, key: str, value: float) -> bool:
-        """Whether this ratio brings one more bit; notes what later ones are compared with."""
+        """Add a bit where this ratio is low enough, and return whether it did; update the reference."""
         if not math.isfinite(value):
             return False
         if key not in self.saved:
@@ -136,36 +138,43 @@ def _gravac_smoke_options(options: Config, knob: str) -> Config:
 
 @with_options
 class GraVAC(Policy):
-    """One density for all tensors: the candidate's if gain >= eps; else `mildest` if its gain >= eps; else dense.
+    """Choose one density for all tensors by the gain (share of the gradient kept) and the modelled throughput.
 
-        gain(d) = smoothed sum_l ||C_d(p_l)|| / smoothed sum_l ||p_l||          p = what worker 0 is to send
+        gain(d) = smoothed sum_l ||C_d(p_l)|| / smoothed sum_l ||p_l||          p = message of worker 0
         score(d) = gain(d) / (compute_seconds + 8 wire_bytes(d) / bandwidth)     wire_bytes: sent by one worker's link
 
-    The candidate starts at `mildest`; after every `interval` exchanges it is scored and multiplied by `step`, until the
-    two best scores differ by less than omega (relative): then the smaller density of the two stays. A new candidate is
-    used once it has been measured; until then the last decision holds. Where the recalled rule is silent: a candidate
-    other than the mildest whose gain is below eps when it is scored ends the search, and so does `smallest`; then the
-    best score stays. A mildest density below eps is tried again after another interval.
+    The density is the candidate if its gain >= eps; else `mildest` if its gain >= eps; else dense.
 
-    The paper measures the throughput; here a model says it, so that a run repeats itself. Both densities are measured
-    on the residual that the run really has, not on one of their own.
+    The candidate starts at `mildest`. After every `interval` exchanges it is scored and multiplied by `step`, until the
+    two best scores differ by less than omega (relative); then the smaller of these two densities remains. A new
+    candidate is used once it has been measured; until then the last decision holds. Where the recalled rule is silent:
+    a candidate other than the mildest whose gain is below eps when scored ends the search, and so does `smallest`; the
+    density with the best score then remains. A mildest density with a gain below eps is tried again after another
+    interval.
 
-    Source: Tyagi and Swany, CLOUD 2023, as recalled; not the published code, whose search never moves on and whose
-    current gain is the mildest compressor's.
+    The paper measures the throughput; here it is modelled, so that a run is reproducible. The gains of both densities
+    are measured on the actual residual of the run; the densities have no separate residuals.
+
+    Source: Tyagi and Swany, CLOUD 2023, as recalled; not the published code, whose search never advances and whose
+    current gain is that of the mildest compressor.
     """
 
-    mildest: float = option("density at the start and to fall back to", default=0.1, above=0, below=1)
-    smallest: float = option("lower end of the search", default=1e-4, above=0)
-    step: float = option("from one candidate to the next", default=0.5, above=0, at_most=0.9)
-    eps: float = option("least share of the gradient's norm that must be sent", default=0.75, above=0, at_most=1)
-    omega: float = option("the search ends where the two best scores differ by less", default=0.05, above=0, below=1)
+    mildest: float = option("initial density, and the fallback", default=0.1, above=0, below=1)
+    smallest: float = option("lower bound of the search", default=1e-4, above=0)
+    step: float = option("factor from one candidate to the next", default=0.5, above=0, at_most=0.9)
+    eps: float = option("lower bound on the share of the gradient's norm to send", default=0.75, above=0, at_most=1)
+    omega: float = option(
+        "relative difference of the two best scores below which the search ends", default=0.05, above=0, below=1
+    )
     smoothing: float = option("weight of a new value; higher = noisier", default=0.05, above=0, at_most=1)
-    window: int = option("exchanges at the start that run at mildest", default=25, at_least=0)
+    window: int = option("exchanges at the start that use mildest", default=25, at_least=0)
     interval: int = option("exchanges per candidate", default=2000, at_least=1)
-    every: int = option("exchanges between decisions; each compresses one message twice more", default=1, at_least=1)
+    every: int = option(
+        "exchanges between decisions; each costs two extra compressions of a message", default=1, at_least=1
+    )
     bandwidth: float = option("bit/s of the modelled link", default=1e9, above=0)
     compute_seconds: float = option(
-        "modelled time per step beside communication; 0 = communication alone counts", default=0.0, at_least=0
+        "modelled time per step besides communication; 0 = only communication counts", default=0.0, at_least=0
     )
 
     chosen_as = {
@@ -184,15 +193,15 @@ class GraVAC(Policy):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.number("smallest", self.smallest, above=0, at_most=self.mildest, instead=self.mildest / 10)
-        # a little more than the quotient, so that a smallest density on the ladder is not rounded away
+        # slightly above the quotient, so that rounding does not drop a smallest density that is on the ladder
         count = math.floor(math.log(self.smallest / self.mildest) / math.log(self.step) + 1e-9)
         self.densities = [self.mildest * self.step**i for i in range(count + 1)]
         self.candidate = 0  # index into densities
         self.since = 0  # first exchange of the candidate
         self.searching = True
-        self.level = 0  # decided last, as an index into the ladder; another policy may have refined it since
+        self.level = 0  # last decision, as an index into the ladder; another policy may have refined it since
         self.scores: dict[int, float] = {}
-        self.sums: dict[int, tuple[float, float]] = {}  # per density smoothed norms, of what is sent and of all
+        self.sums: dict[int, tuple[float, float]] = {}  # per density: smoothed norms sent, and before compression
 
     def due(self, exchange: int) -> bool:
         return (exchange + 1) % self.every == 0
@@ -249,17 +258,17 @@ class GraVAC(Policy):
         self.sums[i] = (old[0] + self.smoothing * (new[0] - old[0]), old[1] + self.smoothing * (new[1] - old[1]))
 
     def gain(self, i: int) -> float:
-        """Smoothed share of the norm that a density keeps; 1 where there is nothing to keep."""
+        """Return the smoothed share of the norm that a density keeps; 1 where all gradients are zero."""
         sent, norm = self.sums[i]
         return sent / norm if norm else 1.0
 
     def throughput(self, probe: Mapping[str, Measured]) -> float:
-        """Steps per second of the modelled link."""
+        """Return the modelled steps per second."""
         seconds = self.compute_seconds + 8 * sum(found.wire_bytes for found in probe.values()) / self.bandwidth
-        return 1 / seconds if seconds else 1.0  # a lone worker sends nothing: gains alone count
+        return 1 / seconds if seconds else 1.0  # a single worker sends nothing, so that only the gains count
 
     def _search(self, gain: float, probe: Mapping[str, Measured], done: int) -> None:
-        """Score the candidate and choose the next one, or the one that stays."""
+        """Score the candidate, then choose the next one or end the search."""
         i, self.since = self.candidate, done
         if gain < self.eps and i == 0:
             return
@@ -274,7 +283,7 @@ class GraVAC(Policy):
         else:
             self.candidate = i + 1
         if self.candidate not in (0, i):
-            self.sums.pop(self.candidate, None)  # measured long ago
+            self.sums.pop(self.candidate, None)  # outdated measurement
         self._decision["next_candidate"] = self.densities[self.candidate]
 
     def state_dict(self) -> dict[str, Any]:

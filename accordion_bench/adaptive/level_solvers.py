@@ -1,12 +1,12 @@
 """Codebooks for unbiased stochastic quantisation, fixed or fitted to a distribution of the normalised coordinates.
 
-A coordinate r between adjacent levels a and c becomes c with probability (r - a) / (c - a), else a. Its error is
+A coordinate r between adjacent levels a and c is rounded to c with probability (r - a) / (c - a), else to a. Its error:
 
     V(a, c) = integral of (c - r)(r - a) dF over [a, c] = (a + c) M1 - M2 - a c M0
     psi(L)  = sum_j V(L_j, L_{j+1}),        E ||Q(v) - v||^2 = n psi ||v||^2
 
-Codebooks are symmetric, -1 and 1 included: K = 2^b levels, or K = 2^b - 1 of which one is 0 (`zero_level`). Solvers
-move the positive levels l_1 < ... < l_P = 1 and see a symmetric density.
+Codebooks are symmetric and contain -1 and 1: K = 2^b levels, or K = 2^b - 1 levels including 0 (`zero_level`). The
+solvers optimise the positive levels l_1 < ... < l_P = 1 for a symmetric density.
 
 Source: Faghri et al. 2020 (arXiv 2010.12460); exponential levels: Ramezani-Kebrya et al. 2021 (arXiv 1908.06077).
 """
@@ -21,13 +21,18 @@ from torch import Tensor
 from accordion_bench.adaptive.distributions import Distribution, Histogram, increasing_root
 from accordion_bench.compressors.codebooks import codebook, exponential, positive_count, uniform
 
-GAP = 2.0**-22  # between neighbours: levels stay strictly ascending in fp32, whose spacing below 1 is 2^-24
+GAP = 2.0**-22  # smallest distance of neighbours: keeps levels strictly ascending in fp32 (spacing 2^-24 below 1)
 RANGE = (1e-3, 0.999)  # of the multiplier p
 TINY = 1e-30  # the smallest p^s: a normal number in fp32
 
 
 class Fit(NamedTuple):
-    """levels: the codebook, ascending from -1 to 1; psi: its expected error; sweeps: iterations taken."""
+    """Result of a solver.
+
+    levels: the codebook, ascending from -1 to 1.
+    psi: its expected error.
+    sweeps: number of iterations.
+    """
 
     levels: tuple[float, ...]
     psi: float
@@ -35,21 +40,21 @@ class Fit(NamedTuple):
 
 
 def interval_variance(dist: Distribution, a: Tensor, c: Tensor) -> Tensor:
-    """V(a, c), elementwise over fp64 tensors a <= c."""
+    """Return V(a, c), elementwise over fp64 tensors a <= c."""
     m0, m1, m2 = dist.moments(a, c)
     return ((a + c) * m1 - m2 - a * c * m0).clamp_min(0)
 
 
 def psi(dist: Distribution, levels: Sequence[float] | Tensor) -> Tensor:
-    """psi(L) of full codebooks [..., K], ascending from -1 to 1; one number per codebook."""
+    """Return psi(L) of full codebooks [..., K] ascending from -1 to 1, shape [...]."""
     levels = torch.as_tensor(levels, dtype=torch.float64, device=dist.like.device)
     return interval_variance(dist, levels[..., :-1], levels[..., 1:]).sum(-1)
 
 
 def beta(dist: Distribution, a: Tensor, c: Tensor) -> Tensor:
-    """The best level between fixed neighbours a < c, elementwise: beta(a, c) = F^-1(F(c) - (M1 - a M0) / (c - a)).
+    """Return the best level between fixed neighbours a < c, elementwise; the midpoint where [a, c] has no mass.
 
-    The midpoint where [a, c] holds no mass.
+    beta(a, c) = F^-1(F(c) - (M1 - a M0) / (c - a))
     """
     return _between(dist, a, c, torch.zeros_like(a, dtype=torch.bool), (a + c) / 2)
 
@@ -66,16 +71,18 @@ def alq(
     tol: float = 1e-6,
     solver: str = "exact",
 ) -> Fit:
-    """ALQ: coordinate descent, each level to the minimum between its neighbours.
+    """ALQ: fit a codebook by coordinate descent, which moves each level to the minimum between its neighbours.
 
     Args:
-        dist: of the normalised coordinates.
-        bits, zero_level: the form, see the module.
-        previous: the codebook in use, one more start besides those of `initial_levels`.
-        sweeps, tol: stop after so many sweeps, or once no level moves by more than `tol` of itself.
-        solver: `exact`, or `official`: what the code published with the paper does, see `_official_alq`.
+        dist: distribution of the normalised coordinates.
+        bits, zero_level: form of the codebook, see the module.
+        previous: the current codebook, an additional start besides those of `initial_levels`.
+        sweeps: upper bound on the number of sweeps.
+        tol: stop once no level moves by more than this share of itself.
+        solver: `exact`, or `official` for the procedure of the paper's published code, see `_official_alq`.
 
-    Returns the codebook of lowest psi among the ends and the starts themselves.
+    Returns:
+        The codebook of lowest psi among the starts and the results of the descent.
     """
     if solver == "official":
         return _official_alq(dist, bits, zero_level)
@@ -92,10 +99,11 @@ def alqg(
     previous: Sequence[float] | None = None,
     sweeps: int = 30,
 ) -> Fit:
-    """ALQG: gradient steps l_j <- l_j - sign(g_j) min(0.1 |g_j|, delta_j / 2), delta_j the smaller gap to a neighbour.
+    """ALQG: fit a codebook by gradient descent, l_j <- l_j - sign(g_j) min(0.1 |g_j|, delta_j / 2).
 
-    Arguments and result as for `alq`. 30 sweeps are few where coordinates are small beside their norm: psi ends above
-    ALQ's (docs/algorithms.md says by how much), and the next update goes on from there.
+    delta_j is the smaller gap to a neighbour. Arguments and result are those of `alq`. 30 sweeps are too few where
+    coordinates are small relative to their norm: psi then remains above that of ALQ (docs/algorithms.md says by how
+    much), and the next update continues from this codebook.
     """
     dist = dist.symmetric()
     starts = initial_levels(dist, bits, zero_level, previous)
@@ -109,9 +117,10 @@ def alqg(
 
 
 def initial_levels(dist: Distribution, bits: int, zero_level: bool, previous: Sequence[float] | None = None) -> Tensor:
-    """Positive levels [S, P] to start from: `previous` if given, exponential (p = 1/2), uniform, quantiles, companded.
+    """Return positive start levels [S, P]: `previous` if given, exponential (p = 1/2), uniform, quantiles, companded.
 
-    Descent moves many levels slowly; from the last start, optimal for many levels, 6 and 8 bits need few sweeps too.
+    Descent converges slowly for many levels. The companded start is asymptotically optimal for many levels, so that 6
+    and 8 bits also need few sweeps.
     """
     count = positive_count(bits, zero_level)
     upper = torch.arange(count, dtype=torch.float64, device=dist.like.device)
@@ -126,7 +135,7 @@ def initial_levels(dist: Distribution, bits: int, zero_level: bool, previous: Se
 
 
 def _companded(dist: Distribution, count: int, zero_level: bool) -> Tensor:
-    """Positive levels [P] at a density proportional to f^(1/3), which minimises psi ~ sum_j h_j^3 f / 6 over gaps h."""
+    """Return positive levels [P] of density ~ f^(1/3), which minimises psi ~ sum_j h_j^3 f / 6 over the gaps h."""
     edges = Histogram.log_edges(512, dist.like.device)
     mass = dist.moments(edges[:-1], edges[1:])[0].clamp_min(0)
     wanted = torch.nn.functional.pad((mass * edges.diff() ** 2).pow(1 / 3).cumsum(0), (1, 0))
@@ -141,7 +150,7 @@ def _companded(dist: Distribution, count: int, zero_level: bool) -> Tensor:
 def coordinate_descent(
     dist: Distribution, starts: Tensor, zero_level: bool, sweeps: int = 100, tol: float = 1e-6
 ) -> tuple[Tensor, int]:
-    """Descend from each row of positive levels [S, P] under a symmetric density; returns the rows and the sweeps."""
+    """Descend from each row of positive levels [S, P] for a symmetric density; return the rows and the sweeps taken."""
     grid, taken = _with_zero(starts), 0
     while taken < sweeps:
         taken += 1
@@ -154,14 +163,14 @@ def coordinate_descent(
 
 
 def _with_zero(positives: Tensor) -> Tensor:
-    """A copy [S, 1 + P] with a column of zeros in front: the first left neighbour."""
+    """Return a copy [S, 1 + P] with a leading column of zeros, the left neighbour of l_1."""
     return torch.nn.functional.pad(positives, (1, 0))
 
 
 def _by_parity(grid: Tensor, zero_level: bool) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Views (x, a, c, central) of the free levels of a grid [S, 1 + P], odd ones first, and their neighbours.
+    """Yield views (x, a, c, central) of the free levels of a grid [S, 1 + P] and their neighbours, odd levels first.
 
-    Those of one parity do not depend on each other. `central` marks l_1 where its left neighbour is -l_1.
+    Levels of one parity do not depend on each other. `central` marks l_1 where its left neighbour is -l_1.
     """
     for first in (1, 2):
         x = grid[:, first:-1:2]
@@ -173,9 +182,11 @@ def _by_parity(grid: Tensor, zero_level: bool) -> Iterator[tuple[Tensor, Tensor,
 
 
 def _gradient(dist: Distribution, a: Tensor, x: Tensor, c: Tensor, central: Tensor) -> tuple[Tensor, Tensor]:
-    """d psi / d l = integral of (r - a) dF over [a, x] - integral of (c - r) dF over [x, c] at l = x, and its slope.
+    """Return the derivative of psi at l = x, and its slope:
 
-    Where `central`, the left neighbour is the mirror image -x and a = 0.
+        d psi / d l = integral of (r - a) dF over [a, x] - integral of (c - r) dF over [x, c]
+
+    Where `central`, the left neighbour is the mirror image -x, and a = 0.
     """
     below, below_first, _ = dist.moments(a, x)
     above, above_first, _ = dist.moments(x, c)
@@ -185,21 +196,21 @@ def _gradient(dist: Distribution, a: Tensor, x: Tensor, c: Tensor, central: Tens
 
 
 def _between(dist: Distribution, a: Tensor, c: Tensor, central: Tensor, start: Tensor) -> Tensor:
-    """The zero of `_gradient` in [a, c], or the midpoint where there is no mass."""
+    """Return the zero of `_gradient` in [a, c], or the midpoint where [a, c] has no mass."""
     start = torch.minimum(torch.maximum(start, a), c)
     x = increasing_root(lambda x: _gradient(dist, a, x, c, central), a, c, start)
     return torch.where(dist.moments(a, c)[0] > dist.negligible, x, (a + c) / 2)
 
 
 def _separate(positives: Tensor) -> Tensor:
-    """Positive levels [S, P] moved as little as it takes to be `GAP` apart and above 0."""
+    """Return positive levels [S, P] that are at least `GAP` apart and above 0, with the smallest change."""
     steps = GAP * torch.arange(1, positives.shape[1] + 1, dtype=torch.float64, device=positives.device)
     rising = (positives - steps).clamp(0, 1 - float(steps[-1])).cummax(-1).values + steps
     return torch.cat([rising[:, :-1], torch.ones_like(rising[:, :1])], dim=1)
 
 
 def _psi_of_positives(dist: Distribution, positives: Tensor, zero_level: bool) -> Tensor:
-    """psi of symmetric codebooks, given by positive levels [S, P], under a symmetric density."""
+    """Return psi [S] of symmetric codebooks with positive levels [S, P], for a symmetric density."""
     grid = _with_zero(positives)
     a, c = grid[:, :-1], grid[:, 1:]
     m0, m1, m2 = dist.moments(a, c)
@@ -210,7 +221,7 @@ def _psi_of_positives(dist: Distribution, positives: Tensor, zero_level: bool) -
 
 
 def _best(dist: Distribution, candidates: Tensor, zero_level: bool, sweeps: int) -> Fit:
-    """The first of the candidates [S, P] with the lowest psi; one that is not finite never wins."""
+    """Return the first of the candidates [S, P] with the lowest psi, ignoring non-finite values."""
     values = _psi_of_positives(dist, candidates, zero_level)
     winner = int(torch.where(values.isfinite(), values, math.inf).argmin())
     return Fit(codebook(candidates[winner].tolist(), zero_level), float(values[winner]), sweeps)
@@ -220,15 +231,18 @@ def _best(dist: Distribution, candidates: Tensor, zero_level: bool, sweeps: int)
 
 
 def amq(dist: Distribution, bits: int, zero_level: bool, previous_p: float | None = None, solver: str = "exact") -> Fit:
-    """AMQ: the best levels +-p^j; psi(p) has several minima, hence a grid over all p, then golden section.
+    """AMQ: fit a codebook of levels +-p^j.
+
+    psi(p) has several minima. A search over a grid of all p is therefore followed by a golden-section search.
 
     Args:
-        dist: of the normalised coordinates.
-        bits, zero_level: the form, see the module.
-        previous_p: the multiplier in use, one more candidate.
-        solver: `exact`, or `official`: what the code published with the paper does, see `_official_amq`.
+        dist: distribution of the normalised coordinates.
+        bits, zero_level: form of the codebook, see the module.
+        previous_p: the current multiplier, an additional candidate.
+        solver: `exact`, or `official` for the procedure of the paper's published code, see `_official_amq`.
 
-    Returns the codebook; p is its largest level below 1, `levels[-2]`.
+    Returns:
+        The codebook; p is its largest level below 1, `levels[-2]`.
     """
     if solver == "official":
         return _official_amq(dist, bits, zero_level, previous_p)
@@ -251,7 +265,7 @@ def amq(dist: Distribution, bits: int, zero_level: bool, previous_p: float | Non
 
 
 def _golden_section(function: Callable[[float], float], low: float, high: float) -> tuple[float, int]:
-    """The minimum of a function with one minimum in [low, high], to 1e-9 of its place, and the steps taken."""
+    """Return the position of the only minimum of a function in [low, high], to 1e-9, and the number of steps."""
     ratio = (math.sqrt(5) - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     at_left, at_right = function(left), function(right)
@@ -269,13 +283,14 @@ def _golden_section(function: Callable[[float], float], low: float, high: float)
     return (low + high) / 2, steps
 
 
-# ------------------------------------------------------------------ the published code, to compare with its numbers
+# ------------------------------------------------------------------ the published code, for comparison with its numbers
 
 
 def _official_alq(dist: Distribution, bits: int, zero_level: bool) -> Fit:
-    """30 sweeps of 10 finite-difference gradient steps of size 1 per level, from a cold start; far from converged.
+    """ALQ of the published code: 30 sweeps of 10 finite-difference gradient steps of size 1 per level.
 
-    All levels are free, so the codebook is not exactly symmetric. Starts whose levels leave their interval lose.
+    It starts without the previous codebook and is far from converged. All levels are free, so that the codebook is not
+    exactly symmetric. Starts whose levels leave their interval are discarded.
     """
     _refuse_zero_level(zero_level)
     count = 2**bits
@@ -297,13 +312,16 @@ def _official_alq(dist: Distribution, bits: int, zero_level: bool) -> Fit:
 
 
 def _error_around(dist: Distribution, a: Tensor, x: Tensor, c: Tensor) -> Tensor:
-    """V(a, x) + V(x, c)."""
+    """Return V(a, x) + V(x, c)."""
     (m0, m1, m2), (n0, n1, n2) = dist.moments(a, x), dist.moments(x, c)
     return (a + x) * m1 - m2 - a * x * m0 + (x + c) * n1 - n2 - x * c * n0
 
 
 def _official_amq(dist: Distribution, bits: int, zero_level: bool, previous_p: float | None, steps: int = 40) -> Fit:
-    """Gradient steps p <- p - 0.7 d(psi / 2)/dp from eight starts, compared without the error of the inner interval."""
+    """AMQ of the published code: gradient steps p <- p - 0.7 d(psi / 2)/dp from eight starts.
+
+    The results are compared without the error of the inner interval.
+    """
     _refuse_zero_level(zero_level)
     s = 2 ** (bits - 1) - 1
     starts = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6 if previous_p is None else previous_p, 0.8, 0.9]

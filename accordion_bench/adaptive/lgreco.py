@@ -1,6 +1,6 @@
-"""L-GreCo: the fewest bytes at the error of a uniform level, or of what another policy has decided.
+"""L-GreCo: choose per-tensor levels with the fewest bytes at the error of a uniform level or of another policy.
 
-The best level of each tensor under a limit on the errors is found by dynamic programming (`choose`)."""
+Dynamic programming (`choose`) finds the best level of each tensor under a limit on the sum of the errors."""
 
 import math
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.requests import Probe, RecentMean, Request
 
-CELLS = 10_000  # of the axis of errors
+CELLS = 10_000  # number of cells into which the error limit is divided
 
 
 class Turn(NamedTuple):
-    """Tensors that travel together, after those of the turn before.
+    """Tensors that are sent together, after those of the preceding turn.
 
-    ready: the earliest begin, in the unit of the costs.
-    fixed: cost that no level changes.
-    tensors: by index.
+    ready: earliest start, in the unit of the costs.
+    fixed: cost that does not depend on the levels.
+    tensors: indices of the tensors.
     """
 
     ready: float
@@ -33,18 +33,18 @@ class Turn(NamedTuple):
 
 
 def total(table: np.ndarray, levels: Sequence[int]) -> float:
-    """Sum over tensors of a table [tensors, levels] at one level each."""
+    """Return the sum over tensors of a table [tensors, levels], with one level per tensor."""
     return float(table[np.arange(len(levels)), levels].sum())
 
 
 def end(costs: np.ndarray, levels: Sequence[int], turns: Sequence[Turn], wait: float = 0.0) -> float:
-    """When all has arrived: end_k = max(ready_k, end_(k-1)) + fixed_k + sum_(l in k) costs[l, r_l]; `wait` at least.
+    """Return the end of the last turn, at least `wait`: end_k = max(ready_k, end_(k-1)) + fixed_k + sum_(l in k) costs.
 
     Args:
-        costs: [tensors, levels].
-        levels: r, one for each tensor.
-        turns: in their order, k.
-        wait: an earlier end gains nothing.
+        costs: [tensors, levels]; the sum is over costs[l, r_l].
+        levels: r, the level index of each tensor.
+        turns: k, in sending order.
+        wait: lower bound on the result; an earlier end has no advantage.
     """
     now = 0.0
     for turn in turns:
@@ -62,18 +62,18 @@ def choose(
     turns: Sequence[Turn],
     wait: float = 0.0,
 ) -> list[int]:
-    """The levels with the earliest end at an error of at most `limit`, with the least error among equals.
+    """Return the levels with the earliest end at an error of at most `limit`, and the smallest error among equals.
 
-    Errors are rounded up to cells of limit / 10,000, one at least.
+    Errors are rounded up to multiples of limit / 10,000, at least one.
 
     Args:
         errors, costs: [tensors, levels].
-        refined: levels that stay where nothing better is found.
-        limit: on the sum of errors.
+        refined: levels to return where no better ones are found.
+        limit: upper bound on the sum of errors.
         turns, wait: see `end`.
     """
     within = total(errors, refined) <= limit
-    if limit <= 0:  # nothing is lost, or nothing may be
+    if limit <= 0:  # compression is lossless, or no error is allowed
         return list(refined) if within else errors.argmin(1).tolist()
     cells = np.maximum(np.ceil(errors / (limit / CELLS)), 1)
     found = earliest_end(cells, costs, CELLS, turns, wait)
@@ -89,21 +89,21 @@ def choose(
 def earliest_end(
     cells: np.ndarray, costs: np.ndarray, limit: int, turns: Sequence[Turn], wait: float = 0.0
 ) -> list[int] | None:
-    """argmin end(r) subject to sum_l cells[l, r_l] <= limit, with the fewest cells among equals.
+    """Return argmin end(r) subject to sum_l cells[l, r_l] <= limit, with the fewest cells among equals.
 
-    f(c), the earliest end of what has travelled so far at c cells, is exact for integers, since an earlier end of one
-    tensor is never a later end of the next:
+    f(c) is the earliest end of the tensors sent so far at c cells. The recursion is exact for integer cells, because an
+    earlier end of one tensor never delays the next:
 
-        at the begin of turn k    f(c) <- max(ready_k, f(c)) + fixed_k
+        at the start of turn k    f(c) <- max(ready_k, f(c)) + fixed_k
         for each of its tensors   f(c) <- min_r f(c - cells[l, r]) + costs[l, r]
 
     Args:
-        cells, costs: [tensors, levels]; cells hold integers of at least 1.
-        limit: largest sum of cells.
+        cells, costs: [tensors, levels]; cells are integers of at least 1.
+        limit: upper bound on the sum of cells.
         turns, wait: see `end`; each tensor is in one turn.
 
     Returns:
-        a level per tensor; None where even the least cells exceed the limit.
+        A level index per tensor; None where even the fewest cells exceed the limit.
     """
     best = np.full(limit + 1, np.inf)
     best[0] = 0
@@ -130,7 +130,7 @@ def earliest_end(
     return found
 
 
-MOST = 9  # levels that are looked at where none are given
+MOST = 9  # upper bound on the number of default levels
 
 
 def _smoke_options(options: Config, knob: str) -> Config:
@@ -140,36 +140,40 @@ def _smoke_options(options: Config, knob: str) -> Config:
 
 @with_options
 class LGreCo(Policy):
-    """min sum_l bytes(l, r_l)  subject to  sum_l err(l, r_l) <= alpha sum_l err(l, b_l),  by dynamic programming.
+    """Choose levels that send the fewest bytes within an error limit, by dynamic programming:
 
-    bytes(l, r) is what one worker's link sends. err(l, r) = ||p_l - C_r(p_l)||, p_l being the mean of what worker 0 was
-    to send (residual included) in the last `samples` exchanges; one compression of that mean per level, from the
-    compressor's present state (the published code takes five power iterations or an SVD for a rank). b is the uniform
-    `reference`; or, where an earlier policy drives levels (adaptive=[accordion,lgreco]), what that one has decided
-    last, which holds until the next refinement.
+        minimise  sum_l bytes(l, r_l)  subject to  sum_l err(l, r_l) <= alpha sum_l err(l, b_l)
+        err(l, r) = ||p_l - C_r(p_l)||
 
-    The axis of errors has 10,000 cells; errors are rounded up, to one cell at least. What was to be refined stays where
-    rounding hides that it is as cheap. Where alpha is below what the levels can reach, each tensor gets the level of
-    least error.
+    bytes(l, r) is sent by one worker's link. p_l is the mean of worker 0's messages (residual included) over the last
+    `samples` exchanges; this mean is compressed once per level, from the compressor's current state (the published code
+    takes five power iterations or an SVD for a rank). b is the uniform `reference`. Where an earlier policy drives the
+    levels (adaptive=[accordion,lgreco]), b is its last decision, which applies until the next refinement.
 
-    Where `reference` is null it is the compressor's weak level; but 4 for bits (8 leave no room above), and the strong
-    one for a density (10 %: 99 % is never sent without need). Where `levels` is null they are integers from half to
-    twice the reference; for a density its quarter, doubled up to four times the reference or the compressor's weak one;
-    9 at most. The reference and an earlier policy's levels are always among them. With `every`, each refinement follows
-    the first `samples` of so many exchanges; else the first of an epoch. An epoch that has fewer leaves the rest to the
-    next one; from then on as many as the last epoch had are enough.
+    The error limit is divided into 10,000 cells; errors are rounded up to whole cells, at least one. The levels b are
+    kept where rounding hides that they are as cheap. Where the levels cannot reach the limit (alpha is too small), each
+    tensor gets the level with the smallest error.
+
+    Default `reference`: the compressor's weak level; for bits 4 (8 would leave no higher level); for a density the
+    strong level (10 %; the weak one, 99 %, is never sent without need). Default `levels`: the integers from half to
+    twice the reference; for a density, a quarter of the reference and its doublings up to four times the reference or
+    the compressor's weak level; at most 9. The reference and the levels of an earlier policy are always included.
+
+    With `every`, a refinement follows the first `samples` exchanges of each period of `every`; otherwise the first
+    `samples` of each epoch. If an epoch has fewer exchanges, the window continues in the next epoch; its length is then
+    at most the number of exchanges of the preceding epoch.
 
     Source: Alimohammadi et al. 2022 (arXiv 2210.17357) and its published code.
     """
 
-    alpha: float = option("share of the error that may be made; above 1 = fewer bytes", default=1.0, above=0)
+    alpha: float = option("factor on the error limit; above 1 = fewer bytes", default=1.0, above=0)
     reference: int | float | None = option(
         "level whose error is the limit, where no other policy decides; null = weak (bits: 4, density: strong)",
         default=None,
         above=0,
     )
-    levels: Any = option("what each tensor may get, e.g. [1, 2, 4]; null = around the reference", default=None)
-    samples: int = option("exchanges over whose mean the error is measured", default=10, at_least=1)
+    levels: Any = option("selectable levels, e.g. [1, 2, 4]; null = around the reference", default=None)
+    samples: int = option("exchanges whose mean message is used to measure the error", default=10, at_least=1)
     every: int | None = option(
         "exchanges between refinements; null = once per epoch", default=None, at_least=1, instead=100
     )
@@ -192,18 +196,19 @@ class LGreCo(Policy):
         good = isinstance(levels, list | tuple) and levels and all(is_positive(level) for level in levels)
         if levels is not None and not good:
             raise checks.ValueRefused("levels", "{null} or a list of numbers above 0", levels, None)
-        self.plans_with = frozenset() if self.every else frozenset({"steps_per_epoch"})  # of the first epoch's window
+        # the first epoch's window depends on the steps per epoch
+        self.plans_with = frozenset() if self.every else frozenset({"steps_per_epoch"})
         self.level_keys = ("reference", "reference") if levels is None else ("levels", "levels")
         self.follows = False
         self.budget: dict[str, int] = {}  # b, as indices into the ladder
-        self.window = self.samples  # exchanges that count, with `every` or without
+        self.window = self.samples  # length of the measurement window in exchanges
         self.begun = 0  # exchanges before this epoch
-        self.first, self.last = 0, self.samples - 1  # exchanges that count in this epoch, without `every`
+        self.first, self.last = 0, self.samples - 1  # measurement window of this epoch, without `every`
 
     # ---- before the run
 
     def uniform(self, knob: str, pair: tuple[float, float]) -> float:
-        """The reference level."""
+        """Return the reference level."""
         if self.reference is None:
             return {"density": pair[0], "bits": 4}.get(knob, pair[1])
         return check_level("reference", self.reference, knob, pair[1])
@@ -228,7 +233,7 @@ class LGreCo(Policy):
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
         self.values = ladder.values
-        # a local method's first epoch; elsewhere a shorter first window does no harm
+        # for a local method's first epoch; otherwise a shorter first window is harmless
         self.window = min(self.samples, self.every or max(1, run.steps_per_epoch(plan.batch_size) // plan.period))
         self.first, self.last = 0, self.window - 1
         if not self.follows:
@@ -247,7 +252,7 @@ class LGreCo(Policy):
         self.last = max(exchange, self.first + self.window - 1)
 
     def counted(self, exchange: int) -> tuple[int, int]:
-        """The first and the last exchange that count for the refinement at or before this time."""
+        """Return the first and the last exchange of the measurement window at this exchange."""
         if not self.every:
             return self.first, self.last
         first = exchange - exchange % self.every
@@ -289,12 +294,12 @@ class LGreCo(Policy):
     def best(
         self, errors: np.ndarray, wire: np.ndarray, refined: Sequence[int], limit: float
     ) -> tuple[list[int], dict[str, Any]]:
-        """The best levels within the limit, and what else is to be recorded of them.
+        """Return the best levels within the limit, and further entries for the decision.
 
         Args:
-            errors, wire: of each tensor at each level; bytes.
-            refined: levels that are to be made better.
-            limit: on the sum of errors.
+            errors, wire: errors and bytes of each tensor at each level, [tensors, levels].
+            refined: b, the levels to improve.
+            limit: upper bound on the sum of errors.
         """
         return choose(errors, wire, refined, limit, [Turn(0.0, 0.0, range(len(refined)))]), {}
 

@@ -1,4 +1,4 @@
-"""Policies of the period between averagings: presets of schemes, QSR, AdaComm."""
+"""Policies that adapt the averaging period of local methods: QSR and AdaComm, and presets that select a scheme."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from accordion_bench.requests import Request, TrainingLoss
 
 @with_options
 class Preset(Policy):
-    """Stands for a synchronisation scheme; refused where another one has been chosen."""
+    """Policy that only selects a synchronisation scheme; refused where another scheme has been chosen."""
 
     sync: str = option(default="local_sgd")
 
@@ -33,7 +33,7 @@ class Preset(Policy):
         self.syncs = (self.sync,)
 
 
-RAISED = 1 + 1e-9  # a power that is an integer may come out a rounding error below it: (0.3 / 0.1)^2
+RAISED = 1 + 1e-9  # compensates a rounding error just below an integer power, as in (0.3 / 0.1)^2
 
 
 def _qsr_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
@@ -44,20 +44,21 @@ def _qsr_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 
 @with_options
 class QSR(Policy):
-    """H = max(H_base, floor((alpha / eta)^exponent)), at most the steps left, at least 1.
+    """Quadratic synchronisation rule: H = max(H_base, floor((alpha / eta)^exponent)).
 
-    eta is the learning rate of the next step, as the schedule and the number of workers have scaled it. Decided after
-    every averaging, for the round that begins. At a learning rate of 0 the workers average at the end only.
+    H is at least 1 and at most the number of remaining steps. eta is the learning rate of the next step, scaled by the
+    schedule and the number of workers. The policy decides after every averaging, for the round that follows. At a
+    learning rate of 0 the workers average only at the end of the run.
 
-    The default `alpha` is for the default run, whose learning rate goes 0.4, 0.04, 0.004: periods 8, 25, and once at
-    the end; other optimizers and schedules need their own, about half of the peak learning rate.
+    The default `alpha` suits the default run, with learning rates 0.4, 0.04 and 0.004: its periods are 8, 25, and one
+    averaging at the end. Other optimizers and schedules need another value, about half of the peak learning rate.
 
     Source: Gu et al., ICLR 2024 (arXiv 2310.14423) and its official code.
     """
 
     alpha: float = option(
-        "learning rate at which the rule gives 1, about half of the peak; higher = longer periods; 0 = base_period "
-        "throughout",
+        "learning rate at which the rule gives 1, about half of the peak; higher = longer periods; 0 = always "
+        "base_period",
         default=0.2,
         at_least=0,
     )
@@ -96,10 +97,10 @@ class QSR(Policy):
         return replace(plan, period=self.warm if run.warmup_epochs else self.base)
 
     def owed_to_length(self, epochs: int) -> Any:
-        return self._epochs  # its last rounds are cut at the end of the run
+        return self._epochs  # the last rounds are shortened at the end of the run
 
     def period(self, lr: float, steps_left: int) -> int:
-        """H for a learning rate."""
+        """Return H for a learning rate."""
         if not self.alpha:
             return max(1, min(self.base, steps_left))
         try:
@@ -117,13 +118,13 @@ class QSR(Policy):
 
 
 def decays(run: RunFacts) -> bool:
-    """Whether the schedule ever lowers the learning rate during a run."""
+    """Return whether the schedule lowers the learning rate at any step of the run."""
     steps = run.steps_per_epoch()
     factors = (run.schedule(step / steps) for step in range(run.steps))
     return any(after < before for before, after in itertools.pairwise(factors))
 
 
-LOWERED = 1 - 1e-9  # a root that is an integer may come out a rounding error above it
+LOWERED = 1 - 1e-9  # compensates a rounding error just above an integer root
 
 
 def _adacomm_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
@@ -138,29 +139,30 @@ def _adacomm_smoke_options(options: Config, knob: str) -> Config:
 
 @with_options
 class AdaComm(Policy):
-    """tau_l = ceil(sqrt(eta_0 / eta_l x F_l / F_0) tau_0), in [1, max_period]; else half of the last one.
+    """Shorten the averaging period as the training loss falls: tau_l = ceil(sqrt(eta_0 / eta_l x F_l / F_0) tau_0).
 
-    F_l is the training loss of all workers, mean over the l-th interval of `every` steps, eta_l the learning rate after
-    it; F_0 and eta_0 belong to the first interval, in which tau_0 is in force. Decided at the first averaging after an
-    interval, of what the workers have seen by then; the loss travels at every averaging, 8 bytes. Synchronous steps
-    before the local ones do not count: the first interval begins after them.
+    tau_l is in [1, max_period]. F_l is the mean training loss of all workers over the l-th interval of `every` steps,
+    and eta_l the learning rate after it. F_0 and eta_0 belong to the first interval, whose period is tau_0. The policy
+    decides at the first averaging after an interval, from the steps up to then. The loss is sent at every averaging (8
+    bytes). Synchronous steps before the local ones do not count; the first interval starts after them.
 
-    Where the root is not below the last tau, `paper` halves it, but only while the learning rate is as it was: a drop
-    makes the root larger by itself, and may raise tau; a warm-up may not. `paddle` has tau_0 inside the root and never
-    halves. The last tau stays where the learning rate is 0, and after a loss that is 0 or not finite.
+    Where tau_l is not below the last tau, `rule=paper` halves the last tau if the learning rate has not changed. A drop
+    of the learning rate increases the root and may raise tau; a warm-up may not. `rule=paddle` is
+    ceil(sqrt(eta_0 / eta_l x F_l / F_0 x tau_0)), as in PaddlePaddle's code, and never halves. tau does not change
+    where the learning rate is 0, or after a loss that is 0 or not finite.
 
-    An interval has so many steps, not seconds, so that runs repeat; `every` is less than half the steps of the run as
-    they are at the start: a policy that enlarges the batch, or a late switch to local steps, can leave fewer than two
-    intervals. `paddle` is ceil(sqrt(eta_0 / eta_l x F_l / F_0 x tau_0)), as in PaddlePaddle's code.
+    An interval is measured in steps, not in seconds, so that runs are reproducible. `every` must be less than half the
+    number of steps of the run, as known at its start. A policy that enlarges the batch, or a late switch to local
+    steps, can leave fewer than two intervals.
 
     Source: Wang and Joshi 2019 (arXiv 1810.08313); the learning rates in the root, and the halving, as recalled.
     """
 
     every: int = option("steps between two decisions; shorter = the period falls sooner", default=60, at_least=1)
     initial: int | None = option(
-        "period before the first one; null = sync.period", default=None, at_least=1, instead=16
+        "period before the first decision; null = sync.period", default=None, at_least=1, instead=16
     )
-    max_period: int = option("the longest that a drop of the learning rate may lead to", default=32, at_least=1)
+    max_period: int = option("upper bound on the period after a drop of the learning rate", default=32, at_least=1)
     rule: str = option(
         "paper; paddle: the first period inside the root, no halving", default="paper", choices=("paper", "paddle")
     )
@@ -183,11 +185,11 @@ class AdaComm(Policy):
         self.tau_0 = 1
         self.first: tuple[float, float] | None = None  # F_0, eta_0
         self.last_lr = 0.0
-        self.loss_sum = 0.0  # over the steps of the interval that is running
-        self.begun = self.read = 0  # steps taken when it began, and when the loss was last read
+        self.loss_sum = 0.0  # over the steps of the current interval
+        self.begun = self.read = 0  # steps taken at the start of the interval, and when the loss was last read
 
     def due(self, exchange: int) -> bool:
-        return True  # when an interval ends is known in steps, which are not known here
+        return True  # intervals end after a number of steps, which is not known here
 
     def needs_at(self, exchange: int) -> frozenset[Request]:
         return frozenset([TrainingLoss()])
@@ -210,7 +212,7 @@ class AdaComm(Policy):
         return replace(plan, period=self.tau_0)
 
     def root(self, loss: float, lr: float) -> int:
-        """The rule without the halving; at least 1."""
+        """Return tau_l without the halving, at least 1."""
         assert self.first is not None
         loss_0, lr_0 = self.first
         square = lr_0 / lr * loss / loss_0
@@ -219,7 +221,7 @@ class AdaComm(Policy):
 
     def update(self, signals: Signals, plan: Plan) -> Plan:
         steps = signals.step + 1
-        if not signals.local:  # of a synchronous step: intervals begin with the local ones
+        if not signals.local:  # a synchronous step; intervals start with the local ones
             self.loss_sum, self.begun, self.read, self._decision = 0.0, steps, steps, {}
             return plan
         self.loss_sum += (math.nan if signals.loss is None else signals.loss) * (steps - self.read)
@@ -234,13 +236,13 @@ class AdaComm(Policy):
         return replace(plan, period=period)
 
     def decide(self, loss: float, lr: float, next_lr: float, period: int) -> tuple[int, str]:
-        """The period after an interval, and why.
+        """Return the period after an interval, and the reason.
 
         Args:
             loss: F_l.
             lr: learning rate of the interval's last step.
-            next_lr: eta_l.
-            period: the last one.
+            next_lr: eta_l, learning rate of the next step.
+            period: the current period.
         """
         if not (math.isfinite(loss) and loss > 0):
             return period, "no loss"

@@ -1,4 +1,4 @@
-"""What every policy is, and what the knob can be set to that a policy of levels steers."""
+"""Base class of policies, checks of the plans that they return, and the valid levels of a compressor's knob."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -22,29 +22,31 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 
 
 class Policy(Component):
-    """A policy edits the plan at the end of an epoch or after an exchange; it sees signals, never a compressor.
+    """Base class of policies, which edit the plan at the end of an epoch or after an exchange.
 
-    An exchange is an optimizer step with sync=every_step, and one averaging with a local method.
+    A policy receives signals and has no access to the compressor. An exchange is an optimizer step with
+    sync=every_step, and one averaging with a local method.
 
-    Every process of a run has its policies. `begin_epoch`, `needs`, `due` and `needs_at` run on all of them and must
-    give the same answer everywhere, because collectives hang on it: they may use the options, what `start` was given,
-    and what `begin_epoch` tells. `update` and `decision` run on the leader alone; what `update` notes is unknown
-    elsewhere. `state_dict` is the leader's, and a resumed run gives it to all.
+    Every process of a run has its own copy of the policies. `begin_epoch`, `needs`, `due` and `needs_at` run on all
+    processes and must return the same value on each, because collectives depend on it. They may use the options, the
+    arguments of `start` and those of `begin_epoch`. `update` and `decision` run on the leader only; attributes that
+    `update` sets do not change on other processes. `state_dict` is called on the leader; a resumed run loads its result
+    on all processes.
 
     Class attributes:
-        drives: what it steers: `level` (the compressor's rank, density or bits), `codebook` (its quantisation
-            levels), `batch` (samples per worker and step, with the learning rate's factor), `period` (local steps
+        drives: what the policy controls: `level` (the compressor's rank, density or bits), `codebook` (its quantisation
+            levels), `batch` (samples per worker and step, with a factor on the learning rate), `period` (local steps
             between two exchanges), or "" (nothing). Two policies may not drive the same, unless the later one refines.
-        refines: it starts from what an earlier policy in the list has decided, so that it may drive the same.
+        refines: whether it starts from the decision of an earlier policy in the list, and so may drive the same.
         when: `epoch`: `update` runs at the end of every epoch; `exchange`: after the exchanges that are `due`.
-        knobs: compressor knobs that it can steer, where it drives levels; empty = all.
-        level_keys: the options that say its strongest level and its others.
-        syncs: synchronisation schemes (names of YAML files) of which it needs one; empty = any.
-        needs_gradients: what it looks at must be gradients, which local methods do not exchange.
-        detects: it tells critical epochs from others.
-        plans_with: what it must know of the training beforehand, besides workers and tensors: `epochs`,
-            `steps_per_epoch`, `schedule` (the learning rate to come), `loss` (of every step).
-        intervals: how many times its option `interval`, in epochs, must pass before it can decide; 0 = has none.
+        knobs: compressor knobs that a policy with `drives = "level"` can control; empty = all.
+        level_keys: names of the options that set its strongest level and its other levels.
+        syncs: synchronisation schemes (names of YAML files), one of which is required; empty = any.
+        needs_gradients: whether it must measure gradients, which local methods do not exchange.
+        detects: whether it classifies epochs as critical or not.
+        plans_with: facts about the training that it must know in advance, besides workers and tensors: `epochs`,
+            `steps_per_epoch`, `schedule` (future learning rates), `loss` (of every step).
+        intervals: number of periods of its option `interval`, in epochs, before its first decision; 0 = no such option.
 
     Example:
         >>> class StrongFromEpoch1(Policy):
@@ -71,32 +73,33 @@ class Policy(Component):
     _decision: dict[str, Any] = {}
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
-        """The values that this policy chooses from, strong first; `pair` is the compressor's own (strong, weak).
+        """Return the values that this policy chooses from, strong first; `pair` is the compressor's (strong, weak).
 
-        A run's ladder holds the values of all its policies, strong first.
+        The ladder of a run contains the values of all its policies, strong first.
         """
         raise NotImplementedError
 
     def begin_epoch(self, epoch: int, exchange: int, plan: Plan) -> None:
-        """On every process, at the start of every epoch: the exchanges made so far, and the plan that is in force."""
+        """Called on every process at the start of every epoch, with the exchanges made so far and the current plan."""
 
     def needs(self, epoch: int) -> frozenset[str]:
-        """The signals to collect in this epoch, see `signals/gradient_sums.py`; other signals are not computed."""
+        """Return the signals to collect in this epoch, see `signals/gradient_sums.py`; no others are computed."""
         return frozenset()
 
     def due(self, exchange: int) -> bool:
-        """Whether to decide after this exchange (counted from 0), where `when` is `exchange`.
+        """Return whether to call `update` after this exchange (counted from 0).
 
-        Where it is `epoch`, `update` runs after this exchange, too, to take note of what `needs_at` has asked for.
+        With `when = "exchange"`, `update` then decides. With `when = "epoch"`, this call only lets `update` record what
+        `needs_at` has requested.
         """
         return False
 
     def needs_at(self, exchange: int) -> frozenset[Request]:
-        """What to look at in this exchange, see `requests.py`."""
+        """Return what to measure in this exchange, see `requests.py`."""
         return frozenset()
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
-        """The plan before the first step; called when the configuration is checked, and again when the run starts.
+        """Return the plan before the first step; called when the configuration is checked and when the run starts.
 
         Raises:
             ValueRefused: an option does not fit the run.
@@ -104,52 +107,52 @@ class Policy(Component):
         return plan
 
     def later_batches(self, first: int) -> Iterable[int]:
-        """The batch sizes that it may take where a run begins with `first`; after `start`. Empty = none, or unknown."""
+        """Return the later batch sizes of a run that starts with `first`; empty = none, or unknown. Needs `start`."""
         return ()
 
     def units_change(self) -> None:
-        """From here on differences of parameters are exchanged, no more gradients: forget what would mix both."""
+        """Discard state that would mix units: from now on parameter differences are exchanged, no longer gradients."""
 
     def owed_to_length(self, epochs: int) -> Any:
-        """What its decisions in the first `epochs` owe to the length of the run; after `start`.
+        """Return the part of its decisions in the first `epochs` that depends on the length of the run; needs `start`.
 
-        A run may be extended where both lengths give the same. None: nothing.
+        A run may be extended if the old and the new length give equal results. None: independent of the length.
         """
         return None
 
     def follow(self, plan: Plan) -> None:
-        """The earlier policy that this one refines has decided this plan; called at the start, too."""
+        """Receive the plan of the earlier policy that this one refines; called at the start and after each decision."""
 
     def update(self, signals: Signals, plan: Plan) -> Plan:
-        """The plan after an epoch, or an exchange. Runs on the leader alone; the result is broadcast.
+        """Return the plan after an epoch or an exchange. Runs on the leader only; the result is broadcast.
 
-        Where nothing is decided it returns the same object, which tells `follow` so.
+        Return the same object where nothing is decided; `follow` is then not called.
         """
         return plan
 
     def decision(self) -> dict[str, Any]:
-        """What the last update saw and decided, for the metrics row; empty = nothing to say."""
+        """Return the measurements and the decision of the last `update`, for the metrics row; empty = no decision."""
         return self._decision
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers, strings and containers."""
+        """Return the state as tensors, numbers, strings and containers of them."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Restore the state returned by `state_dict()`."""
 
 
 def checked(name: str, before: Plan, plan: Any, ladder: Ladder) -> Plan:
-    """What a policy has made of a plan, with its levels in the order of the plan before.
+    """Check the plan that a policy returns, and sort its levels in the order of the plan before.
 
     Args:
-        name: of the policy.
-        before: the plan that it was given.
-        plan: what it returns.
-        ladder: of the run.
+        name: name of the policy.
+        before: argument of the policy's `update`.
+        plan: its return value.
+        ladder: ladder of the run.
 
     Raises:
-        ConfigError: that is no plan which the run can follow.
+        ConfigError: the plan is not valid for the run.
     """
     if plan is before:
         return before
@@ -189,12 +192,12 @@ def _wrong(name: str, rule: str, got: Any, instead: str) -> ConfigError:
 
 
 def in_order(policies: dict[str, Policy]) -> dict[str, Policy]:
-    """The order in which they decide: drivers of the batch first, because the others look at the rate they leave."""
+    """Sort policies for deciding: drivers of the batch first, because the others depend on the new learning rate."""
     return dict(sorted(policies.items(), key=lambda named: named[1].drives != "batch"))  # else as listed
 
 
 def tell_followers(policies: Sequence[Policy], decider: Policy, plan: Plan) -> None:
-    """Show a decision to the later policies that refine it."""
+    """Pass a decision to the later policies that refine it."""
     for policy in policies[policies.index(decider) + 1 :]:
         if policy.refines and policy.drives == decider.drives:
             policy.follow(plan)
@@ -202,14 +205,14 @@ def tell_followers(policies: Sequence[Policy], decider: Policy, plan: Plan) -> N
 
 BITS = (2, 8)  # fewest and most
 DENSE: dict[str, float] = {"rank": 1_000_000, "density": 1.0}
-"""Levels that leave nothing out, where a knob has one; a rank is cut to the smaller side of each matrix."""
+"""Lossless level of each knob that has one; a rank is limited to the smaller side of each matrix."""
 
 
 def check_level(key: str, value: Any, knob: str, instead: Any) -> float:
-    """A value that the knob can take: a share for `density`, `BITS` for `bits`, else an integer of at least 1.
+    """Return `value` if the knob can take it: a share for `density`, `BITS` for `bits`, else an integer of at least 1.
 
     Raises:
-        ValueRefused: with `instead` as what to type.
+        ValueRefused: it cannot; the error suggests `instead`.
     """
     if knob == "density":
         return checks.number(key, value, above=0, at_most=1, instead=instead)
@@ -221,5 +224,5 @@ def check_level(key: str, value: Any, knob: str, instead: Any) -> float:
 
 
 def is_positive(value: Any) -> bool:
-    """Whether this is a finite number above 0, as every level of every knob is."""
+    """Return whether a value is a finite number above 0, as every level is."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")

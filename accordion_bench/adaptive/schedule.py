@@ -1,4 +1,4 @@
-"""Levels by the calendar: a table from epochs to levels, for ablations and for replaying what another run has found."""
+"""LevelSchedule: levels from a fixed table by epoch, for ablations and for replaying the decisions of another run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,33 +22,34 @@ def _smoke_options(options: Config, knob: str) -> Config:
 
 @with_options
 class LevelSchedule(Policy):
-    """level(e) = `inside` where epoch e is critical, else `outside`; or level(e) as `ranges` say. It sees no signal.
+    """Set level(e) = `inside` where epoch e is critical, else `outside`; or level(e) from `ranges`. It uses no signal.
 
-    A level is `weak` or `strong` (the compressor's own pair), `dense` (density 1, or a rank that cuts nothing off), or
-    a number. Ranges hold their first epoch and not their end; an end of null is that of the run.
+    A level is `weak` or `strong` (the compressor's pair), `dense` (density 1, or the full rank), or a number. A range
+    includes its first epoch and excludes its end; an end of null is the end of the run.
 
-    `critical` = [] says none, [[0, null]] all; null the first fifteenth of the run, and as many epochs after the first
-    drop of the learning rate, at once to 0.7 of what it was or less (20 + 20 of 300). `ranges` give every epoch exactly
-    one level; then the others are null.
+    `critical=[]` means no epoch, [[0, null]] all epochs. null means the first fifteenth of the run, and as many epochs
+    after the first drop of the learning rate, a sudden fall to at most 0.7 of its value (20 + 20 of 300 epochs).
+    `ranges` must give every epoch exactly one level; the other options must then be null.
 
-    The paper's ablation as (inside, outside): weak everywhere (weak, weak), in critical epochs alone (weak, strong),
-    outside of them alone (strong, weak), nowhere (strong, strong), dense outside (strong, dense).
+    The paper's ablation as (inside, outside): weak everywhere (weak, weak), only in critical epochs (weak, strong),
+    only outside of them (strong, weak), nowhere (strong, strong), dense outside (strong, dense).
 
     Source: Agarwal et al., MLSys 2021 (arXiv 2010.16248), figure 2.
     """
 
     critical: Any = option(
-        "[[first, end], ...], end excluded; null = a fifteenth at the start, and after the first drop of the rate",
+        "[[first, end], ...], end excluded; null = a fifteenth of the run at the start and after the first drop of the "
+        "learning rate",
         default=None,
     )
     inside: Any = option("level in critical epochs: weak, strong, dense or a number; null = weak", default=None)
     outside: Any = option("level elsewhere; null = strong", default=None)
     ranges: Any = option(
-        "instead of the three: [[first, end, level], ...], an end of null is that of the run", default=None
+        "replaces the three: [[first, end, level], ...]; an end of null is the end of the run", default=None
     )
 
     chosen_as = {
-        "schedule": Choice("levels by the calendar: the ablation of critical regimes (Agarwal et al. 2021, figure 2)")
+        "schedule": Choice("levels by epoch: the ablation of critical regimes (Agarwal et al. 2021, figure 2)")
     }
 
     description = replace(Policy.description, smoke_options=_smoke_options)
@@ -81,7 +82,7 @@ class LevelSchedule(Policy):
         return tuple(sorted({value for value, _ in found}))
 
     def value(self, key: str, level: Any, knob: str, pair: tuple[float, float]) -> float:
-        """The knob's value for a word or a number."""
+        """Return the knob's value for a word or a number."""
         strong, weak = pair
         if level == "strong":
             return strong
@@ -93,7 +94,7 @@ class LevelSchedule(Policy):
         return DENSE[knob] if level == "dense" else check_level(key, level, knob, instead)
 
     def by_epoch(self, run: RunFacts) -> list[Any]:
-        """The level of each epoch, as configured.
+        """Return the configured level of each epoch.
 
         Raises:
             ValueRefused: an epoch has no level, or two, or ranges end after the run.
@@ -114,7 +115,7 @@ class LevelSchedule(Policy):
         return [self.inside if ids else self.outside for ids in found]
 
     def default_critical(self, run: RunFacts) -> list[list[int]]:
-        """The paper's critical epochs, as shares of the run."""
+        """Return the paper's critical epochs, scaled to the length of the run."""
         length = max(1, round(run.epochs / 15))
         drop = run.first_drop()
         if drop is None:
@@ -141,12 +142,12 @@ class LevelSchedule(Policy):
 
 
 def is_level(value: Any) -> bool:
-    """A word, or a number above 0."""
+    """Return whether a value is one of the words for levels, or a number above 0."""
     return value in WORDS if isinstance(value, str) else is_positive(value)
 
 
 def is_range(value: Any, size: int) -> bool:
-    """[first, end] or [first, end, level], with integers 0 <= first < end, or an end of null."""
+    """Return whether a value is [first, end] or [first, end, level], with 0 <= first < end integers, or end null."""
     if not isinstance(value, list | tuple) or len(value) != size or type(value[0]) is not int or value[0] < 0:
         return False
     good_end = value[1] is None or (type(value[1]) is int and value[1] > value[0])
@@ -154,19 +155,19 @@ def is_range(value: Any, size: int) -> bool:
 
 
 def covered(ranges: Sequence[Any], epochs: int) -> list[list[int]]:
-    """For each epoch the indices of the ranges that hold it."""
+    """Return, for each epoch, the indices of the ranges that contain it."""
     ends = [epochs if r[1] is None else r[1] for r in ranges]
     return [[i for i, r in enumerate(ranges) if r[0] <= epoch < ends[i]] for epoch in range(epochs)]
 
 
 def beyond(ranges: Sequence[Any], epochs: int) -> str:
-    """Says which range leaves the run; "" if none does."""
+    """Describe the first range that exceeds the run; "" if none does."""
     late = [r for r in ranges if r[0] >= epochs or (r[1] or 0) > epochs]
     return f"{checks.show(late[0])} goes beyond the run" if late else ""
 
 
 def first_wrong(found: Sequence[Sequence[int]]) -> str:
-    """Says which epoch has no range, or two; "" if none."""
+    """Describe the first epoch that is in no range or in several; "" if there is none."""
     for epoch, ids in enumerate(found):
         if len(ids) != 1:
             return f"epoch {epoch} has {'none' if not ids else 'two'}"
@@ -174,7 +175,7 @@ def first_wrong(found: Sequence[Sequence[int]]) -> str:
 
 
 def repaired(ranges: Sequence[Any], epochs: int, apart: bool = False) -> list[list[Any]]:
-    """The same ranges without what is wrong; each ends where the next begins, or earlier where they may lie `apart`."""
+    """Return corrected ranges: each ends where the next one starts, or earlier where `apart` allows gaps."""
     by_first = {r[0]: r for r in sorted(ranges, key=lambda r: r[0]) if r[0] < epochs}
     kept = [list(r) for r in by_first.values()] or [list(ranges[0])]
     if not apart or kept[0][0] >= epochs:

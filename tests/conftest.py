@@ -1,4 +1,4 @@
-"""One thread per process: the tests share the machine with the processes that they start."""
+"""Settings and fixtures of all tests: one thread per process, hidden GPUs, sampled cases, and isolated global state."""
 
 import gc
 import itertools
@@ -13,37 +13,37 @@ from accordion_bench.options import conf_dir, instantiate
 from tests.kit.own_parts import inside  # noqa: F401
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, whose children would not hear Ctrl-C
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job: children would ignore Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # below nohup, where no terminal's end would be heard
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup: children would ignore the end of a terminal
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-gc.disable()  # nothing of what is collected goes before the end
+gc.disable()  # objects created during collection live until the end
 
 
 def pytest_configure(config):
-    """GPUs are hidden unless `-m` asks for the tests of one: the others, and what they start, would train there."""
+    """Hide GPUs unless `-m` selects GPU tests, because all other tests and their processes would train on them."""
     if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if not torch.cuda.is_available():
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # chosen when Triton is imported, whoever does that first
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads this when it is imported
 
 
 def pytest_collection_finish():
-    """Thousands of tests and all that they have imported need not be looked at again and again."""
+    """Exclude thousands of collected tests and their imports from garbage collection."""
     gc.freeze()
     gc.enable()
 
 
 def pytest_sessionfinish():
-    """What ends with the process is counted again."""
+    """Include these objects in garbage collection again."""
     gc.unfreeze()
 
 
-@pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
+@pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
 def pytest_collection_modifyitems(items):
-    """Of the cases of a test that is marked `sample(n)`, the first and every n-th after it are in the default suite.
+    """Keep the first and every n-th further case of a test marked `sample(n)` in the default suite; mark others slow.
 
-    Let n have no factor in common with the numbers of values of its parameters, so that cases differ in each of them.
+    Choose n without a common factor with the numbers of values of the parameters, so that the kept cases vary in each.
     """
     for _, cases in itertools.groupby(items, key=lambda item: (item.path, getattr(item, "originalname", item.name))):
         for number, item in enumerate(cases):
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def nothing_added_by_other_tests():
-    """What one test adds by --config-dir no other one looks into; what it trusts no other one trusts."""
+    """Remove the folders and trusted classes that a test has added by --config-dir."""
     folders, classes = list(conf_dir._own), set(instantiate._added)
     yield
     conf_dir._own[:] = folders
@@ -63,7 +63,7 @@ def nothing_added_by_other_tests():
 
 @pytest.fixture(autouse=True)
 def same_draws():
-    """What a test draws without a generator of its own is the same each time."""
+    """Seed torch's global generator before each test."""
     torch.manual_seed(0)
 
 
@@ -74,7 +74,7 @@ def one_thread():
 
 @pytest.fixture(autouse=True, scope="session")
 def cells_are_composed_once():
-    """Before a sweep Hydra composes all of its cells, only to see whether it can; each is composed again to be run."""
+    """Skip Hydra's check that composes all cells before a sweep; each cell is composed again to be run."""
     from hydra.plugins.sweeper import Sweeper
 
     with pytest.MonkeyPatch.context() as patched:
@@ -84,7 +84,7 @@ def cells_are_composed_once():
 
 @pytest.fixture(autouse=True, scope="session")
 def no_waiting_for_the_disk():
-    """Tests do not survive a power cut; that files are synchronised is a test of its own."""
+    """Disable fsync for speed; a separate test checks that files are synchronised."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: None)
         yield

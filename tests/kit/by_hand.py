@@ -1,4 +1,4 @@
-"""A bench's run, and the same training written by hand with `ab.attach` or `ab.local`, each in one of two processes."""
+"""A benchmark run, and the same training written by hand with `ab.attach` or `ab.local`, in two processes."""
 
 import contextlib
 from pathlib import Path
@@ -25,13 +25,13 @@ SMALL = ["dataset.subset=96", "batch_size=8", "workers=2", "device=cpu", "checkp
 
 
 def joined(rank: int, store: str, workers: int = 2) -> None:
-    """Join a gloo group, with one thread."""
+    """Join a gloo group, and use one thread."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=workers)
 
 
 def bench(folder: Path, rank: int, *overrides: str, workers: int = 2) -> Trainer:
-    """A bench's trainer after its run, one worker in each process."""
+    """Return the trainer of a benchmark run after the run, with one worker in each process."""
     cfg = composed.cfg(*SMALL, f"paths.runs={folder}", *overrides)
     config = RunConfig.from_dict({**cfg, "workers": workers})
     run = RunFolder(folder / "run")
@@ -43,12 +43,12 @@ def bench(folder: Path, rank: int, *overrides: str, workers: int = 2) -> Trainer
 
 
 class Loop:
-    """What a user's script has: a model, an optimizer, data, a learning rate.
+    """Training loop of a user's script: a model, an optimizer, data and a learning rate.
 
     Args:
-        trainer: a bench's, whose configuration this is.
-        rank: of the process.
-        optimizer: its class; None = the configured one.
+        trainer: trainer of a benchmark run, which supplies the configuration.
+        rank: rank of the process.
+        optimizer: class of the optimizer; None = the configured one.
     """
 
     def __init__(self, trainer: Trainer, rank: int, optimizer: type | None = None) -> None:
@@ -68,7 +68,7 @@ class Loop:
 
     @property
     def batch_size(self) -> int:
-        """Of this rank."""
+        """Number of samples of this rank per step."""
         given = self.config.batch_size
         return given[self.rank] if isinstance(given, list) else given
 
@@ -76,7 +76,7 @@ class Loop:
         return self.base_lr * self.schedule(epoch)
 
     def epoch(self, comm: Any, epoch: int, module: nn.Module | None = None, first: int = 0) -> None:
-        """One epoch as a user would write it."""
+        """Train one epoch as a user would write it."""
         module = module or self.model
         self.sampler.begin_epoch(epoch, self.config.largest_batch)
         batches = (self.sampler.batch(self.rank, step) for step in range(first, self.steps))
@@ -90,7 +90,7 @@ class Loop:
             self.optimizer.zero_grad()
 
     def train(self, comm: Any, module: nn.Module | None = None) -> None:
-        """All epochs."""
+        """Train all epochs."""
         self.model.train()
         for epoch in range(self.config.epochs):
             self.epoch(comm, epoch, module)
@@ -100,7 +100,7 @@ class Loop:
     def attached(
         self, compressor: str, adaptive: Any = None, ddp: bool = False, **options: Any
     ) -> tuple[Any, nn.Module]:
-        """The attachment, and what is called as the model."""
+        """Return the attachment, and the module to call."""
         module = DistributedDataParallel(self.model) if ddp else self.model
         comm = ab.attach(module, self.optimizer, compressor, adaptive, batch_size=self.batch_size, **options)
         return comm, module
@@ -121,7 +121,7 @@ def equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 
 def differs(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """Largest difference of any coordinate."""
+    """Return the largest difference of any coordinate."""
     return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 

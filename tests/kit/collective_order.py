@@ -1,7 +1,7 @@
-"""Which collectives a process makes, in which order; and whether the processes of a run agree on it.
+"""Record the collectives of each process in order, and compare the order between the processes of a run.
 
-gloo and NCCL match the collectives of a group by their order alone: one that comes too early in one process meets
-another one's, hangs, or adds what does not belong together. NCCL also hangs where two groups take turns differently.
+gloo and NCCL match the collectives of a group only by their order: a collective that one process starts too early is
+matched with another one, hangs, or adds unrelated data. NCCL also hangs if processes interleave two groups differently.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Call:
-    """One collective, as one process makes it.
+    """One collective call of one process.
 
     Args:
         group: the ranks that take part.
-        operation: of torch.distributed.
-        dtype: of the tensor; "" without one.
-        size: its coordinates; of an all-gather those of one process.
-        detail: what else all must say alike: source, operation of a reduction, ranks of a new group.
-        sent, received: of an all-to-all, coordinates to and from each process.
+        operation: name of the function of torch.distributed.
+        dtype: dtype of the tensor; "" without a tensor.
+        size: number of coordinates; for an all-gather those of one process.
+        detail: further arguments that must be equal on all ranks: source, reduction, ranks of a new group.
+        sent, received: for an all-to-all, number of coordinates to and from each process.
     """
 
     group: tuple[int, ...]
@@ -38,17 +38,17 @@ class Call:
 
     @classmethod
     def of_dict(cls, saved: dict[str, Any]) -> "Call":
-        """From `asdict()`, also after JSON."""
+        """Create a call from `asdict()`, also after JSON."""
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()})
 
 
 class Disagreement(AssertionError):
-    """Two processes do not make the same collectives in the same order."""
+    """Two processes do not call the same collectives in the same order."""
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Call]]:
-    """The collectives that this process makes from now on, of all its threads."""
+    """Record the collectives that all threads of this process call within the context."""
     calls: list[Call] = []
 
     def listening(name: str, describe: Callable[..., dict[str, Any]]) -> Callable:
@@ -88,10 +88,10 @@ DESCRIBED: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def compare(logs: Sequence[Sequence[Call]]) -> None:
-    """Refuse logs, by rank, of which two differ in what both processes take part in.
+    """Check that the logs of any two ranks agree on the collectives in which both take part.
 
     Raises:
-        Disagreement: names the first difference.
+        Disagreement: they do not; names the first difference.
     """
     for a, b in itertools.combinations(range(len(logs)), 2):
         common = [[call for call in logs[rank] if {a, b} <= set(call.group)] for rank in (a, b)]
@@ -101,7 +101,7 @@ def compare(logs: Sequence[Sequence[Call]]) -> None:
 
 
 def _meet(mine: Call, a: int, other: Call, b: int) -> bool:
-    """Whether two processes' calls are the same collective."""
+    """Return whether the calls of two processes are the same collective."""
     plain = [(call.group, call.operation, call.dtype, call.size, call.detail) for call in (mine, other)]
     if plain[0] != plain[1]:
         return False
@@ -112,5 +112,5 @@ def _meet(mine: Call, a: int, other: Call, b: int) -> bool:
 
 
 def to_json(calls: Sequence[Call]) -> list[dict[str, Any]]:
-    """For a file."""
+    """Convert calls to JSON."""
     return [asdict(call) for call in calls]

@@ -1,4 +1,4 @@
-"""Configurations as `compose` gives them, but Hydra composes only once (0.1 s each); test_composed.py compares."""
+"""Configurations equal to those of `compose`, with one call of Hydra (0.1 s each); test_composed.py compares them."""
 
 import copy
 import functools
@@ -20,7 +20,7 @@ RUNS = "paths.runs="
 
 @functools.cache
 def _base() -> tuple[dict[str, Any], dict[str, Any]]:
-    """What Hydra composes where nothing is typed, interpolations as they stand in the files; and the choices."""
+    """Return Hydra's configuration without overrides, with unresolved interpolations, and the choices."""
     from hydra import compose, initialize_config_dir
 
     register_resolvers()
@@ -34,7 +34,7 @@ def _base() -> tuple[dict[str, Any], dict[str, Any]]:
 
 @functools.cache
 def _file(group: str, name: str) -> dict[str, Any] | None:
-    """What a choice's file says, read as Hydra reads it; None where there is none."""
+    """Return the content of a choice's file, read as by Hydra; None if there is no file."""
     path = conf_dir() / group / f"{name}.yaml"
     return _plain(OmegaConf.load(path)) if path.is_file() else None
 
@@ -52,14 +52,14 @@ def _is_choice(override: str) -> bool:
 
 @functools.cache
 def _value(override: str) -> Any:
-    """What Hydra's grammar reads in `key=value`; a dict, which would be merged, where it is not one value."""
+    """Return the value of `key=value` in Hydra's grammar; a dict, which Hydra would merge, if it is not one value."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException:
-        return {}  # what it says of a list is more than what it says of one
+        return {}  # a list of overrides gives a more detailed error than a single one
     return {} if parsed.is_add() or parsed.is_delete() or parsed.is_sweep_override() else parsed.value()
 
 
@@ -68,7 +68,7 @@ class _HydraIsNeeded(Exception):
 
 
 def _choose(raw: dict[str, Any], choices: dict[str, Any], typed: dict[str, str]) -> None:
-    """Put what the chosen files say in the place of what is there."""
+    """Replace nodes by the content of the chosen files."""
     chosen: dict[str, Any] = {}
     names = typed.get("adaptive", "none").removeprefix("[").removesuffix("]").split(",")
     policies = [(name, copy.deepcopy(_file("adaptive", name))) for name in names]
@@ -77,7 +77,7 @@ def _choose(raw: dict[str, Any], choices: dict[str, Any], typed: dict[str, str])
             for key, name in item.items() if isinstance(item, dict) else ():
                 group = key.removeprefix("override /").partition("@")[0]
                 if chosen.setdefault(group, name) != name:
-                    raise _HydraIsNeeded  # one of them has the last word
+                    raise _HydraIsNeeded  # two files choose differently; Hydra decides by their order
     for group, name in {**chosen, **typed}.items():
         node = policies[0][1] if group == "adaptive" else copy.deepcopy(_file(group, name))
         if node is None or "defaults" in node:
@@ -88,13 +88,13 @@ def _choose(raw: dict[str, Any], choices: dict[str, Any], typed: dict[str, str])
             raise _HydraIsNeeded
         raw["adaptive"] = {name: node for name, node in policies if name != "none"}
         if typed["adaptive"].startswith("["):
-            del choices["adaptive"]  # Hydra tells no choice of several
+            del choices["adaptive"]  # Hydra reports no choice for a list of policies
 
 
 def cfg(*overrides: str) -> dict[str, Any]:
-    """`compose(overrides)`, but values and the files of choices are put by hand into what has been composed once.
+    """Return `compose(overrides)`, by inserting values and the files of choices into a cached configuration.
 
-    Many tests ask for the same run, each in a folder of its own, which decides nothing else.
+    Many tests request the same run, each in its own folder, which affects nothing else.
     """
     if len(conf_dirs()) > 1:
         return compose(overrides)
@@ -133,19 +133,19 @@ def _set(raw: dict[str, Any], option: str) -> None:
 
 
 def config(*overrides: str) -> RunConfig:
-    """`cfg` of the same arguments, typed."""
+    """Return `cfg` of the same arguments as a RunConfig."""
     return RunConfig.from_dict(cfg(*overrides))
 
 
 def run(runs: Path, *overrides: str) -> dict[str, Any]:
-    """`tiny.cfg` of the same arguments."""
+    """Return `tiny.cfg` of the same arguments as a RunConfig."""
     from tests.kit import tiny
 
     return tiny.cfg(runs, *overrides)
 
 
 def unresolved(preset: str, arm: str = "") -> DictConfig:
-    """What Hydra composes for an experiment, with its own node; not to be changed."""
+    """Return Hydra's configuration of an experiment, with its own node; do not modify it."""
     return _unresolved(preset, arm)
 
 
@@ -161,7 +161,7 @@ def _unresolved(preset: str, arm: str) -> DictConfig:
 
 @functools.cache
 def swept(preset: str, at: str = "full") -> dict[str, list[str]]:
-    """What an experiment sweeps over."""
+    """Return the sweep of an experiment."""
     full = unresolved(preset).copy()
     full.scale = at
     params = OmegaConf.to_container(full.hydra.sweeper.params, resolve=True)
@@ -170,12 +170,12 @@ def swept(preset: str, at: str = "full") -> dict[str, list[str]]:
 
 
 def parts_of(cfg: dict[str, Any]) -> Components:
-    """The components of a configuration that says how many workers there are."""
+    """Return the components of a configuration in which the number of workers is set."""
     return build_components(RunConfig.from_dict(cfg), cfg["workers"])
 
 
 def validated(cfg: dict[str, Any]) -> Components:
-    """The components of a configuration that is validated for this machine.
+    """Validate a configuration for this machine, and return its components.
 
     Raises:
         ConfigError: a value breaks a rule.
@@ -185,5 +185,5 @@ def validated(cfg: dict[str, Any]) -> Components:
 
 
 def warnings(cfg: dict[str, Any], typed: set[str]) -> list[str]:
-    """What the user is told of settings without effect."""
+    """Return the warnings about options without effect."""
     return without_effect(RunConfig.from_dict(cfg), typed, parts_of(cfg))

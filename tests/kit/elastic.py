@@ -1,4 +1,4 @@
-"""Workers that come and go, each in a process: their gradients are constant, so that what comes of them is known."""
+"""Elastic workers, each in a process, with constant gradients, so that the results are known."""
 
 import contextlib
 import datetime
@@ -26,7 +26,7 @@ AMID = "amid "  # before an end: within an exchange, when its first bucket has c
 
 
 class Constant(nn.Module):
-    """Two tensors in two layers whose gradients are what the worker is called, its number plus one, times 1, 2, ..."""
+    """Model of two tensors in two layers; their gradients are the worker's number plus one, times 1, 2, ..."""
 
     def __init__(self, inputs: int = 3) -> None:
         super().__init__()
@@ -40,17 +40,17 @@ class Constant(nn.Module):
 
 
 def slopes(x: torch.Tensor) -> torch.Tensor:
-    """1, 2, ... in its shape."""
+    """Return 1, 2, ... in the shape of x."""
     return torch.arange(1.0, 1 + x.numel()).view(x.shape)
 
 
 class Run:
-    """Workers of one run, which meet in a store of this process.
+    """Workers of one run, with a store hosted by this process.
 
     Args:
-        folder: what they say at their ends stands there.
-        steps: of the run.
-        options: of `ab.local`; with sync=every_step of `ab.attach`.
+        folder: folder for the results of the workers.
+        steps: number of steps of the run.
+        options: arguments of `ab.local`; with sync=every_step of `ab.attach`.
     """
 
     def __init__(self, folder: Path, steps: int, **options: Any) -> None:
@@ -63,9 +63,9 @@ class Run:
         """Start workers.
 
         Args:
-            names: of these.
-            first: workers that begin together; 0 = these enter later.
-            end: before the average after which step one ends, and how.
+            names: numbers of the workers.
+            first: number of workers that start together; 0 = these join later.
+            end: (step, how): end the worker before the average after this step.
             other: options that differ.
         """
         if not first:
@@ -80,7 +80,7 @@ class Run:
                 self.processes[name] = process
 
     def told(self, name: int, seconds: float = 60) -> dict[str, Any]:
-        """What a worker has said at its end."""
+        """Return the result that a worker has written at its end."""
         self.processes[name].join(seconds)
         file = self.folder / f"{name}.json"
         assert file.exists(), f"worker {name} has said nothing; exit status {self.processes[name].exitcode}"
@@ -88,7 +88,7 @@ class Run:
         return found
 
     def close(self) -> None:
-        """End those who are still there."""
+        """Kill the workers that are still running."""
         for process in self.processes.values():
             process.kill()
             process.join()
@@ -101,7 +101,7 @@ class Run:
 
 
 def wait_for(found: Callable[[], bool], seconds: float = 60) -> None:
-    """Until it is so."""
+    """Wait until `found()` is true."""
     until = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < until
@@ -124,7 +124,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 def work(
     place: tuple[str, int], name: int, file: Path, steps: int, end: tuple[int, str], options: dict[str, Any]
 ) -> None:
-    """One worker, to its end; it says in a file what it has become, step by step."""
+    """Run one worker to its end, and write its state after each step to a file."""
     generations.BEAT, generations.SILENCE = 0.1, 1.5
     torch.set_num_threads(1)
     store = dist.TCPStore(*place, None, False, datetime.timedelta(seconds=60), wait_for_workers=False)
@@ -159,7 +159,7 @@ def work(
 
 
 def _end(how: str) -> None:
-    """End this process, now or when the first bucket of the next exchange has come."""
+    """End this process, now or after the first bucket of the next exchange."""
     number = ENDS[how.removeprefix(AMID)]
     if not how.startswith(AMID):
         os.kill(os.getpid(), number)

@@ -13,8 +13,11 @@ from tests.kit import tiny
 
 
 class Net(tiny.Net):
-    """FAULT=KIND:RANK:COUNT[:FILE]: what happens in the COUNTth training forward of a rank, or in its backward pass:
-    backward (raises there), hang (for ever), kill (itself). With a file: only if it is not there yet; it is made."""
+    """FAULT=KIND:RANK:COUNT[:FILE]: a fault in the COUNTth training forward of a rank, or in its backward pass.
+
+    KIND: backward (raise in the backward pass), hang (forever), kill (the process itself). With FILE, the fault occurs
+    only if the file does not exist, and creates it.
+    """
 
     def trouble(self, y: Tensor) -> Tensor:
         y = super().trouble(y)
@@ -33,7 +36,7 @@ class Net(tiny.Net):
 
 
 class Fails(torch.autograd.Function):
-    """The identity, which cannot be differentiated."""
+    """Identity whose backward pass raises."""
 
     @staticmethod
     def forward(ctx, y: Tensor) -> Tensor:

@@ -1,5 +1,4 @@
-"""Finished runs that nobody has trained, for every kind of figure; and the report's figures, not written but looked
-at."""
+"""Synthetic finished runs for every kind of figure, and the report's figures as objects."""
 
 import copy
 import functools
@@ -33,12 +32,12 @@ def node(group, name, **options):
 def run(
     compressor="none", seed=0, adaptive=None, sync="every_step", period=None, end=0.9, cost=1.0, spread=0.004, **changes
 ):
-    """A finished run of 6 epochs that has every column; `changes` are options of the compressor or of the run.
+    """Return a finished run of 6 epochs with every column; `changes` are options of the compressor or of the run.
 
     Args:
-        end: the metric after the last epoch.
-        cost: bytes, compared with dense.
-        spread: how far the seeds are apart.
+        end: metric after the last epoch.
+        cost: bytes as a share of dense.
+        spread: spread of the metric over seeds.
     """
     metric = changes.pop("metric", "accuracy")
     epochs, shared = changes.pop("epochs", 6), changes.pop("shared", False)
@@ -59,7 +58,7 @@ def run(
         **of_run,
     }
     own = zlib.crc32(f"{compressor} {adaptive} {sync} {period} {sorted(changes.items())} {seed}".encode()) % 5 - 2
-    noise = spread * ((seed * 7919) % 5 - 2) + 0.1 * spread * own  # of the seed, and of the arm on it
+    noise = spread * ((seed * 7919) % 5 - 2) + 0.1 * spread * own  # of the seed, and of the arm with this seed
     rows = []
     for epoch in range(epochs):
         away = math.exp(-epoch)
@@ -113,7 +112,7 @@ def arms_of(*runs):
 
 @functools.cache
 def everything(metric="accuracy", **changes):
-    """Ten arms with three seeds, whose runs allow every figure of one setting."""
+    """Return ten arms with three seeds, whose runs produce every figure of one setting."""
     scale = {"accuracy": (0.9, 1), "perplexity": (100, -100)}[metric]
 
     def score(bonus):
@@ -146,10 +145,10 @@ def across():
 def figures_of(
     arms: Sequence[Arm], bandwidths: Sequence[float] = BANDWIDTHS, only: Sequence[str] = ()
 ) -> dict[str, Figure]:
-    """The figures of one setting by name, in the order of NAMES; those that would say nothing are left out.
+    """Return the figures of one setting by name, in the order of KINDS, without empty ones.
 
     Args:
-        only: their names; () = all.
+        only: names of the figures to draw; () = all.
     """
     drawn = {name: kind.draw(arms, bandwidths) for name, kind in KINDS.items() if not only or name in only}
     return {name: figure for name, figure in drawn.items() if figure is not None}

@@ -1,4 +1,4 @@
-"""A model cut into shards by FSDP2, trained by four processes."""
+"""A model sharded by FSDP2, trained by four processes."""
 
 import importlib
 import multiprocessing
@@ -16,11 +16,11 @@ from tests.kit.helpers import yaml_node
 from tests.kit.processes import together
 
 REPLICAS, SHARDS = 2, 2
-SECONDS = 300  # that a process may take: without a cache, numba compiles the kernels in each of them
+SECONDS = 300  # timeout of a process: without a cache, numba compiles the kernels in each process
 
 
 class Net(nn.Module):
-    """Matrices, a convolution and vectors; 5 and 7 rows do not divide into equal shards, 1 row leaves one empty."""
+    """Matrices, a convolution and vectors; 5 and 7 rows give unequal shards, and 1 row gives an empty shard."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,11 +35,11 @@ class Net(nn.Module):
 
 
 class Found(dict):
-    """By case, what each of the four processes has come to; what is slow is run when one of it is asked for.
+    """Results of the four processes by case, computed at the first access; slow cases only when one is requested.
 
     Args:
-        folder: of files.
-        run: run by each process, with (cases, edges, folder); saves what it finds as `<rank>.pt`.
+        folder: folder for the files.
+        run: function called in each process with (cases, edges, folder); saves its results as `<rank>.pt`.
         usual, slow: (cases, edges) that are run together.
     """
 
@@ -62,7 +62,7 @@ def node_of(name: str, **options) -> dict:
 
 
 def sharded(mesh: DeviceMesh, seed: int = 0, **how) -> Net:
-    """The net in two FSDP groups; `how` as in the cases."""
+    """Return the net in two FSDP groups; `how` as in the cases."""
     torch.manual_seed(seed)
     net = Net().to(how.get("dtype", torch.float32))
     net.outer.bias.requires_grad_(not how.get("frozen", False))
@@ -74,7 +74,7 @@ def sharded(mesh: DeviceMesh, seed: int = 0, **how) -> Net:
 
 
 def loss_of(net: nn.Module, step: int, micro_batch: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Of this process's own samples."""
+    """Return the loss of this process's own samples."""
     generator = torch.Generator().manual_seed(1000 * step + 10 * dist.get_rank() + micro_batch)
     return net(torch.randn(6, 2, 8, generator=generator).to(dtype)).square().mean()
 
@@ -87,11 +87,11 @@ Seen = list[tuple[list[Tensor], list[Tensor]]]
 
 
 def trained(net: nn.Module, steps: range, optimizer=None, comm=None, seen: Seen | None = None, **how):
-    """The parameters after some steps, what this process has of them.
+    """Train some steps, and return this process's shards of the parameters.
 
     Args:
-        comm: what was attached to it.
-        seen: gets the gradients of each step before and after their exchange.
+        comm: the attachment.
+        seen: list to which the gradients of each step before and after their exchange are appended.
     """
     optimizer = optimizer or sgd(net)
     parts = how.get("micro_batches", 1)
@@ -123,7 +123,7 @@ def all_equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 
 def in_four(_: int, run: Callable, *arguments) -> None:
-    """Fork them from one process that has imported FSDP2 and what `fully_shard` imports, once instead of four times."""
+    """Fork four processes from one that has imported FSDP2 and the imports of `fully_shard`, to import them once."""
     importlib.import_module("torch._dynamo")
     fork = multiprocessing.get_context("fork")
     children = [fork.Process(target=run, args=(rank, *arguments)) for rank in range(REPLICAS * SHARDS)]

@@ -1,17 +1,20 @@
-"""Golden messages: what every compressor hands to the collectives, to prove that a change of the code changes no byte.
+"""Golden messages: records of every compressor's messages, to prove that a change of the code changes no byte.
 
-A case is one method with its options, its levels step by step, a type, a set of tensors and a number of workers. It is
-exchanged for three steps; learning rate, epoch and level change. Kept are a hash of the bytes of every collective, of
-the updates and of the state, and the ledger. `scripts/golden_messages.py` makes the records,
+A case is one method with its options, its levels by step, a dtype, a set of tensors and a number of workers. It is
+exchanged for three steps with changing learning rate, epoch and level. The record contains a hash of the bytes of every
+collective, of the updates and of the state, and the ledger. `scripts/golden_messages.py` writes the records, and
 `tests/golden/test_messages.py` compares them.
 
-On the machine of the record, with one thread, every hash must hold. On other processors the hashes of methods in
-EVERYWHERE must, whose numbers are made coordinate by coordinate; EF21's momentum is fused or not, so without it. The
-others add many numbers up, or multiply matrices, and each processor does that in another order: of these the lengths
-must hold (but for those in SIZED_BY_DATA), and numbers that say what the updates are (`near`), within CLOSE of their
-norm; within CODES where numbers become codes, or are chosen, since one at the border may fall otherwise. Of those in
-SIGNS_OF_NOTHING the lengths alone: signs of numbers that are 0 but for rounding are anything. Of messages on the
-pretended device hashes hold on the machine of the record, and lengths everywhere.
+- On the machine of the record, with one thread, every hash must be equal.
+- On other processors, hashes must be equal for the methods in EVERYWHERE, which compute coordinate by coordinate (not
+  with EF21's momentum, which may be fused or not).
+- Other methods sum many numbers or multiply matrices, in an order that depends on the processor. Their lengths must be
+  equal (except for methods in SIZED_BY_DATA), and summary numbers of the updates (`near`) must agree within CLOSE of
+  their norm; within CODES where numbers are encoded or selected, because a number at a border may be rounded either
+  way.
+- For methods in SIGNS_OF_NOTHING only the lengths must be equal, because signs of rounding errors around 0 are
+  arbitrary.
+- For messages on the pretended device, hashes must be equal on the machine of the record, and lengths everywhere.
 
 Tensor suffixes: W workers.
 """
@@ -49,7 +52,7 @@ LEDGER = ("payload_bytes", "wire_bytes", "rounds", "entropy_bytes", "paper_float
 PROJECTIONS = 8
 STEPS = 3
 
-# ---- what must hold where
+# ---- what must be equal on which machine
 
 EVERYWHERE = frozenset(
     ("none", "bf16", "fp16", "fp8", "int8", "fp4", "natural", "signsgd", "qsgdinf", "trn", "topk", "randomk")
@@ -61,7 +64,7 @@ CLOSE, CODES = 1e-5, 0.05
 
 
 def holds_everywhere(case: "Case") -> bool:
-    """Whether every processor makes the same bytes."""
+    """Return whether every processor produces the same bytes."""
     return case.method in EVERYWHERE and case.options.get("error_feedback") != "ef21"
 
 
@@ -155,7 +158,7 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "ties": [(513,), (33, 17), (16, 3, 3, 3), (90, 51)],
     "special": [(33, 17), (513,), (600,), (64, 9), (40, 30), (7, 3, 3)],
 }
-# few and small: an interpreter is slow
+# few and small, because the interpreter is slow
 ON_DEVICE = {"tensors": ["few"], "dtype": ["float32"], "workers": [2], "lrs": ["falls"], "start_step": [0]}
 FEW: list[tuple[int, ...]] = [(), (7,), (33, 17), (33, 17)]
 
@@ -165,16 +168,16 @@ class Case:
     """One exchange of three steps.
 
     Args:
-        method: the name of a YAML.
-        options: that replace some of its own.
-        levels: of each step: the knob's value, None = dense, `mixed` = all of LEVELS and dense, tensor by tensor;
+        method: name of a YAML file.
+        options: options that replace those of the file.
+        levels: level of each step: the knob's value, None = dense, `mixed` = all of LEVELS and dense, tensor by tensor;
             1 without a knob.
-        dtype: of the gradients.
-        tensors: which of SHAPES; `few` = FEW.
-        workers: in one process.
-        lrs: which of LRS.
+        dtype: dtype of the gradients.
+        tensors: key of SHAPES; `few` = FEW.
+        workers: number of workers in the process.
+        lrs: key of LRS.
         books: whether a policy has replaced the codebooks.
-        device: `cpu`, or `device`, a pretended one.
+        device: `cpu`, or `device` for a pretended device.
     """
 
     method: str
@@ -197,7 +200,7 @@ class Case:
 
 
 def cases(method: str, device: str = "cpu") -> list[Case]:
-    """Cases in which any two values of different kinds meet that may stand together."""
+    """Return cases that contain every compatible pair of values of different kinds."""
     make = from_yaml(method)
     node = make.node
     axes: dict[str, list[Any]] = {
@@ -234,7 +237,7 @@ def _offered(method: str) -> tuple[str, ...]:
 
 
 def _schedules(make: Make) -> list[tuple[float | str | None, ...]]:
-    """Levels step by step: each all the time, dense, and a change in every step."""
+    """Return levels by step: each level constant, dense, and a change in every step."""
     knob = make().compressor.traits.knob
     if not knob:
         return [(1,) * STEPS]
@@ -249,7 +252,7 @@ def _case(method: str, device: str, chosen: Mapping[str, Any]) -> Case:
 
 
 def _stands(method: str, chosen: Mapping[str, Any]) -> bool:
-    """Whether these options go together."""
+    """Return whether these options are compatible."""
     try:
         from_yaml(method, **_case(method, "cpu", chosen).options)()
     except ConfigError:
@@ -258,7 +261,7 @@ def _stands(method: str, chosen: Mapping[str, Any]) -> bool:
 
 
 def paired(axes: Mapping[str, Sequence[Any]], stands: Callable[[Mapping[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Few choices, one value of each axis, that hold each pair of values of two axes; those that do not stand apart."""
+    """Return few choices, with one value per axis, that cover every compatible pair of values of two axes."""
     asked: dict[str, bool] = {}
 
     def allowed(index: tuple[int, ...]) -> bool:
@@ -270,7 +273,7 @@ def paired(axes: Mapping[str, Sequence[Any]], stands: Callable[[Mapping[str, Any
         return asked[key]
 
     all_ = [index for index in itertools.product(*(range(len(values)) for values in axes.values())) if allowed(index)]
-    all_.sort(key=lambda index: zlib.crc32(repr(index).encode()))  # in no order, and always the same
+    all_.sort(key=lambda index: zlib.crc32(repr(index).encode()))  # in a pseudo-random order that is always the same
     pairs_of = {index: set(itertools.combinations(enumerate(index), 2)) for index in all_}
     missing = set().union(*pairs_of.values())
     found = []
@@ -284,16 +287,16 @@ def paired(axes: Mapping[str, Sequence[Any]], stands: Callable[[Mapping[str, Any
     return found
 
 
-# ---- gradients: whole numbers drawn, and operations that every processor rounds alike
+# ---- gradients: from random integers, by operations that every processor rounds in the same way
 
 
 def shapes(case: Case) -> list[tuple[int, ...]]:
-    """Of the tensors of a case."""
+    """Return the shapes of the tensors of a case."""
     return FEW if case.tensors == "few" else SHAPES[case.tensors]
 
 
 def gradients(case: Case, step: int) -> list[Tensor]:
-    """Gradients [W, ...] of a step: a lasting part, and noise."""
+    """Return gradients [W, ...] of a step: a constant part, and noise."""
     out = []
     for i, shape in enumerate(shapes(case)):
         lasting = _drawn(f"{case.tensors} {i}", shape)
@@ -313,7 +316,7 @@ def _drawn(name: str, shape: Sequence[int]) -> Tensor:
 
 
 def _special(i: int, x_W: Tensor) -> Tensor:
-    """All zero; denormal in float32; a spike; large; zero on one worker, and -0.0; tiny."""
+    """Return the special tensor i: all zero; denormal in float32; a spike; large; zero on one worker and -0.0; tiny."""
     if i == 2:
         x_W[:, 5] *= 2.0**12
     if i == 4:
@@ -326,11 +329,11 @@ def _special(i: int, x_W: Tensor) -> Tensor:
 
 
 class Listening(Comm):
-    """Collectives that note what is handed to them.
+    """Collectives that record their messages.
 
     Attributes:
         heard: (collective, bytes of one worker, hash of the bytes of all local workers).
-        change: called with each message's bytes before they are hashed; for tests of the record itself.
+        change: called with the bytes of each message before they are hashed; for tests of the record itself.
     """
 
     def __init__(self, workers: int, device: str = "cpu") -> None:
@@ -341,7 +344,7 @@ class Listening(Comm):
 
     @contextlib.contextmanager
     def _noted(self, name: str, messages: Callable[[], Sequence[Tensor]]) -> Iterator[None]:
-        """Note all local workers' messages, unless one collective has called another one."""
+        """Record the messages of all local workers, unless one collective has called another one."""
         if self._known:
             yield
             return
@@ -358,7 +361,7 @@ class Listening(Comm):
         super()._collective(run)
 
     def _shares(self, xs_W: Sequence[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
-        """What each worker adds to a sum, one worker after another."""
+        """Return the summand of each worker, one worker after another."""
         rows = [[x_W[row : row + 1] for x_W in xs_W] for row in range(self.local_workers)]
         if dtype is None:
             return [x for row in rows for x in row]
@@ -395,17 +398,17 @@ class Listening(Comm):
 
 
 def bytes_of(x: Tensor) -> bytes:
-    """A tensor's bytes, in the order of its coordinates."""
+    """Return a tensor's bytes, in the order of its coordinates."""
     return real(x).detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def hashed(said: bytes) -> str:
-    """8 bytes in hexadecimal digits."""
+    """Return a hash of 8 bytes in hexadecimal digits."""
     return hashlib.blake2b(said, digest_size=8).hexdigest()
 
 
 def hash_of(value: Any) -> str:
-    """Of a nested value with tensors; names are in it, their order is not."""
+    """Return the hash of a nested value with tensors, which depends on names but not on their order."""
     found: list[bytes] = []
 
     def walk(where: str, x: Any) -> None:
@@ -425,7 +428,7 @@ def hash_of(value: Any) -> str:
 
 
 def near(updates: Sequence[Tensor]) -> list[float]:
-    """Norm, sum and some projections of the updates: equal on other processors but for rounding."""
+    """Return norm, sum and some projections of the updates, which differ between processors only by rounding."""
     flat = torch.cat([real(update).double().reshape(-1) for update in updates])
     generator = torch.Generator().manual_seed(7)
     onto = torch.randint(-8, 9, (PROJECTIONS, len(flat)), generator=generator).double() / 8
@@ -434,7 +437,7 @@ def near(updates: Sequence[Tensor]) -> list[float]:
 
 @contextlib.contextmanager
 def _place(device: str) -> Iterator[str]:
-    """The CPU; or a pretended device, whose kernels Triton's interpreter computes. Gives the device's name."""
+    """Use the CPU, or a pretended device with kernels in Triton's interpreter; yield the device's name."""
     if device == "cpu":
         yield "cpu"
         return
@@ -464,11 +467,11 @@ def _plan(case: Case, step: int, ladder: Ladder, names: Sequence[str], books: Ma
 
 
 def ran(case: Case, change: Callable[[bytes], bytes] = bytes) -> dict[str, Any]:
-    """What a case gives: its steps and what the ledger has counted.
+    """Exchange a case, and return its steps and the counts of the ledger.
 
     Args:
-        case: to exchange.
-        change: of each message's bytes before they are hashed.
+        case: the case.
+        change: applied to the bytes of each message before they are hashed.
     """
     with _place(case.device) as device:
         wrapped = from_yaml(case.method, **case.options)()
@@ -496,7 +499,7 @@ def ran(case: Case, change: Callable[[bytes], bytes] = bytes) -> dict[str, Any]:
 
 
 def _books(compressor: Any, values: Sequence[float]) -> dict[int, tuple[float, ...]]:
-    """The compressor's own codebooks, with levels nearer to 0."""
+    """Return the compressor's codebooks with levels closer to 0."""
     own = {int(bits): compressor.codebook(int(bits)) for bits in values}
     return {
         bits: tuple(torch.tensor([level * (1 + abs(level)) / 2 for level in book]).tolist())
@@ -509,10 +512,10 @@ def _books(compressor: Any, values: Sequence[float]) -> dict[int, tuple[float, .
 
 
 def recorded(method: str, device: str = "cpu") -> dict[str, Any]:
-    """The record of a method.
+    """Return the record of a method.
 
     Raises:
-        LookupError: there is none; says how to make it.
+        LookupError: there is no record; the message says how to write it.
     """
     path = FOLDERS[device] / f"{method}.json.xz"
     if not path.exists():
@@ -524,23 +527,23 @@ def recorded(method: str, device: str = "cpu") -> dict[str, Any]:
 
 
 def made(method: str, device: str = "cpu") -> dict[str, Any]:
-    """A new record of a method."""
+    """Compute a new record of a method."""
     found = [{"case": _saved(case), **ran(case)} for case in cases(method, device)]
     return {"method": method, "commit": golden.commit(), "machine": golden.machine(), "cases": found}
 
 
 def _saved(case: Case) -> dict[str, Any]:
-    """A case for a file: what its method and device say already is left out."""
+    """Convert a case for a file, without fields that the method and the device determine."""
     return {key: value for key, value in asdict(case).items() if key not in ("method", "device")}
 
 
 def case_of(method: str, device: str, saved: Mapping[str, Any]) -> Case:
-    """A case from a file."""
+    """Convert a case from a file."""
     return Case(method, device=device, **{**saved, "levels": tuple(saved["levels"])})
 
 
 def write(record: Mapping[str, Any], device: str = "cpu") -> Path:
-    """Keep a record, one line for each case."""
+    """Write a record, with one line for each case."""
     head = {key: value for key, value in record.items() if key != "cases"}
     lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in record["cases"])
     path = FOLDERS[device] / f"{record['method']}.json.xz"
@@ -550,7 +553,7 @@ def write(record: Mapping[str, Any], device: str = "cpu") -> Path:
 
 
 def methods() -> list[str]:
-    """All methods, by their YAML files."""
+    """Return all methods, from their YAML files."""
     return yaml_names("compressor")
 
 
@@ -558,11 +561,11 @@ def methods() -> list[str]:
 
 
 def difference(case: Case, old: Mapping[str, Any], new: Mapping[str, Any], exact: bool) -> str | None:
-    """The first difference of a case, in a sentence; None = it gives what it gave.
+    """Return the first difference of a case as a sentence; None = no difference.
 
     Args:
-        case: for the sentence.
-        old, new: what it gave, and gives.
+        case: the case, for the sentence.
+        old, new: recorded and new results.
         exact: whether this is the machine of the record.
     """
     exact = exact or (holds_everywhere(case) and case.device == "cpu")
@@ -583,7 +586,7 @@ def difference(case: Case, old: Mapping[str, Any], new: Mapping[str, Any], exact
 
 
 def _first_message(case: Case, old: Sequence[str], new: Sequence[str], exact: bool) -> str | None:
-    """What differs first of the messages of a step; of some, on other machines, only their lengths and names."""
+    """Return the first difference of a step's messages; on other machines, some are compared by length and name only."""
     for number, (was, now) in enumerate(itertools.zip_longest(old, new)):
         if was is None or now is None:
             more = f"{now.split()[0]} is new" if was is None else f"{was.split()[0]} is missing"
@@ -600,7 +603,7 @@ def _first_message(case: Case, old: Sequence[str], new: Sequence[str], exact: bo
 
 
 def _further(case: Case, old: Sequence[float] | None, new: Sequence[float] | None) -> str | None:
-    """Whether updates are further off than rounding may take them."""
+    """Return whether updates differ by more than rounding can explain."""
     if old is None or new is None:
         return None
     apart = max(abs(a - b) for a, b in zip(old, new, strict=True))
@@ -609,10 +612,10 @@ def _further(case: Case, old: Sequence[float] | None, new: Sequence[float] | Non
 
 
 def differences(method: str, device: str = "cpu") -> list[str]:
-    """Where a method gives something else than its record: the first difference of each case.
+    """Return the first difference of each case of a method from its record.
 
     Args:
-        method: by its YAML.
+        method: name of the YAML file.
         device: `cpu` or `device`.
     """
     record = recorded(method, device)
@@ -625,7 +628,7 @@ def differences(method: str, device: str = "cpu") -> list[str]:
 
 
 def values_met(method: str, device: str = "cpu") -> dict[str, set[Any]]:
-    """Levels, collectives and so on that the cases of a record have, by their kind."""
+    """Return the levels, collectives and other values in the cases of a record, by kind."""
     kept = [case_of(method, device, one["case"]) for one in recorded(method, device)["cases"]]
     met: dict[str, set[Any]] = {"level": {level for case in kept for level in case.levels}}
     for key in ("dtype", "tensors", "workers", "lrs"):

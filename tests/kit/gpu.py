@@ -1,4 +1,4 @@
-"""A GPU for Triton's kernels: the one that is there, else a pretended one, by Triton's interpreter."""
+"""A device for Triton's kernels: the GPU if there is one, else a pretended device with Triton's interpreter."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ THERE = torch.cuda.is_available()
 
 @contextlib.contextmanager
 def gpu_for_triton() -> Iterator[SimpleNamespace]:
-    """Its `device`, and the `counts` of a pretended one.
+    """Return its `device`, and the `counts` of a pretended device.
 
-    The interpreter is chosen when Triton is imported: in the conftest of all tests.
+    The interpreter is selected when Triton is imported, by the conftest of all tests.
     """
     pytest.importorskip("triton")
     if THERE:

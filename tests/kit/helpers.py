@@ -1,4 +1,4 @@
-"""What several test files need."""
+"""Helpers of several test files: components from YAML files, gradients, exchanges and residuals."""
 
 import copy
 import functools
@@ -23,7 +23,7 @@ SGD = {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9, "nesterov": Tr
 
 
 def yaml_names(group: str) -> list[str]:
-    """Names of a config group, from its files."""
+    """Return the names of a config group, from its files."""
     return sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
 
 
@@ -37,7 +37,7 @@ def _parsed(file: Path) -> dict:
 
 
 def optimizer_for(group: str, name: str) -> dict:
-    """The optimizer that a choice wants beside it; else SGD with momentum."""
+    """Return the optimizer that a choice requires; else SGD with momentum."""
     beside = target(yaml_node(group, name), group).description.requires.get("optimizer", {})
     if isinstance(beside, str):
         return yaml_node("optimizer", beside)
@@ -45,18 +45,18 @@ def optimizer_for(group: str, name: str) -> dict:
 
 
 def typed_beside(group: str, name: str) -> list[str]:
-    """What must be typed beside a choice."""
+    """Return the overrides that a choice requires."""
     beside = target(yaml_node(group, name), group).description.requires.get("optimizer", {})
     return [f"optimizer={beside}"] if isinstance(beside, str) else [f"optimizer.{k}={v}" for k, v in beside.items()]
 
 
 def compressor(name: str, **options):
-    """A compressor with its wrappers, of a YAML file with some options replaced."""
+    """Return a compressor with its wrappers, from a YAML file with some options replaced."""
     return wrapped_compressor({**yaml_node("compressor", name), **options}, optimizer_for("compressor", name))
 
 
 def gradients(specs=SPECS, workers=4, seed=0, dtype=torch.float64, step=0) -> Blocks:
-    """Gradients [W, ...]: a lasting mean of rank 4 with decaying singular values, and noise of worker and step."""
+    """Return gradients [W, ...]: a constant mean of rank 4 with decaying singular values, and noise by worker, step."""
     blocks = Blocks(specs, workers, torch.zeros((), dtype=dtype))
     lasting = torch.Generator().manual_seed(seed)
     noise = torch.Generator().manual_seed(1000 + 1000 * seed + step)
@@ -69,7 +69,7 @@ def gradients(specs=SPECS, workers=4, seed=0, dtype=torch.float64, step=0) -> Bl
 
 
 def exchange_for(name: str, workers: int = 4, specs=SPECS, level=None, dtype=torch.float64, comm=None, **options):
-    """(Exchange, Plan) for a compressor YAML, all tensors at one level."""
+    """Return (Exchange, Plan) for a compressor's YAML file, with all tensors at one level."""
     wrapped = compressor(name, **options)
     built = wrapped.compressor
     comm = comm or Comm(workers)
@@ -82,12 +82,12 @@ def exchange_for(name: str, workers: int = 4, specs=SPECS, level=None, dtype=tor
 
 
 def residuals(exchange) -> dict[str, torch.Tensor]:
-    """Residuals [W, ...] by tensor name."""
+    """Return residuals [W, ...] by tensor name."""
     return {name: entry["residual_W"] for name, entry in exchange.state.items() if "residual_W" in entry}
 
 
 def server_residuals(exchange) -> dict[str, torch.Tensor]:
-    """What the owners of a two-way exchange keep, [...] by tensor name; all workers must be in this process."""
+    """Return the owners' residuals of a two-way exchange, [...] by name; all workers must be in this process."""
     two_way = exchange.compressor
     while not hasattr(two_way, "pieces"):
         if not hasattr(two_way, "inner"):

@@ -1,4 +1,4 @@
-"""DDP hooks as their users write them, and some that are none."""
+"""DDP hooks as users write them, and functions that are not valid hooks."""
 
 import torch
 import torch.distributed as dist
@@ -10,13 +10,13 @@ NUMBER = 3
 
 
 def mean(state, bucket):
-    """The mean over the workers, as without any hook."""
+    """Return the mean over the workers, as without a hook."""
     sent = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
     return sent.get_future().then(lambda done: done.value()[0])
 
 
 def scaled(state, bucket):
-    """The mean times 1, 2, 3, 1, ..., step by step, so that a state that is lost is seen."""
+    """Return the mean times 1, 2, 3, 1, ... by step, so that a lost state is detected."""
     state.own += (1 + dist.get_rank()) * bucket.is_last()
     factor = 1 + state.steps % 3
     state.steps += bucket.is_last()
@@ -24,22 +24,22 @@ def scaled(state, bucket):
 
 
 def alone(state, bucket):
-    """What no worker has in common with the others."""
+    """Return a result that differs from worker to worker."""
     done = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
 def of_one(state):
-    """No hook: it takes no bucket."""
+    """Not a hook: it has no argument for the bucket."""
 
 
 def renamed(state, gradients):
-    """No hook: torch asks for an argument of the name `bucket`."""
+    """Not a hook: torch requires an argument named `bucket`."""
 
 
 def annotated(state, bucket: "dist.GradBucket"):
-    """A hook that torch does not take: the annotation is text."""
+    """A hook that torch refuses, because the annotation is a string."""
     return mean(state, bucket)
 
 

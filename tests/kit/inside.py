@@ -1,4 +1,4 @@
-"""A process that has imported torch already enters one of netlab's hosts, as `ip netns exec` would have started it."""
+"""Move a process that has already imported torch into one of netlab's hosts, as if started by `ip netns exec`."""
 
 import ctypes
 import os
@@ -7,16 +7,16 @@ import subprocess
 from accordion_bench.netlab.hosts import Hosts
 
 OWN_MOUNTS = 0x20000  # CLONE_NEWNS
-Entrance = tuple[str, dict[str, str]]  # a network namespace, and what a launcher tells there
+Entrance = tuple[str, dict[str, str]]  # a network namespace, and the variables of a launcher
 
 
 def entrances(hosts: Hosts) -> list[Entrance]:
-    """Those of all hosts, for processes that are no children of this one."""
+    """Return the entrances of all hosts, for processes that are not children of this one."""
     return [(hosts.namespace(host), hosts.environment(host)) for host in range(hosts.number)]
 
 
 def enter(entrance: Entrance) -> None:
-    """This thread, and those that it will start, see the host's interfaces, in /sys too, and its variables."""
+    """Enter the host's interfaces (also in /sys) and variables with this thread and all threads that it starts."""
     namespace, environ = entrance
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}") as network:

@@ -1,4 +1,4 @@
-"""A run with a quorum in several processes, of which some are late: what each of them sees of it."""
+"""A run with a quorum in several processes, some of which are late, and the record of each process."""
 
 import contextlib
 import time
@@ -19,7 +19,7 @@ from tests.kit import local
 
 
 def connected(rank: int, processes: int, address: str, port: int) -> SealedStore:
-    """The store of a run, after the process group has been joined."""
+    """Join the process group, and return the store of the run."""
     store = SealedStore(dist.TCPStore(address, port, processes, is_master=rank == 0), processes)
     dist.init_process_group("gloo", store=store.of_torch(), rank=rank, world_size=processes)
     return store
@@ -37,17 +37,18 @@ def trained(
     """Train in one of several processes with one worker each.
 
     Args:
-        rank: of this process.
-        cfg: of the run.
-        folder: of the run.
-        store: of all processes.
+        rank: rank of this process.
+        cfg: configuration of the run.
+        folder: folder of the run; if it contains a checkpoint, the run continues from it.
+        store: store of all processes.
         naps: seconds that a process sleeps before a step, by rank and step.
-        pace: seconds that all sleep before every step.
-        stop: all processes stop after so many steps; None = at the end. A folder with a checkpoint goes on from there.
+        pace: seconds that all processes sleep before every step.
+        stop: number of steps after which all processes stop; None = at the end.
 
     Returns:
-        `who` took part, by number of the averaging, each as rank, current and samples; `steps` that this process had
-        taken then; `replica` before the end, `shared` after it; `learnt`: bytes that a late process lacks.
+        `who`: participants by number of the averaging, each as rank, current and samples; `steps`: steps of this
+        process at each averaging; `replica`: parameters before the end, `shared`: after it; `learnt`: bytes that a late
+        process lacks.
     """
     torch.set_num_threads(1)
     processes = dist.get_world_size()

@@ -1,4 +1,4 @@
-"""Small float64 runs of local methods, and plain PyTorch that does the same with explicit lists."""
+"""Small float64 runs of local methods, and the same in plain PyTorch with explicit lists."""
 
 import copy
 import functools
@@ -56,7 +56,7 @@ class Deep(nn.Module):
 
 
 class DeepFloat(Deep):
-    """In float32, in which bytes are counted."""
+    """`Deep` in float32, the dtype in which bytes are counted."""
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__(in_channels, num_classes)
@@ -64,7 +64,7 @@ class DeepFloat(Deep):
 
 
 class Sometimes(Smooth):
-    """With a layer that about half of all batches do not reach."""
+    """Net with a layer that about half of all batches do not reach."""
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__(in_channels, num_classes)
@@ -76,14 +76,14 @@ class Sometimes(Smooth):
 
 
 class FromZero(MultiStep):
-    """Nothing in the first half epoch: 3 steps."""
+    """Schedule that is 0 in the first half epoch, which has 3 steps."""
 
     def __call__(self, epoch: float) -> float:
         return 0.0 if epoch < 0.5 else super().__call__(epoch)
 
 
 class Cosine0(MultiStep):
-    """Falls in every step, with no sudden drop."""
+    """Schedule that falls in every step, without a sudden drop."""
 
     def __call__(self, epoch: float) -> float:
         return 2 - epoch / self.epochs
@@ -95,9 +95,9 @@ def _composed(chosen: tuple[str, ...]) -> dict:
 
 
 def cfg_for(tmp_path, *overrides: str) -> dict:
-    """As tiny.cfg: 4 epochs of 6 steps with 4 workers, the learning rate drops after 12 and 18.
+    """Return tiny.cfg with 4 epochs of 6 steps and 4 workers; the learning rate drops after 12 and 18 steps.
 
-    Options are set by hand, because composing costs more than training.
+    Options are set directly, because composing takes longer than training.
     """
     pairs = dict(item.split("=", 1) for item in (*SMOOTH, *overrides))
     groups = {key: value for key, value in pairs.items() if (conf_dir() / key).is_dir()}
@@ -109,7 +109,7 @@ def cfg_for(tmp_path, *overrides: str) -> dict:
             assert last in node, key
             node[last] = yaml.safe_load(value)
     if "nesterov" in cfg["optimizer"] and "optimizer.nesterov" not in pairs:
-        cfg["optimizer"]["nesterov"] = False  # the twins have plain momentum, whatever the scheme brings
+        cfg["optimizer"]["nesterov"] = False  # the twins have plain momentum, also if the scheme brings Nesterov's
     return cfg
 
 
@@ -119,7 +119,7 @@ def trainer_for(tmp_path, *overrides: str, workers: int = 4) -> Trainer:
 
 
 def trained(tmp_path, *overrides: str, workers: int = 4, watch: Callable | None = None) -> Trainer:
-    """A trainer after its run; `watch` is called with it after every step."""
+    """Return a trainer after its run; `watch` is called with the trainer after every step."""
     return fitted(trainer_for(tmp_path, *overrides, workers=workers), watch)
 
 
@@ -137,7 +137,7 @@ def fitted(trainer: Trainer, watch: Callable | None = None) -> Trainer:
 
 
 def resumed(tmp_path, *overrides: str, steps: int = 5) -> Trainer:
-    """A trainer after a run that was left after some steps, and gone on with from its checkpoint."""
+    """Return a trainer after a run that was stopped after some steps and resumed from its checkpoint."""
     half = trainer_for(tmp_path / "half", *overrides)
     half.begin_epoch()
     for _ in range(steps):
@@ -161,7 +161,7 @@ def _in_processes(rank: int, root: str, processes: int, runs: Sequence[Sequence[
 
 
 def placed(root: Path, processes: int, *runs: Sequence[str]) -> list[list[Tensor]]:
-    """What four workers in so many processes have in common after each of some runs, given by their overrides."""
+    """Return the common parameters of four workers in so many processes after each run, given by its overrides."""
     together(processes, _in_processes, str(root), processes, runs)
     return [torch.load(root / f"{processes}-{number}.pt") for number in range(len(runs))]
 
@@ -183,12 +183,12 @@ def mean(models: list[list[Tensor]]) -> list[Tensor]:
 
 
 def deviation(a: list[Tensor], b: list[Tensor]) -> float:
-    """Largest difference of any coordinate."""
+    """Return the largest difference of any coordinate."""
     return max(float((x.detach() - y.detach()).abs().max()) for x, y in zip(a, b, strict=True))
 
 
 def momenta(trainer: Trainer, row: int | None = None) -> list[Tensor]:
-    """Of the common optimizer, or of one replica's."""
+    """Return the momenta of the common optimizer, or of one replica's optimizer."""
     optimizer = trainer.inner.common if row is None else trainer.inner.of_replicas[row]
     own = trainer.axis.params if row is None else trainer.axis.replicas[row]
     return [optimizer.state[x]["momentum_buffer"] for x in own]
@@ -203,7 +203,7 @@ def assign(models: list[list[Tensor]], values: list[Tensor]) -> None:
 
 @torch.no_grad()
 def average_drawn(trainer: Trainer, models: list[list[Tensor]], share: float, step: int) -> None:
-    """A sparse average of a step, which has a number from 0 on."""
+    """Average the drawn entries of a step, in place; steps are counted from 0."""
     numel = sum(spec.numel for spec in trainer.axis.specs)
     generator = keyed_rng.generator(trainer.runner.seed, "sparse average", step)
     drawn = draw_distinct(numel, int(share * numel), generator)
@@ -214,13 +214,13 @@ def average_drawn(trainer: Trainer, models: list[list[Tensor]], share: float, st
 
 
 def twin(trainer: Trainer, after_step: Callable, kind=torch.optim.SGD, **optimizer) -> list[list[Tensor]]:
-    """A freshly built trainer's run in plain PyTorch: one model and one optimizer per worker.
+    """Repeat the run of a new trainer in plain PyTorch, with one model and one optimizer per worker.
 
     Args:
-        trainer: has not trained yet, and is not changed.
+        trainer: a trainer before its first step, which is not changed.
         after_step: called with (steps taken, learning rate, models, optimizers); models are lists of parameters.
-        kind: of the inner optimizers.
-        optimizer: their options; of SGD, those that differ from the tiny run's.
+        kind: class of the inner optimizers.
+        optimizer: options of the inner optimizers; for SGD, those that differ from the tiny run's.
     """
     options = {**({"momentum": 0.9, "weight_decay": 1e-4} if kind is torch.optim.SGD else {}), **optimizer}
     models = [copy.deepcopy(trainer.axis.model) for _ in range(trainer.comm.workers)]

@@ -1,4 +1,4 @@
-"""Training loops of a user beside the same training by hand, in which nobody listens to autograd."""
+"""Training loops of a user, and the same training by hand, without hooks in autograd."""
 
 import copy
 import traceback
@@ -31,11 +31,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "signum": {"compressor": "signum"},
     "dgc": {"compressor": {"dgc": {"density": 0.3, "warmup_epochs": 0}}},
 }
-OWNERS = ("signum", "dgc")  # take the step themselves
+OWNERS = ("signum", "dgc")  # compressors that take the step themselves
 
 
 class Net(nn.Sequential):
-    """Two hidden layers, one normalised: matrices, vectors, all reached by the loss."""
+    """Two hidden layers, one of them normalised: matrices and vectors, all reached by the loss."""
 
     def __init__(self) -> None:
         layers = [nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)]
@@ -43,14 +43,14 @@ class Net(nn.Sequential):
 
 
 def net(dtype: torch.dtype = torch.float32, make: Callable[[], nn.Module] = Net) -> nn.Module:
-    """The same on all workers."""
+    """Return a network that is the same on all workers."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         return make().to(dtype)
 
 
 def batch(step: int, dtype: torch.dtype = torch.float32, size: int = 4) -> tuple[Tensor, Tensor]:
-    """This worker's samples of a step: inputs [size, 6], targets [size, 3]."""
+    """Return this worker's samples of a step: inputs [size, 6], targets [size, 3]."""
     draws = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     return torch.randn(size, 6, generator=draws).to(dtype), torch.randn(size, 3, generator=draws).to(dtype)
 
@@ -71,10 +71,10 @@ def closure_of(
     dtype: torch.dtype = torch.float32,
     after: Callable[[], None] = lambda: None,
 ) -> Callable[[], Tensor]:
-    """What `optimizer.step` takes: computes gradients and returns the loss, with its graph.
+    """Return a closure for `optimizer.step`, which computes gradients and returns the loss with its graph.
 
     Args:
-        after: called when the backward pass is over.
+        after: called after the backward pass.
     """
 
     def closure() -> Tensor:
@@ -88,15 +88,15 @@ def closure_of(
 
 
 class ByHand:
-    """A copy of a model and what exchanges its gradients, once they are all there.
+    """A copy of a model whose gradients are exchanged after the backward pass.
 
-    Without a compressor that is torch's all-reduce of each gradient; with one it is an `Exchange`, after the backward
-    pass, tensor by tensor in the model's order.
+    Without a compressor, torch's all-reduce exchanges each gradient; with one, an `Exchange` exchanges them tensor by
+    tensor in the model's order.
 
     Args:
-        model: copied as it is now.
-        optimizer: makes the optimizer of a model.
-        group: whose processes take part; None = all.
+        model: the model to copy.
+        optimizer: function that creates the optimizer of a model.
+        group: process group of the exchange; None = all processes.
         options: `compressor` and its options.
     """
 
@@ -130,7 +130,7 @@ class ByHand:
 
     @torch.no_grad()
     def mean(self) -> None:
-        """Exchange: each gradient becomes what the optimizer is to use; none counts as zero."""
+        """Exchange the gradients and replace each by the update; a missing gradient counts as zero."""
         gradients = [torch.zeros_like(param) if param.grad is None else param.grad for _, param in self.named]
         if self.compressor is None:
             for (_, param), gradient in zip(self.named, gradients, strict=True):
@@ -145,13 +145,13 @@ class ByHand:
             param.grad = torch.zeros_like(update) if taken else update
 
     def _rates(self) -> list[float]:
-        """The learning rate of each parameter."""
+        """Return the learning rate of each parameter."""
         rates = {id(param): group["lr"] for group in self.optimizer.param_groups for param in group["params"]}
         return [rates[id(param)] for _, param in self.named]
 
     @torch.no_grad()
     def step(self) -> None:
-        """The optimizer's step, and that of a compressor that takes it itself."""
+        """Take the optimizer's step, or that of a compressor that takes it itself."""
         self.optimizer.step()
         self.steps += 1
         if self.compressor is None or not self.compressor.traits.optimizer.owns:
@@ -162,11 +162,11 @@ class ByHand:
                 continue
             if len(set(lrs)) == 1:
                 param.sub_(update, alpha=lr)
-            else:  # as scheme and training round
+            else:  # with the rounding of scheme and training
                 param.sub_(update * lr)
 
     def train(self, steps: Sequence[int], loss: Callable[[nn.Module, int], Tensor] = loss_of) -> None:
-        """As the simplest loop does it."""
+        """Train with the simplest loop."""
         for step in steps:
             self.optimizer.zero_grad()
             loss(self.model, step).backward()
@@ -177,27 +177,27 @@ class ByHand:
 def attached(
     model: nn.Module, optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd, **options: Any
 ) -> tuple[Any, torch.optim.Optimizer]:
-    """What `ab.attach` returns, and the optimizer."""
+    """Return the result of `ab.attach`, and the optimizer."""
     made = optimizer(model)
     return ab.attach(model, made, **options), made
 
 
 def same(ours: nn.Module, theirs: nn.Module) -> None:
-    """All parameters and buffers, bit for bit."""
+    """Assert that all parameters and buffers are equal, bit for bit."""
     pairs = zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True)
     different = {name: float((a - b).abs().max()) for (name, a), b in pairs if not torch.equal(a, b)}
     assert not different, different
 
 
 def close(ours: nn.Module, theirs: nn.Module, within: float = 1e-12) -> None:
-    """All parameters and buffers, but for the order in which numbers were summed."""
+    """Assert that all parameters and buffers are equal up to the order of summation."""
     pairs = zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True)
     far = {name: float((a - b).abs().max()) for (name, a), b in pairs if not torch.allclose(a, b, 0, within)}
     assert not far, far
 
 
 def same_on_all(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Every worker has the same parameters."""
+    """Assert that every worker has the same parameters."""
     for name, param in model.named_parameters():
         theirs = param.detach().clone()
         dist.broadcast(theirs, group=group, group_src=0)
@@ -208,10 +208,10 @@ Case = Callable[[], None]
 
 
 def play(folder: Path, cases: Sequence[Case], workers: int = 2) -> None:
-    """Play cases one after another in one group of processes; all must come to a good end.
+    """Run cases one after another in one group of processes, which must all succeed.
 
     Raises:
-        AssertionError: with what each process says.
+        AssertionError: a case failed; the message contains the error of each process.
     """
     try:
         together(workers, _played, str(folder), workers, list(cases))
@@ -232,5 +232,5 @@ def _played(rank: int, folder: str, workers: int, cases: Sequence[Case]) -> None
 
 
 def refused(sentence: str, kind: type[Exception] = ConfigError) -> Any:
-    """Within, something is refused with words of this sentence."""
+    """Assert that the body of the context raises `kind` with this text."""
     return pytest.raises(kind, match=sentence)

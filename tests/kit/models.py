@@ -19,7 +19,7 @@ class Plain(nn.Module):
 
 
 class ResNetInDouble(CifarResNet):
-    """In float64, in which rounding lets no entry cross a threshold."""
+    """ResNet in float64, so that rounding does not move an entry across a threshold."""
 
     def __init__(self, in_channels: int, num_classes: int, depth: int) -> None:
         super().__init__(in_channels, num_classes, depth)
@@ -30,7 +30,7 @@ class ResNetInDouble(CifarResNet):
 
 
 class OneLayer(nn.Module):
-    """Logistic regression: an output layer and nothing else."""
+    """Logistic regression: only an output layer."""
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__()

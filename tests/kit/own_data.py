@@ -1,4 +1,4 @@
-"""What users' own data sets find in files, where tests have none."""
+"""Substitutes for the files of users' own data sets."""
 
 from pathlib import Path
 
@@ -9,13 +9,13 @@ from accordion_bench.datasets.huggingface import HuggingFaceImages, HuggingFaceT
 
 
 def written_tokens(folder: Path) -> None:
-    """Files of tokens."""
+    """Write files of tokens."""
     for part in ("train", "val"):
         np.arange(40000, dtype=np.uint16).tofile(folder / f"{part}.bin")
 
 
 def huggingface_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would be counted by the package `datasets`, which is not installed."""
+    """Replace the counts of the package `datasets`, which is not installed."""
     found = {"classes": 2, "train_size": 64, "image_size": 16, "fingerprint": "0" * 16, "train_bytes": 40000}
     for kind in (HuggingFaceImages, HuggingFaceText):
         monkeypatch.setattr(kind, "count", lambda *_: found)

@@ -1,4 +1,4 @@
-"""The example of parts from outside the checkout as the current folder."""
+"""Fixture that makes the example of own parts the current folder."""
 
 import sys
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ EXAMPLE = ROOT / "examples" / "own_parts"
 
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The example as the current folder, its module importable from there."""
+    """Make the example the current folder, and its module importable."""
     from accordion_bench.cli import smoke
     from accordion_bench.methods import compatibility
     from accordion_bench.options import advice, conf_dir

@@ -1,4 +1,4 @@
-"""The pages that people read, and the commands and programs that stand in them."""
+"""The pages of the documentation, and the commands and programs in them."""
 
 import itertools
 import re
@@ -21,9 +21,9 @@ class Block:
     """A fenced block of a page.
 
     Args:
-        page: its path in the checkout.
-        language: `bash`, `python`; "" = none is said.
-        text: what stands in it.
+        page: path of the page in the checkout.
+        language: `bash`, `python`; "" = not given.
+        text: content of the block.
     """
 
     page: Path
@@ -33,7 +33,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """A command as the shell hands it on: words without quotes, variables of the block put in."""
+    """A command as parsed by the shell: words without quotes, with the variables of the block replaced."""
 
     page: Path
     words: tuple[str, ...]
@@ -43,18 +43,18 @@ class Command:
 
 
 def long_lines(page: Path, width: int = 120) -> list[str]:
-    """The lines of a page that are longer than `width` characters; tables, headings, pictures and code may be."""
+    """Return the lines of a page longer than `width` characters, except tables, headings, pictures and code."""
     text = CODE.sub("", (ROOT / page).read_text(encoding="utf-8"))
     return [line for line in text.splitlines() if len(line) > width and not line.startswith(("|", "#", "!["))]
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page."""
+    """Return the fenced blocks of a page."""
     return [Block(page, *found) for found in FENCED.findall((ROOT / page).read_text(encoding="utf-8"))]
 
 
 def commands(block: Block) -> list[Command]:
-    """The commands of a block of bash, one after another; those behind `&&` are commands too."""
+    """Return the commands of a block of bash in order, including those after `&&`."""
     found, variables = [], dict[str, str]()
     for line in block.text.replace("\\\n", " ").splitlines():
         if line.startswith("#") or not line.strip():
@@ -71,7 +71,7 @@ def commands(block: Block) -> list[Command]:
 
 
 def inline(page: Path) -> list[Command]:
-    """The commands in backticks inside the sentences of a page."""
+    """Return the commands in backticks within the sentences of a page."""
     text = FENCED.sub("", (ROOT / page).read_text(encoding="utf-8"))
     found = re.findall(r"`((?:python -m|make|bash)\s[^`]+)`", text)
     return [Command(page, tuple(shlex.split(command))) for command in found]

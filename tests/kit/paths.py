@@ -1,4 +1,4 @@
-"""Where the checkout is, and the data sets beside it, which tests use where they are present."""
+"""Paths of the checkout, and of the data sets next to it, which tests use if they are present."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Picture files of kinds that Pillow reads and does not write, and folders of small ones."""
+"""Image files of kinds that Pillow can read but not write, and folders of small images."""
 
 import struct
 import zlib
@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-OF_CHANNELS = {1: 0, 2: 4, 3: 2, 4: 6}  # the type of a PNG
+OF_CHANNELS = {1: 0, 2: 4, 3: 2, 4: 6}  # colour type of a PNG by number of channels
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """A PNG of pixels [H, W, C] in uint8 or uint16."""
+    """Return a PNG of pixels [H, W, C] in uint8 or uint16."""
     height, width, channels = pixels.shape
     big = pixels.astype(pixels.dtype.newbyteorder(">"))
     head = struct.pack(">IIBBBBB", width, height, 8 * pixels.itemsize, OF_CHANNELS[channels], 0, 0, 0)
@@ -23,7 +23,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def claimed(width: int, height: int) -> bytes:
-    """A PNG that says it is so large."""
+    """Return a PNG whose header declares this size."""
     small = bytearray(png(np.zeros((1, 1, 1), np.uint8)))
     small[16:24] = struct.pack(">II", width, height)
     small[29:33] = struct.pack(">I", zlib.crc32(bytes(small[12:29])))
@@ -31,7 +31,7 @@ def claimed(width: int, height: int) -> bytes:
 
 
 def tiff(pixels: np.ndarray, order: str = "<", bits: int = 0, signed: bool = False) -> bytes:
-    """A TIFF of pixels [H, W, C]; of 12 bits two values are packed into three bytes."""
+    """Return a TIFF of pixels [H, W, C]; with 12 bits, two values are packed into three bytes."""
     height, width, channels = pixels.shape
     bits = bits or 8 * pixels.itemsize
     if bits == 12:
@@ -71,7 +71,7 @@ def tiff(pixels: np.ndarray, order: str = "<", bits: int = 0, signed: bool = Fal
 
 
 def folder(place: Path, layout: dict[str, int], side: int = 12, ending: str = "png", seed: int = 0) -> Path:
-    """Folders of classes, each with so many pictures of noise around a grey of its own."""
+    """Write folders of classes, each with a number of images of noise around its own grey value."""
     generator = np.random.default_rng(seed)
     greys: dict[str, int] = {}
     for name, count in layout.items():

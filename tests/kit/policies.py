@@ -1,4 +1,4 @@
-"""Policies before and in a run, without the run: what several test files ask them."""
+"""Start and update policies without a run, with synthetic measurements."""
 
 import pytest
 
@@ -11,7 +11,7 @@ PAIRS = {"rank": (1, 2), "density": (0.1, 0.99), "bits": (3, 8)}
 
 
 def started(policy, knob, names="ab", run=None):
-    """A policy with its plan before the first step, on a ladder of its own."""
+    """Return a policy with its plan before the first step, on its own ladder."""
     ladder = Ladder(knob, policy.ladder(knob, PAIRS[knob]), PAIRS[knob])
     plan = policy.start(Plan(dict.fromkeys(names, len(ladder.values) - 1), 8), ladder, run or RunFacts())
     return policy, ladder, plan
@@ -34,7 +34,7 @@ def refused(*overrides) -> str:
 
 
 def probes(ladder, **gains):
-    """What every level would keep: `gains` by density (as d0_1 for 0.1) of norms 1 and 3; bytes = 1000 x density."""
+    """Return probes of every level: `gains` by density (d0_1 for 0.1) with norms 1 and 3; bytes = 1000 x density."""
 
     def one(density, norm):
         kept = gains.get("d" + f"{density:g}".replace(".", "_"), 1.0)
@@ -44,7 +44,7 @@ def probes(ladder, **gains):
 
 
 def measured(ladder, errors):
-    """Probes of every level from errors per tensor and level; bytes = 10 x level."""
+    """Return probes of every level from errors per tensor and level; bytes = 10 x level."""
     return {
         i: {name: Measured(e[i] ** 2, 1.0, 1.0, 10 * ladder.values[i]) for name, e in errors.items()}
         for i in range(len(ladder.values))

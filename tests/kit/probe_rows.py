@@ -1,4 +1,4 @@
-"""What a probe of a link with known numbers would find."""
+"""Synthetic measurements of a link probe, for a link with known parameters."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ SIZES = [1 << n for n in range(10, 26, 2)]  # bytes on the wire
 def made(
     alpha: float, beta: float, burst: float = 0.0, share: float = 0.002, message: float = 800.0, cpu: float = 1e-9
 ) -> list[dict[str, Any]]:
-    """Rows of four workers, all kinds alike.
+    """Return rows of four workers, with equal parameters for all kinds of collectives.
 
     Args:
         alpha: seconds per round.
         beta: seconds per byte.
         burst: bytes.
-        share: counted bytes of headers for each byte.
-        message: counted bytes of each round.
-        cpu: seconds of processor time for each byte, beside 50 us for each round.
+        share: counted header bytes per byte.
+        message: counted bytes per round.
+        cpu: seconds of processor time per byte, in addition to 50 us per round.
     """
     rows = []
     for kind in KINDS:

@@ -1,7 +1,7 @@
-"""Processes of tests: those of launchers, and forked ones where starting them is not what is tested.
+"""Processes of tests: those of launchers, and forked ones where the start is not tested.
 
-A spawned process imports torch, which takes two seconds; one that is forked from the test's own process cannot compute
-gradients any more, since autograd has run there. So they are forked by a server that has imported everything.
+A spawned process imports torch, which takes two seconds. A process that is forked from the test's process cannot
+compute gradients, because autograd has already run there. Therefore a server that has imported everything forks them.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _server.set_forkserver_preload(
         "tests.kit.local",
         "tests.kit.by_hand",
         "pytest",
-        "torch._dynamo",  # which the first optimizer of a process imports, for seconds
+        "torch._dynamo",  # imported by the first optimizer of a process, which takes seconds
         "accordion_bench.tensors.kernels.on_cpu",
     ]
 )
@@ -43,7 +43,7 @@ def _within(environ: dict[str, str], target: Callable, args: tuple) -> None:
 
 
 class _Forked:
-    """What is used of a context of multiprocessing; children get the environment of now, not the server's."""
+    """Substitute for a multiprocessing context; children get the current environment instead of the server's."""
 
     Pipe = staticmethod(multiprocessing.Pipe)
 
@@ -53,19 +53,19 @@ class _Forked:
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """Whoever asks for spawned processes gets forked ones."""
+    """Replace spawned processes by forked ones within the context."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(multiprocessing, "get_context", lambda kind: _Forked())
         yield
 
 
 def in_two(target: Callable, *args: Any) -> None:
-    """Call `target(rank, *args)` in two processes, which must both come to a good end."""
+    """Call `target(rank, *args)` in two processes, which must both succeed."""
     together(2, target, *args)
 
 
 def together(processes: int, target: Callable, *args: Any, seconds: float = 120) -> None:
-    """Call `target(rank, *args)` in so many processes, which must all come to a good end."""
+    """Call `target(rank, *args)` in several processes, which must all succeed."""
     with forked():
         context = multiprocessing.get_context("spawn")
         children = [context.Process(target=target, args=(rank, *args)) for rank in range(processes)]
@@ -79,7 +79,7 @@ def together(processes: int, target: Callable, *args: Any, seconds: float = 120)
 
 
 def killed(seconds: float, target: Callable, *args: Any) -> bool:
-    """Call `target(*args)` in a process that is killed after so many seconds; whether it had not come to its end."""
+    """Call `target(*args)` in a process, kill it after `seconds`, and return whether it was still running."""
     with forked():
         child = multiprocessing.get_context("spawn").Process(target=_hushed, args=(target, *args))
         child.start()
@@ -91,7 +91,7 @@ def killed(seconds: float, target: Callable, *args: Any) -> bool:
 
 
 def start_forking() -> None:
-    """Start the server that forks, where it is not there yet: for those who measure how long a process takes."""
+    """Start the forking server unless it is running, for tests that measure the time of a process."""
     assert not killed(60, os.getpid)
 
 
@@ -100,23 +100,23 @@ def _hushed(target: Callable, *args: Any) -> None:
         target(*args)
 
 
-# ---- processes of launchers, each in a group of its own
+# ---- processes of launchers, each in its own process group
 
 
 def free_port() -> int:
-    """A port at which nobody listens."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return free.getsockname()[1]
 
 
 def started(arguments: Sequence[str], environ: dict[str, str]) -> subprocess.Popen:
-    """A process with pipes, in the checkout."""
+    """Start a process with pipes, in the checkout."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(arguments, cwd=conf_dir().parent, env=environ, start_new_session=True, **pipes)  # type: ignore
 
 
 def tasks(typed: Sequence[str], of_rank: Sequence[Sequence[str]] = ((), ()), job: str = "1") -> list[subprocess.Popen]:
-    """The run's command as srun starts it: one process for each entry of `of_rank`, typed in place of its keys."""
+    """Start the run's command as by srun, with one process for each entry of `of_rank`, which overrides its keys."""
     port = str(free_port())
     jobs = []
     for rank, own in enumerate(of_rank):
@@ -136,7 +136,7 @@ def tasks(typed: Sequence[str], of_rank: Sequence[Sequence[str]] = ((), ()), job
 
 
 def agents(kind: str, typed: Sequence[str]) -> list[subprocess.Popen]:
-    """The run's command under torchrun as on two machines: `static`, or `elastic` with the c10d rendezvous."""
+    """Start the run's command under torchrun as on two machines: `static`, or `elastic` with the c10d rendezvous."""
     port = free_port()
     options = [["--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port)] for node in (0, 1)]
     if kind == "elastic":
@@ -146,7 +146,7 @@ def agents(kind: str, typed: Sequence[str]) -> list[subprocess.Popen]:
 
 
 def outputs(jobs: Sequence[subprocess.Popen], seconds: float = 120) -> list[subprocess.CompletedProcess]:
-    """Wait for all; whatever happens, nobody is left. Refused if somebody of their groups outlives them."""
+    """Wait for all jobs, and kill them in any case; raise if a process of their groups outlives them."""
     ended = []
     try:
         for job in jobs:
@@ -163,7 +163,7 @@ def outputs(jobs: Sequence[subprocess.Popen], seconds: float = 120) -> list[subp
 
 
 def group_members(group: int) -> list[int]:
-    """Living processes of a process group."""
+    """Return the running processes of a process group."""
     members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

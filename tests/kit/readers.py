@@ -1,4 +1,4 @@
-"""What a spawned process does in the tests of image folders; apart from them, so that it imports little."""
+"""Functions of spawned processes in the tests of image folders, in a separate module to import little."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ ORDER = [torch.tensor(batch) for batch in ([3, 14, 0], [7], [1, 2, 3, 4], [3, 8]
 
 
 def passes(data: FolderData) -> list[Tensor]:
-    """Inputs and targets of an epoch, of the next one broken off and begun anew, and of an evaluation."""
+    """Return inputs and targets of an epoch, of the next epoch after an interruption, and of an evaluation."""
     found = list(data.train_batches(0, iter(ORDER)))
     broken = data.train_batches(1, ORDER)
     found.append(next(broken))
@@ -19,6 +19,6 @@ def passes(data: FolderData) -> list[Tensor]:
 
 
 def in_a_daemon(views: Views, end) -> None:
-    """Send what one reading process reads."""
+    """Send the batches of one reading process."""
     end.send([part.numpy() for part in passes(FolderData(views, 1, torch.device("cpu")))])
     end.close()

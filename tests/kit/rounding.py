@@ -1,4 +1,4 @@
-"""Norms, rounding to levels, signs and sums of rows [R, N], by the reference and by kernels, behind one face."""
+"""Norms, rounding to levels, signs and sums of rows [R, N], by the reference and by kernels, with one interface."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,29 +35,29 @@ class Keyed(Bucket):
 
 
 def keyed(x_R: Tensor, keys: Sequence[int]) -> Keyed:
-    """One tensor of rows [R, N]."""
+    """Return one tensor of rows [R, N] with keys."""
     return Keyed(0, [TensorSpec("x", (x_R.shape[1],))], [1], xs_W=[x_R], workers=range(len(x_R)), given=keys)
 
 
 def random_words(key: int, start: int, count: int) -> Tensor:
-    """Words start to start + count - 1 of a key's stream, int32 [count]; the leading bits are good."""
+    """Return words start to start + count - 1 of a key's stream, int32 [count]; use the leading bits."""
     blocks = blocks_of([[key]], [-(-(start + count) // BLOCK)], torch.device("cpu"))
     return fill_bits_(torch.empty(1, start + count, dtype=torch.int32), blocks)[0, start:]
 
 
 def uniforms(key: int, start: int, count: int, bits: int = 24) -> Tensor:
-    """The same as multiples of 2^-bits in [0, 1)."""
+    """Return the same words as multiples of 2^-bits in [0, 1)."""
     return ((random_words(key, start, count) >> (32 - bits)) & ((1 << bits) - 1)).float() * 2.0**-bits
 
 
 class Path:
-    """What an engine does."""
+    """Operations of an engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
     def given(self, x_R: Tensor) -> Tensor:
-        """Half precision is exchanged in float32."""
+        """Return the rows as a kernel receives them; half precision is exchanged in float32."""
         return x_R.float() if x_R.element_size() == 2 and self is not TORCH else x_R
 
     def bucket_norms(self, x_R: Tensor, size: int | None, norm: str) -> Tensor:

@@ -1,8 +1,8 @@
-"""Run an example to its end in a process of a group, and keep the weights of its `model`.
+"""Run an example to its end in a process of a group, and save the weights of its `model`.
 
     torchrun --nproc-per-node 2 -m tests.kit.run_example EXAMPLE FOLDER [dense|bare]
 
-dense: it attaches with compressor=none; bare: it attaches nothing, and DistributedDataParallel does as ever.
+dense: the example attaches with compressor=none; bare: it attaches nothing, so that only DistributedDataParallel runs.
 """
 
 import os
@@ -18,7 +18,7 @@ import accordion_bench as ab
 
 
 def run(example: Path, folder: Path, how: str = "") -> None:
-    """The script as torchrun starts it; its weights go to FOLDER/RANK.pt."""
+    """Run the script as started by torchrun, and save its weights to FOLDER/RANK.pt."""
     attach = ab.attach
 
     def dense(model: Any, optimizer: Any, **_: Any) -> Any:

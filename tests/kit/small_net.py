@@ -10,7 +10,7 @@ FEATURES, CLASSES = 8, 4
 
 
 def net(wide: int = 16) -> nn.Sequential:
-    """The same on every process."""
+    """Return a network that is the same on every process."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(FEATURES, wide), nn.LayerNorm(wide), nn.ReLU(), nn.Linear(wide, CLASSES))
 
@@ -20,14 +20,14 @@ def sgd(model: nn.Module, momentum: float = 0.9, **options: Any) -> torch.optim.
 
 
 def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
-    """What a worker sees in a step."""
+    """Return a worker's samples of a step."""
     draws = torch.Generator().manual_seed(1000 * step + rank)
     x = torch.randn(6, FEATURES, generator=draws)
     return x, x[:, :CLASSES].argmax(1)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Any, rank: int, number: int) -> None:
-    """One step as a user writes it, with a learning rate that falls a little each time."""
+    """Take one step as a user writes it, with a learning rate that falls a little in each step."""
     for group in optimizer.param_groups:
         group["lr"] = 0.1 * 0.99**number
     x, y = batch(rank, number)

@@ -1,14 +1,14 @@
-"""A store without a server, for tests: what those of torch.distributed do, in this process."""
+"""A store of torch.distributed without a server, within this process."""
 
 import threading
 from collections.abc import Sequence
 
 
 class LocalStore:
-    """Keys and bytes, shared by whoever holds it.
+    """Store in memory, shared by the threads of this process.
 
     Attributes:
-        calls: how many there have been.
+        calls: number of calls.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Trainers whose steps are captured on a tape, beside twins that stay eager; on a CPU, or on a pretended device."""
+"""Trainers whose steps are captured on a tape, and eager twins, on a CPU or on a pretended device."""
 
 import contextlib
 import functools
@@ -32,9 +32,9 @@ PLAIN = ["model._target_=tests.kit.models.Plain", "~model.depth"]
 class Pair(NamedTuple):
     """Two trainers of one configuration.
 
-    eager: is told every operation each time.
-    taped: captures on `tape`.
-    counts: of the pretended device; of nothing on a CPU.
+    eager: trainer that launches every operation.
+    taped: trainer that captures on `tape` and replays.
+    counts: counters of the pretended device; empty on a CPU.
     """
 
     eager: Trainer
@@ -43,13 +43,13 @@ class Pair(NamedTuple):
     counts: Counts
 
     def step(self, steps: int = 1) -> None:
-        """So many steps of both."""
+        """Take steps with both trainers."""
         for _ in range(steps):
             for trainer in (self.eager, self.taped):
                 step(trainer)
 
     def same(self) -> bool:
-        """Whether parameters, buffers, optimizers and what was counted are equal, to the bit."""
+        """Return whether parameters, buffers, optimizers and counts are equal, to the bit."""
         a, b = self.eager, self.taped
         pairs = [
             *zip(a.axis.shared, b.axis.shared, strict=True),
@@ -60,7 +60,7 @@ class Pair(NamedTuple):
 
 
 def step(trainer: Trainer) -> None:
-    """One step, in the next epoch where this one is over."""
+    """Take one step, and begin the next epoch where this one has ended."""
     if trainer.position.step_in_epoch == trainer.position.steps_per_epoch:
         trainer.end_epoch()
         trainer.begin_epoch()
@@ -70,7 +70,7 @@ def step(trainer: Trainer) -> None:
 def trainer_for(
     folder: Path, graphs: Graphs, *overrides: str, device: str = "cpu", workers: int = 2, comm: Comm | None = None
 ) -> Trainer:
-    """A trainer at the start of its first epoch, with optimizers as on a GPU; its progress is to be closed."""
+    """Return a trainer at the start of its first epoch, with optimizers as on a GPU; close its progress after use."""
     tiny = [] if any(typed.startswith("dataset=") for typed in overrides) else TINY
     config = RunConfig.from_dict(composed.cfg(*tiny, *overrides))
     with pytest.MonkeyPatch.context() as patch:
@@ -88,7 +88,7 @@ def trainer_for(
 def pair(
     folder: Path, *overrides: str, device: str = "cpu", workers: int = 2, streams: Streams | None = None
 ) -> Iterator[Pair]:
-    """Both trainers, on a device: `cpu`, or `meta`, the pretended one; `streams` stand in for a GPU's."""
+    """Return both trainers on `cpu`, or on `meta`, the pretended device; `streams` replace those of a GPU."""
     tape = TapeGraphs(streams)
     made = functools.partial(trainer_for, folder, device=device, workers=workers)
     with pretended() if device == "meta" else contextlib.nullcontext() as counts:

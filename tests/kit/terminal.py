@@ -1,4 +1,4 @@
-"""A terminal of some width: what a program has drawn on it, and what stays there."""
+"""A pseudo-terminal of a given width: the output of a program, and the text that remains on the screen."""
 
 import contextlib
 import fcntl
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 
 class Terminal:
-    """A pseudo-terminal whose other end is read as long as it is open.
+    """Pseudo-terminal whose other end is read while it is open.
 
     Args:
-        columns: its width; 0 = it does not say.
+        columns: width; 0 = the terminal does not report a width.
 
     Attributes:
-        descriptor: for the program.
+        descriptor: file descriptor for the program.
     """
 
     def __init__(self, columns: int) -> None:
@@ -28,29 +28,29 @@ class Terminal:
         self._reader.start()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):  # nobody has the terminal open any more
+        with contextlib.suppress(OSError):  # the terminal has been closed on all sides
             while some := os.read(self._other, 4096):
                 self._drawn += some
 
     def close(self) -> None:
-        """The program has ended, all that it has drawn is read."""
+        """Close the terminal after the program has ended, and read the rest of its output."""
         os.close(self.descriptor)
         self._reader.join(10)
         os.close(self._other)
 
     @property
     def drawn(self) -> str:
-        """All of it, in order."""
+        """Return the whole output, in order."""
         return self._drawn.decode()
 
     @property
     def drawings(self) -> list[str]:
-        """What was written from one return of the cursor to the next, without blanks at its ends; lines end such."""
+        """Return the texts between carriage returns or line ends, stripped of blanks."""
         return [text.strip() for text in self.drawn.replace("\n", "\r").split("\r")]
 
     @property
     def lines(self) -> list[str]:
-        """What stays on the screen and above it."""
+        """Return the lines that remain on the screen and above it."""
         return list(self._lines())
 
     def _lines(self) -> Iterator[str]:

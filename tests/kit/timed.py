@@ -1,4 +1,4 @@
-"""A clock whose time somebody else tells: what steps take is typed, not measured."""
+"""A clock with a given time instead of a measured one, for tests of step times."""
 
 from accordion_bench.comm.clock import ExchangeKind
 from accordion_bench.comm.collectives import Comm
@@ -7,10 +7,10 @@ GRADIENTS = ExchangeKind("gradient", 1)
 
 
 class Told:
-    """One process with one worker, past its first step.
+    """Clock of one process with one worker, after its first step.
 
     Attributes:
-        now: seconds.
+        now: current time in seconds.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Told:
     def step(
         self, compute=1.0, encode=0.0, decode=0.0, update=0.1, samples=32, payload=1000, exchanges=True, batch=None
     ):
-        """Compute, exchange one bucket in no time, update."""
+        """Record a step: compute, exchange one bucket in zero time, update."""
         clock = self.clock
         clock.in_force(batch or samples, payload)
         clock.worker()
@@ -43,7 +43,7 @@ class Told:
         clock.step_over(samples)
 
     def decide(self, seconds=0.01):
-        """The end of an epoch."""
+        """Record the end of an epoch."""
         self.lap("policy", seconds)
         self.clock.event("end of epoch")
         self.clock.step_over()

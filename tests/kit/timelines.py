@@ -1,4 +1,4 @@
-"""Timelines as `Attached.timeline()` writes them, made up."""
+"""Synthetic timelines in the format of `Attached.timeline()`."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def made(
     workers: int = 4,
     **changed: Any,
 ) -> dict[str, Any]:
-    """What the file holds; buckets as (tensors by index, seconds of codec, rounds)."""
+    """Return the content of the file; buckets are (tensor indices, codec seconds, rounds)."""
     found = {
         "format": 2,
         "workers": workers,

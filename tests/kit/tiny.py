@@ -1,4 +1,4 @@
-"""A network that trains in milliseconds, and does what tests ask of it through the environment."""
+"""A network that trains in milliseconds, with faults that tests request through environment variables."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ RUN = [
     "schedule.warmup_epochs=1",
     "optimizer.lr=0.02",
     "comm=simulated",
-    "checkpoint.every=0",  # what a test does not ask for takes no time
+    "checkpoint.every=0",  # saves time in tests that need no checkpoint
 ]
 COMMAND = [sys.executable, "-m", "accordion_bench"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *COMMAND[1:]]
@@ -30,33 +30,33 @@ STEPS = 6  # per epoch, with 4 workers
 
 
 def typed(runs: Path, *overrides: str) -> list[str]:
-    """Overrides for a run of a second or less; later ones replace earlier ones."""
+    """Return overrides for a run of a second or less; later ones replace earlier ones."""
     merged = {item.split("=")[0]: item for item in (*RUN, f"paths.runs={runs}", *overrides)}
     return list(merged.values())
 
 
 def cfg(runs: Path, *overrides: str) -> dict:
-    """As `config.compose` gives it for `typed` of the same arguments."""
-    from tests.kit import composed  # imports Hydra, which processes that are started do without
+    """Return the configuration that `config.compose` gives for `typed` of the same arguments."""
+    from tests.kit import composed  # imports Hydra, which started processes do not need
 
     return composed.cfg(*typed(runs, *overrides))
 
 
 def saving(every: int | None, **options: float | None) -> dict:
-    """The options of checkpoints."""
+    """Return the options of checkpoints."""
     from accordion_bench.run_config import defaults
 
     return {**defaults()["checkpoint"], "every": every, **options}
 
 
 def only(runs: Path) -> Path:
-    """The one run folder."""
+    """Return the only run folder."""
     (folder,) = folders(runs)
     return folder
 
 
 def folders(runs: Path) -> list[Path]:
-    """All run folders; of a sweep there are `.multirun` and sweep.jsonl, too."""
+    """Return all run folders, without the `.multirun` and sweep.jsonl of a sweep."""
     return sorted(path for path in runs.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
@@ -64,9 +64,9 @@ class Net(nn.Module):
     """Convolutions of equal shapes, BatchNorm, dropout.
 
     Environment:
-        TINY_TROUBLE=KIND:RANK:COUNT: what happens in the COUNTth training forward of a rank: nan, gradient (infinite),
-            raise, kill (itself), stop (SIGINT to the process that the user has started).
-        TINY_STARTER=PID: that process, where it is not the parent.
+        TINY_TROUBLE=KIND:RANK:COUNT: fault in the COUNTth training forward of a rank: nan, gradient (infinite), raise,
+            kill (the process itself), stop (SIGINT to the process that the user has started).
+        TINY_STARTER=PID: process that the user has started, if it is not the parent.
         TINY_MODULES=FOLDER: each process writes the names of its modules there, in each training forward.
     """
 

@@ -586,7 +586,7 @@ def difference(case: Case, old: Mapping[str, Any], new: Mapping[str, Any], exact
 
 
 def _first_message(case: Case, old: Sequence[str], new: Sequence[str], exact: bool) -> str | None:
-    """Return the first difference of a step's messages; on other machines, some are compared by length and name only."""
+    """Return the first difference of a step's messages; elsewhere, some are compared only by length and name."""
     for number, (was, now) in enumerate(itertools.zip_longest(old, new)):
         if was is None or now is None:
             more = f"{now.split()[0]} is new" if was is None else f"{was.split()[0]} is missing"

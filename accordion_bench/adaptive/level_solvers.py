@@ -27,12 +27,7 @@ TINY = 1e-30  # the smallest p^s: a normal number in fp32
 
 
 class Fit(NamedTuple):
-    """Result of a solver.
-
-    levels: the codebook, ascending from -1 to 1.
-    psi: its expected error.
-    sweeps: number of iterations.
-    """
+    """Result of a solver: levels ascending from -1 to 1, their expected error psi, and the number of sweeps taken."""
 
     levels: tuple[float, ...]
     psi: float
@@ -77,8 +72,7 @@ def alq(
         dist: distribution of the normalised coordinates.
         bits, zero_level: form of the codebook, see the module.
         previous: the current codebook, an additional start besides those of `initial_levels`.
-        sweeps: upper bound on the number of sweeps.
-        tol: stop once no level moves by more than this share of itself.
+        sweeps, tol: stop after so many sweeps, or once no level moves by more than the share `tol` of itself.
         solver: `exact`, or `official` for the procedure of the paper's published code, see `_official_alq`.
 
     Returns:
@@ -101,9 +95,8 @@ def alqg(
 ) -> Fit:
     """ALQG: fit a codebook by gradient descent, l_j <- l_j - sign(g_j) min(0.1 |g_j|, delta_j / 2).
 
-    delta_j is the smaller gap to a neighbour. Arguments and result are those of `alq`. 30 sweeps are too few where
-    coordinates are small relative to their norm: psi then remains above that of ALQ (docs/algorithms.md says by how
-    much), and the next update continues from this codebook.
+    delta_j is the smaller gap to a neighbour; arguments and result are those of `alq`. 30 sweeps are too few where
+    coordinates are small relative to their norm: psi stays above ALQ's (see docs/algorithms.md) until later updates.
     """
     dist = dist.symmetric()
     starts = initial_levels(dist, bits, zero_level, previous)
@@ -119,8 +112,8 @@ def alqg(
 def initial_levels(dist: Distribution, bits: int, zero_level: bool, previous: Sequence[float] | None = None) -> Tensor:
     """Return positive start levels [S, P]: `previous` if given, exponential (p = 1/2), uniform, quantiles, companded.
 
-    Descent converges slowly for many levels. The companded start is asymptotically optimal for many levels, so that 6
-    and 8 bits also need few sweeps.
+    Descent is slow for many levels; the companded start is optimal for many levels, so that 6 and 8 bits need few
+    sweeps.
     """
     count = positive_count(bits, zero_level)
     upper = torch.arange(count, dtype=torch.float64, device=dist.like.device)
@@ -287,10 +280,10 @@ def _golden_section(function: Callable[[float], float], low: float, high: float)
 
 
 def _official_alq(dist: Distribution, bits: int, zero_level: bool) -> Fit:
-    """ALQ of the published code: 30 sweeps of 10 finite-difference gradient steps of size 1 per level.
+    """ALQ of the published code: 30 sweeps of 10 finite-difference gradient steps of size 1 per level, not converged.
 
-    It starts without the previous codebook and is far from converged. All levels are free, so that the codebook is not
-    exactly symmetric. Starts whose levels leave their interval are discarded.
+    It ignores the previous codebook. All levels are free, so that the result is not exactly symmetric. Starts whose
+    levels leave their interval are discarded.
     """
     _refuse_zero_level(zero_level)
     count = 2**bits

@@ -334,4 +334,4 @@ def _official_amq(dist: Distribution, bits: int, zero_level: bool, previous_p: f
 
 def _refuse_zero_level(zero_level: bool) -> None:
     if zero_level:
-        raise ValueError("the published solvers know no zero level; use solver=exact, or zero_level=false")
+        raise ValueError("the published solvers do not support a zero level; use solver=exact, or zero_level=false")

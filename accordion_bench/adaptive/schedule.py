@@ -61,11 +61,11 @@ class LevelSchedule(Policy):
             if level is not None and not is_level(level):
                 raise ValueRefused(key, f"one of {', '.join(WORDS)}, or a number above 0", level, "weak")
             if ranges is not None and level is not None:
-                raise ValueRefused(key, "{null} where ranges say it", level, None)
+                raise ValueRefused(key, "{null} together with ranges", level, None)
         if critical is not None and not (isinstance(critical, list | tuple) and all(is_range(r, 2) for r in critical)):
             raise ValueRefused("critical", "{null} or a list of [first epoch, end]", critical, [[0, 1]])
         if critical is not None and ranges is not None:
-            raise ValueRefused("critical", "{null} where ranges say it", critical, None)
+            raise ValueRefused("critical", "{null} together with ranges", critical, None)
         good = ranges is None or (isinstance(ranges, list | tuple) and ranges and all(is_range(r, 3) for r in ranges))
         if not good:
             rule = "{null} or a list of [first epoch, end, level]"
@@ -90,7 +90,7 @@ class LevelSchedule(Policy):
             return weak
         instead = [[*r[:2], "weak" if r[2] == level else r[2]] for r in self.ranges or []] or "weak"
         if level == "dense" and knob not in DENSE:
-            raise ValueRefused(key, f"made of weak, strong and a number of {knob}, which has no dense", level, instead)
+            raise ValueRefused(key, f"weak, strong or a number (there is no dense level of {knob})", level, instead)
         return DENSE[knob] if level == "dense" else check_level(key, level, knob, instead)
 
     def by_epoch(self, run: RunFacts) -> list[Any]:
@@ -110,7 +110,7 @@ class LevelSchedule(Policy):
         critical = self.default_critical(run) if self.critical is None else self.critical
         found = covered(critical, run.epochs)
         if wrong := beyond(critical, run.epochs) or first_wrong([ids[:2] or [0] for ids in found]):
-            rule = f"a list of [first epoch, end] apart from each other within {counted(run.epochs, 'epoch')} ({wrong})"
+            rule = f"a list of [first epoch, end] without overlaps within {counted(run.epochs, 'epoch')} ({wrong})"
             raise ValueRefused("critical", rule, self.critical, repaired(critical, run.epochs, apart=True))
         return [self.inside if ids else self.outside for ids in found]
 
@@ -163,7 +163,7 @@ def covered(ranges: Sequence[Any], epochs: int) -> list[list[int]]:
 def beyond(ranges: Sequence[Any], epochs: int) -> str:
     """Describe the first range that exceeds the run; "" if none does."""
     late = [r for r in ranges if r[0] >= epochs or (r[1] or 0) > epochs]
-    return f"{checks.show(late[0])} goes beyond the run" if late else ""
+    return f"{checks.show(late[0])} exceeds the run" if late else ""
 
 
 def first_wrong(found: Sequence[Sequence[int]]) -> str:

@@ -73,14 +73,14 @@ SCHEDULE = ["adaptive=schedule", "compressor=powersgd", "epochs=60"]
     [
         ("ranges=[[0,20,weak],[30,null,strong]]", r"epoch 20 has none.*type .*ranges=\[\[0,30,weak\],\[30,null,strong"),
         ("ranges=[[0,20,weak],[10,60,strong]]", r"epoch 10 has two.*=\[\[0,10,weak\],\[10,null,strong\]\]"),
-        ("ranges=[[0,20,weak],[20,70,strong]]", r"\[20,70,strong\] goes beyond the run.*=\[\[0,20,weak\],\[20,null,"),
+        ("ranges=[[0,20,weak],[20,70,strong]]", r"\[20,70,strong\] exceeds the run.*=\[\[0,20,weak\],\[20,null,"),
         ("ranges=[[0,20,weak],[20,59,strong]]", "gives each of the 60 epochs one level .epoch 59 has none"),
         ("ranges=[[5,null,weak]]", r"epoch 0 has none.*type .*=\[\[0,null,weak\]\]"),
         ("ranges=[[0,60,feeble]]", "ranges must be null or a list of .first epoch, end, level., got"),
         ("ranges=[[0,60,1.5]]", r"ranges must be an integer from 1 .*, as a rank, got 1.5; .*ranges=\[\[0,60,weak\]\]"),
         ("ranges=[]", "ranges must be null or a list"),
         ("critical=[[0,20],[10,30]]", r"epoch 10 has two.*type .*critical=\[\[0,10\],\[10,30\]\]"),
-        ("critical=[[0,20],[50,70]]", r"\[50,70\] goes beyond the run.*critical=\[\[0,20\],\[50,null\]\]"),
+        ("critical=[[0,20],[50,70]]", r"\[50,70\] exceeds the run.*critical=\[\[0,20\],\[50,null\]\]"),
         ("critical=[[20,10]]", "critical must be null or a list"),
         ("inside=strng", "inside must be one of weak, strong, dense"),
         ("outside=0", "outside must be .* number above 0, got 0"),
@@ -105,9 +105,9 @@ def test_a_suggested_schedule_is_accepted():
 
 def test_other_refusals():
     told = refused(*SCHEDULE, "adaptive.schedule.ranges=[[0,null,weak]]", "adaptive.schedule.inside=strong")
-    assert "inside must be null where ranges say it" in told
+    assert "inside must be null together with ranges" in told
     told = refused("adaptive=schedule", "compressor=qsgd", "adaptive.schedule.outside=dense")
-    assert "outside must be made of weak, strong and a number of bits" in told
+    assert "outside must be weak, strong or a number (there is no dense level of bits)" in told
     assert "an integer from 2 to 8, as a number of bits" in refused(
         "adaptive=schedule", "compressor=qsgd", "adaptive.schedule.outside=9"
     )

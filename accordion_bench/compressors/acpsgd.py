@@ -1,4 +1,4 @@
-"""ACP-SGD: low-rank gradients by half a power iteration per step, P and Q in turn.
+"""ACP-SGD: low-rank compression by half a power iteration per step, alternating between the factors P and Q.
 
 Tensor suffixes: W local workers.
 """
@@ -27,13 +27,13 @@ class ACPSGD(LowRank):
     """odd:   Q <- orth(Q);  P = mean_w M_w Q;    update = P Q^T;  worker w's own contribution is P_w Q^T.
     even:  P <- orth(P);  Q = mean_w M_w^T P;  update = P Q^T;  worker w's own contribution is P Q_w^T.
 
-    For each tensor as a matrix M [n, m]. One all-reduce per step, of r n floats or of r m: half of PowerSGD's rounds,
-    and half of its bytes. Odd and even count the compressed exchanges of the tensor; the first Q is a keyed draw. The
-    factor of an exchange is kept for the next one, as `p` after an odd, as `q` after an even one: which of them is
-    there says whose turn it is.
+    Each tensor is treated as a matrix M [n, m]. One all-reduce per step carries r n or r m floats. Compared with
+    PowerSGD this is half the rounds and half the bytes. Odd and even count the compressed exchanges of the tensor. The
+    first Q is a keyed draw. The factor of an exchange is stored for the next one, as `p` after an odd exchange and as
+    `q` after an even one; the stored key determines the next turn.
 
-    A policy that changes the rank keeps leading columns, or adds keyed draws. A factor that a zero gradient has left at
-    zero is replaced by fixed numbers, or no later gradient would get through.
+    If a policy changes the rank, leading columns are kept, or keyed draws are appended. A factor that a zero gradient
+    has set to zero is replaced by fixed numbers; otherwise every later update would be zero.
 
     Source: Zhang, Zhang, Shi, Chu, Li 2023 (ICDCS), "Evaluation and Optimization of Gradient Compression for
     Distributed Deep Learning".
@@ -56,7 +56,7 @@ class ACPSGD(LowRank):
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
     ) -> Sequence[Transfer]:
-        """Half of both factors where the turn is not known."""
+        """Return the all-reduce of the factor that is sent next; half of both factors if the turn is unknown."""
         rank, sides = self.factor_rank(spec, level) or 0, spec.matrix
         side = sum(sides) / 2 if kept is None else sides[is_even({spec.name: dict(kept)}, spec)]
         return [Transfer("all_reduce", 4 * rank * side)]
@@ -105,7 +105,7 @@ class ACPSGD(LowRank):
         return Exchanged(update, subtract_sent_)
 
     def _kept(self, ctx: Context, i: int, rank: int, even: bool, state: State, like: Tensor) -> Tensor:
-        """Q [m, r] of an odd exchange, P [n, r] of an even one, not orthonormal yet."""
+        """Return Q [m, r] for an odd exchange or P [n, r] for an even one, before orthonormalisation."""
         spec = ctx.specs[i]
         rows, key = (spec.matrix[0], "p") if even else (spec.matrix[1], "q")
 
@@ -116,9 +116,9 @@ class ACPSGD(LowRank):
 
 
 def take_turns(state: State, news: Mapping[str, tuple[str, Tensor]], comm: Comm) -> None:
-    """Keep the factor that has been made for the next exchange of its tensor, and forget the other one.
+    """Store the new factor of each tensor for its next exchange, and remove the other factor.
 
-    P and Q each have a place of their own, which the other one remembers, so that a device may repeat an exchange.
+    P and Q use separate buffers, and each refers to the other, so that a captured exchange can be replayed on a GPU.
     """
     kept: dict[str, tuple[str, Tensor]] = {}
     for name, (key, factor) in news.items():
@@ -140,11 +140,11 @@ def take_turns(state: State, news: Mapping[str, tuple[str, Tensor]], comm: Comm)
 
 
 def is_even(state: State, spec: TensorSpec) -> bool:
-    """Whether the next exchange of a tensor is an even one: P has been sent, and Q is to be."""
+    """Whether the next exchange of a tensor is even: P was sent last, and Q is sent next."""
     return "p" in state.get(spec.name, {})
 
 
 def _fixed(like: Tensor) -> Tensor:
-    """Fixed numbers with independent columns in the place of factors [G, n, r], the same for all: [1, n, r]."""
+    """Return fixed numbers with independent columns [1, n, r], in place of each of the factors [G, n, r]."""
     shape = like.shape[1:]
     return fixed_numbers(shape.numel(), like.dtype, like.device).view(1, *shape)

@@ -1,4 +1,4 @@
-"""AdaComp: per bin, the entries that the newest gradient would lift to the bin's maximum; one scale per tensor.
+"""AdaComp: send the entries that one more gradient would lift to the maximum of their bin, with one scale per tensor.
 
 Tensor suffixes: W local workers, A all workers, R rows, N elements, B bytes.
 """
@@ -27,9 +27,9 @@ from accordion_bench.tensors.same_shape import Blocks, in_rows
 
 
 class SparseSigns(Uneven):
-    """Nothing is lost of tensors whose entries are -s, 0 or s: a float32 s, their number, and 2 i + (x_i > 0).
+    """Lossless code for tensors of entries -s, 0 or s: s in float32, the number of non-zeros, and 2 i + (x_i > 0).
 
-    The numbers 2 i + (x_i > 0) below 2 N are in the smaller code of `index_codes`: a sign costs one bit.
+    The integers 2 i + (x_i > 0), below 2 N, are stored in the smaller code of `index_codes`: a sign costs one bit.
     """
 
     description = replace(
@@ -44,14 +44,14 @@ class SparseSigns(Uneven):
 
     def layout(self, specs: Sequence[TensorSpec], levels: Sequence[float]) -> Layout:
         numels = tuple(spec.numel for spec in specs)
-        return SparseLayout(numels, numels, signs=True)  # where all entries are sent
+        return SparseLayout(numels, numels, signs=True)  # the upper bound: all entries are sent
 
     def choose(self, engine: Engine, bucket: Bucket) -> Selection:
         return engine.nonzero(bucket.rows_W)
 
 
 def _probe(compressor: "AdaComp", xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
-    """Of e + g; what would be lost is the next e."""
+    """Probe e + g; the lost part is the next e."""
     after, ps_W = copy.deepcopy(state), compressor.compressor_input(xs_W, ctx, state, workers)
     compressor.exchange(xs_W, ctx, after, alone(xs_W))
 
@@ -70,17 +70,18 @@ def _probe_input(compressor: "AdaComp", ps_W: Sequence[Tensor], ctx: Context, st
 class AdaComp(Wrapper):
     """G_w = e_w + g_w; H_w = G_w + g_w; update = mean_w S(G_w); e_w <- G_w - S(G_w).
 
-    Each tensor is cut into bins of L_T consecutive coordinates, m_b = max |G_w| in bin b. S(G)_j = sign(G_j) mean_b m_b
-    where |H_j| >= m_b, else 0: an entry is sent when one more gradient like this one would make it its bin's largest.
-    How many these are adapts by itself; about 40 times fewer bytes for convolutions and 200 times for dense layers are
-    reported. Error feedback is built in: sum of updates + mean e_w = sum of mean gradients. Tensors of one dimension
-    travel whole.
+    Each tensor is cut into bins of L_T consecutive coordinates, with m_b = max |G_w| in bin b. S(G)_j = sign(G_j)
+    mean_b m_b where |H_j| >= m_b, else 0: an entry is sent if one more gradient of the same value would make it the
+    largest of its bin. The number of sent entries therefore adapts to the data. The paper reports about 40 times fewer
+    bytes for convolutions and 200 times fewer for dense layers. Error feedback is built in: sum of updates + mean e_w =
+    sum of mean gradients. Tensors of one dimension are sent uncompressed.
 
-    The message of a tensor has at most N / 4 bytes and is sized for that before the data are known: from 32 workers on
-    S(G_w) travels by dense all-reduce.
+    The size of a tensor's message is planned before the data are known, at its upper bound of N / 4 bytes. From 32
+    workers on, S(G_w) is therefore exchanged by dense all-reduce.
 
-    Source: Chen et al. 2018 (arXiv 1712.02679), as recalled: bins, the self-adjusting threshold and one parameter are
-    from its abstract; G, H, the scale (the mean over the tensor's bins) and the two defaults are from memory.
+    Source: Chen et al. 2018 (arXiv 1712.02679), from memory: bins, the self-adjusting threshold and the single
+    parameter
+    are stated in its abstract; G, H, the scale (the mean over the tensor's bins) and the two defaults are recalled.
     """
 
     inner: Compressor = field(init=False)
@@ -112,7 +113,7 @@ class AdaComp(Wrapper):
         super().__post_init__()
 
     def bin_size(self, spec: TensorSpec) -> int:
-        """L_T of a tensor."""
+        """Return L_T of a tensor."""
         return max(1, min(self.bin_conv if spec.ndim > 2 else self.bin_dense, spec.numel))
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
@@ -140,7 +141,7 @@ class AdaComp(Wrapper):
                 raise non_finite(ctx, lossy[t], comm.first_named + w)
             for i, own_W in zip(lossy, lifted_W, strict=True):
                 sent_W[i] = own_W.view(xs_W[i].shape)
-        return self.inner.exchange(sent_W, ctx, state, comm)  # its messages lose nothing of that
+        return self.inner.exchange(sent_W, ctx, state, comm)  # lossless for these tensors
 
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         residuals_W = [state.get(spec.name, {}).get("residual_W", 0) for spec in ctx.specs]

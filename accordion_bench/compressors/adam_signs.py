@@ -1,4 +1,4 @@
-"""What methods with a frozen variance share: error-fed signs both ways, and what divides by the root of the variance.
+"""Shared by methods with a frozen variance: two-way sign compression with error feedback, and the variance's divisor.
 
 Tensor suffixes: W local workers.
 """
@@ -19,12 +19,14 @@ ALIVE = "alive"
 
 
 class AdamSigns(ErrorFeedback):
-    """CA(a x_w): signs of a x_w + e_w to the owners, signs of their mean + e~ back; what is lost stays in e_w and e~.
+    """CA(a x_w): signs of a x_w + e_w to the owners, signs of their mean + e~ back; the losses remain in e_w and e~.
 
-    The scale is ||u||_2 / sqrt(d) on both sides, sgn 0 = +1. A sign cannot say 0: coordinates that are dead (see
-    `declare_dead`) come back as 0, and nothing is kept of them, or their residuals would follow the scale for ever.
+    The scale is ||u||_2 / sqrt(d) on both sides, and sgn 0 = +1. A sign cannot represent 0. Dead coordinates (see
+    `declare_dead`) are therefore decoded as 0, without residuals; otherwise their residuals would follow the scale
+    indefinitely.
 
-    With a momentum b, b m is added to every worker's a x_w, m being kept in the state of tensors that send signs.
+    With a momentum factor b, b m is added to a x_w of every worker. m is stored in the state of tensors that send
+    signs.
 
     Args:
         weight: a.
@@ -50,7 +52,7 @@ class AdamSigns(ErrorFeedback):
         return [None if level is None else state[spec.name]["momentum"] for spec, level in pairs], self.momentum
 
     def exchange_signs(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        """The same, but dead coordinates come back as any numbers."""
+        """Exchange signs without masking: the values of dead coordinates are undefined."""
         return super().exchange(xs_W, ctx, state, comm)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
@@ -62,10 +64,11 @@ class AdamSigns(ErrorFeedback):
 
 
 def declare_dead(state: State, variances: Mapping[str, Tensor]) -> None:
-    """Write into a state of `AdamSigns` which coordinates have never had a gradient: those whose variance is 0.
+    """Store in a state of `AdamSigns` which coordinates have never had a gradient: those whose variance is 0.
 
-    `alive` is 0 there and 1 elsewhere. A tensor that is dead as a whole needs none, since the scale of nothing but
-    zeros is 0; and none needs one that is alive as a whole. A device is not asked: there all have one.
+    The mask `alive` is 0 there and 1 elsewhere. On a CPU no mask is stored for a tensor that is alive as a whole, nor
+    for one that is dead as a whole, because the scale of zeros is 0. On a GPU the variances are not inspected, to avoid
+    a synchronisation; every tensor gets a mask.
 
     Args:
         state: changed in place.
@@ -79,5 +82,5 @@ def declare_dead(state: State, variances: Mapping[str, Tensor]) -> None:
 
 
 def inverse_root(variance: Tensor, eps: float) -> Tensor:
-    """1 / (sqrt v + eps); 0 where v is 0, so that such a coordinate stays where it is."""
+    """Return 1 / (sqrt v + eps), or 0 where v is 0, so that such a coordinate does not move."""
     return torch.where(variance > 0, (variance.sqrt() + eps).reciprocal(), 0)

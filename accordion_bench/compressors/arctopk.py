@@ -1,4 +1,4 @@
-"""ARC-TopK: whole rows of a matrix, the same on all workers, chosen by a sketch of the mean; both rounds add up.
+"""ARC-TopK: send the same rows of a matrix on all workers, selected by a sketch of the mean, with two all-reduces.
 
 Tensor suffixes: W local workers.
 """
@@ -46,13 +46,14 @@ def _why_dense(compressor: "ARCTopK", spec: TensorSpec, level: float, workers: i
 class ARCTopK(Compressor):
     """P = mean_w M_w V / sqrt(r);  I = the k = ceil(density m) rows of P of largest norm;  update[I] = mean_w M_w[I].
 
-    M_w [m, n] is a tensor as a matrix, V [n, r] is drawn from N(0, 1), the same on all workers, anew in each step. All
-    workers send the same rows, so that no index travels and both rounds are all-reduces: 4 (m r + k n) bytes, at any
-    number of workers. Worker w's own contribution is M_w[I]; ties go to the lower row. A matrix that this would not
-    make smaller travels dense.
+    M_w [m, n] is a tensor as a matrix. V [n, r] is drawn from N(0, 1) in each step, the same on all workers. All
+    workers send the same rows, so that no indices are sent and both rounds are all-reduces of 4 (m r + k n) bytes in
+    total, for any number of workers. Worker w's own contribution is M_w[I]. Ties are resolved in favour of the lower
+    row. A matrix for which this is not smaller than the matrix itself is exchanged dense.
 
-    Source: Chen et al. 2025 (arXiv 2510.26709), equations as in a public port, which is dense for the first 1,000 steps
-    (here `start_step`).
+    Source: Chen et al. 2025 (arXiv 2510.26709), with the equations of a public port, which exchanges dense gradients
+    for
+    the first 1,000 steps (here `start_step`).
     """
 
     density: float = option(
@@ -79,7 +80,7 @@ class ARCTopK(Compressor):
     traits = Traits(knob="density", pair=(0.05, 0.2), min_ndim=2, replays=True)
 
     def rows(self, spec: TensorSpec, level: float) -> int:
-        """k, the number of rows that are sent."""
+        """Return k, the number of rows sent."""
         return kept_at_least(spec.matrix[0], level)
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
@@ -126,7 +127,7 @@ class ARCTopK(Compressor):
         return Exchanged(update, subtract_sent_)
 
     def _drawn(self, ctx: Context, batches: Sequence[Sequence[TensorSpec]], xs_W: Sequence[Tensor]) -> list[Tensor]:
-        """V / sqrt(r) of each batch, [G, n, r]; those of all travel to a device at once."""
+        """Return V / sqrt(r) of each batch [G, n, r], with one copy to the device for all of them."""
         if not batches:
             return []
 
@@ -143,17 +144,17 @@ class ARCTopK(Compressor):
 
 
 def _largest(Pt: Tensor, k: int) -> Tensor:
-    """The k columns of P^T [G, r, m] of largest norm, ascending [G, k]; ties go to the lower one."""
+    """Return the k columns of P^T [G, r, m] of largest norm, ascending [G, k]; of equal ones the lower index."""
     norms = Pt.double().square().sum(1)
     order = norms.sort(dim=1, descending=True, stable=True).indices
     return order[:, :k].sort(dim=1).values
 
 
 def _wide(own: Tensor, rows: Tensor) -> Tensor:
-    """Indices [G, k] for each entry of rows [G, k, n]."""
+    """Expand row indices [G, k] to every entry of rows [G, k, n]."""
     return own[:, :, None].expand(-1, -1, rows.shape[2])
 
 
 def _rows_of(Ms_W: Tensor, own: Tensor) -> Tensor:
-    """M_w[I] of matrices [W, G, m, n], [W, G, k, n]."""
+    """Return the rows M_w[I] [W, G, k, n] of matrices [W, G, m, n]."""
     return Ms_W.gather(2, _wide(own, Ms_W[0]).expand(len(Ms_W), -1, -1, -1))

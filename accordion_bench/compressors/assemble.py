@@ -1,4 +1,4 @@
-"""A compressor in its wrappers, from the options that stand together in one YAML."""
+"""Build a compressor and its wrappers from the options of one config group."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,12 +21,12 @@ from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.options.option import Option, option, options_of, with_options
 from accordion_bench.plan import WHOLE_MODEL, RunFacts
 
-WRAPPERS = (ErrorFeedback, EF21, LoCo, TwoWay, WorkerMomentum)  # LoCo has options of ErrorFeedback, too
+WRAPPERS = (ErrorFeedback, EF21, LoCo, TwoWay, WorkerMomentum)  # LoCo shares options with ErrorFeedback
 
 
 @with_options
 class Around:
-    """The options that stand beside those of every compressor, and are no wrapper's own."""
+    """Options of every compressor's config group that belong to no wrapper."""
 
     error_feedback: bool | str = option(
         "true: what was lost is added to the next gradient; false; ef21, loco: other forms",
@@ -43,7 +43,7 @@ class Around:
 
 
 def options_beside(cls: Any) -> dict[str, Option]:
-    """The options of wrappers, by name, as they are beside those of a compressor's class."""
+    """Return the options of the wrappers, by name, as they appear in the config group of a compressor's class."""
     traits = declared_by(cls) or Traits()
     found = {name: one for part in (Around, *WRAPPERS) for name, one in options_of(part).items() if one.shown}
     found["collective"] = replace(found["collective"], default=traits.collectives[0], choices=traits.collectives)
@@ -54,15 +54,15 @@ def options_beside(cls: Any) -> dict[str, Option]:
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A compressor in its wrappers, and what the exchange must know beside it.
+    """A compressor in its wrappers, with the other settings of the exchange.
 
     Args:
-        compressor: the outermost.
-        scope: what travels as one tensor: `tensor`, `model` or `bucket`.
-        start_step: dense before it.
+        compressor: the outermost wrapper.
+        scope: the unit of compression: `tensor`, `model` or `bucket`.
+        start_step: first step that is compressed; earlier steps are exchanged dense.
         block_size: coordinates of a bucket, with `scope=bucket`.
-        collective: what carries the messages, one of the compressor's.
-        exempt: names of tensors that always travel dense.
+        collective: the collective that carries the messages, one of the compressor's.
+        exempt: names of tensors that are always exchanged dense.
     """
 
     compressor: Compressor
@@ -73,10 +73,10 @@ class Wrapped:
     exempt: frozenset[str] = frozenset()
 
     def fitted_to(self, run: RunFacts) -> "Wrapped":
-        """The same, for a training of known length.
+        """Return a copy for a run of known length.
 
         Raises:
-            ConfigError: an option of the compressor does not fit it.
+            ConfigError: an option of the compressor does not fit the run.
         """
         try:
             self.compressor.fit_to(run)
@@ -86,7 +86,7 @@ class Wrapped:
 
     @property
     def for_exchange(self) -> Config:
-        """The arguments that `Exchange` takes."""
+        """Keyword arguments for `Exchange`."""
         return {
             "scope": self.scope,
             "start_step": self.start_step,
@@ -96,9 +96,9 @@ class Wrapped:
 
 
 def pseudo_gradient_compressor(node: Config, name: str = "this one") -> Wrapped:
-    """The compressor as local methods use it, on differences of parameters.
+    """Return the compressor for local methods, which exchange differences of parameters.
 
-    The momentum stays with the inner optimizer, and residuals are in the units of the parameters as they are.
+    The inner optimizer keeps its momentum. Residuals have the units of the parameters, without scaling.
 
     Raises:
         ConfigError: the method needs a gradient in every step.
@@ -129,15 +129,15 @@ def pseudo_gradient_compressor(node: Config, name: str = "this one") -> Wrapped:
 def wrapped_compressor(
     node: Config, optimizer: Config | None = None, carried: Callable[[Compressor], Compressor] | None = None
 ) -> Wrapped:
-    """The compressor in its wrappers; the wrappers' options stand beside its own in the YAML.
+    """Return the compressor in its wrappers, whose options are in the same config group as its own.
 
     Args:
         node: the config group.
-        optimizer: the optimizer's, from which methods with momentum of their own take `momentum` and `nesterov`.
-        carried: what carries its messages in the place of its own exchange, within the wrappers; None = that does.
+        optimizer: options of the optimizer, from which methods with built-in momentum take `momentum` and `nesterov`.
+        carried: wraps the compressor inside all other wrappers, to replace its exchange; None = its own exchange.
 
     Raises:
-        ConfigError: a value breaks a rule, or two choices do not go together.
+        ConfigError: a value breaks a rule, or two choices are incompatible.
     """
     options, optimizer = dict(node), optimizer or {}
     around = Around(**_taken(options, Around))
@@ -198,7 +198,7 @@ def wrapped_compressor(
 
 
 def _taken(options: Config, part: Any) -> Config:
-    """The options of a wrapper that stand among those of a compressor: checked, and taken out.
+    """Remove the options of a wrapper from those of a compressor, and return them checked.
 
     Raises:
         ValueRefused: a value breaks its rule.
@@ -208,7 +208,7 @@ def _taken(options: Config, part: Any) -> Config:
 
 
 def check_collective(compressor: Compressor, value: str) -> str:
-    """Refuse a collective that cannot carry a compressor's messages.
+    """Check that a collective can carry a compressor's messages, and return it.
 
     Raises:
         ValueRefused: with the reason.
@@ -223,7 +223,7 @@ def check_collective(compressor: Compressor, value: str) -> str:
 
 
 def idle(node: Config, context: Surroundings) -> Idle:
-    """Options that change nothing: the compressor's own, and those of the wrappers, which stand beside them."""
+    """Yield options that have no effect, of the compressor and of the wrappers in the same config group."""
     for cls in (target(node, "compressor"), *WRAPPERS):
         yield from idle_options(cls, node, context)
 
@@ -235,16 +235,16 @@ def _momentum_of(optimizer: Config) -> Config:
 def check_optimizer(
     compressor: Compressor, optimizer: Config, moves_momentum: bool = False, who: str = "this compressor"
 ) -> None:
-    """Refuse an optimizer that would act twice, or could not act at all.
+    """Refuse an optimizer that would repeat what the compressor does, or could not take its step.
 
     Args:
         compressor: in its wrappers.
-        optimizer: its options; none = it is not known.
-        moves_momentum: a wrapper applies the optimizer's momentum.
-        who: takes the step, for messages.
+        optimizer: its options; empty = unknown.
+        moves_momentum: whether a wrapper applies the optimizer's momentum.
+        who: noun for error messages, of the part that takes the step.
 
     Raises:
-        ConfigError: with the one that fits.
+        ConfigError: names the optimizer that fits.
     """
     if not compressor.traits.optimizer.owns or not optimizer:
         return
@@ -265,7 +265,7 @@ def check_optimizer(
 
 
 def optimizer_node(optimizer: Config, compressor: Compressor) -> Config:
-    """The optimizer's options without what the compressor applies itself; whole where it has tensors of its own."""
+    """Return the optimizer's options without those that the compressor applies; all of them with `shares_steps`."""
     if not compressor.traits.optimizer.owns or compressor.traits.optimizer.shares_steps:
         return optimizer
     node = dict(optimizer)

@@ -1,4 +1,4 @@
-"""ATOMO: a random choice of singular triples, unbiased."""
+"""ATOMO: unbiased compression by a random selection of singular triples."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,19 +40,20 @@ class ATOMO(OneShot):
 
     p_i = min(1, c sigma_i) with sum_i p_i = s minimises the variance, E||Q - M||^2 = sum_i sigma_i^2 (1/p_i - 1).
 
-    The paper draws the triples independently, s of them on average. Here systematic sampling, one uniform number per
-    matrix, keeps exactly s of them with the same p_i. Singular triples are orthogonal, so that mean and variance are
-    those of independent draws, and the message has a fixed size, 4 s (n + m + 1) bytes.
+    The paper draws the triples independently, s of them on average. This implementation uses systematic sampling with
+    one uniform number per matrix, which selects exactly s triples with the same p_i. Singular triples are orthogonal,
+    so that mean and variance equal those of independent draws. The message has a fixed size of 4 s (n + m + 1) bytes.
 
-    The triples come from the eigenvectors of the smaller Gram matrix in float64. Any orthonormal u_i with
-    sigma_i v_i = M^T u_i sum up to M, so that a message is unbiased however exact these are. O(n m min(n, m)) for every
-    matrix in every step: for small ones.
+    The triples are computed from the eigenvectors of the smaller Gram matrix in float64. For any orthonormal u_i with
+    sigma_i v_i = M^T u_i the triples sum to M, so that the message is unbiased even if the eigenvectors are inexact.
+    The cost is O(n m min(n, m)) per matrix and step, which is acceptable for small matrices.
 
-    A matrix whose s triples would not be smaller than itself (always so where s = min(n, m)) travels dense, and nothing
-    of it is lost.
+    A matrix whose s triples would not be smaller than the matrix (always so where s = min(n, m)) is exchanged dense,
+    without loss.
 
-    No error feedback: a message is not a contraction (sigma_i / p_i exceeds sigma_i), so that residuals could grow.
-    Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos 2018 (arXiv 1806.04090), Algorithm 1, spectral atoms.
+    Error feedback is refused: a message is not a contraction (sigma_i / p_i exceeds sigma_i), so that residuals could
+    grow. Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos 2018 (arXiv 1806.04090), Algorithm 1, spectral
+    atoms.
     """
 
     rank: int = option(
@@ -97,7 +98,7 @@ class ATOMO(OneShot):
         return triples.view(torch.uint8)
 
     def _factors(self, message_R: Tensor, spec: TensorSpec, level: float) -> tuple[Tensor, Tensor]:
-        """(values x left [..., R, n, s], right [..., R, s, m]) of messages [..., R, B]."""
+        """Return (values x left [..., R, n, s], right [..., R, s, m]) of messages [..., R, B]."""
         (n, m), s = spec.matrix, int(level)
         floats = message_R.clone(memory_format=torch.contiguous_format).view(torch.float32)
         values, left, right = floats.split([s, s * n, s * m], dim=-1)
@@ -111,7 +112,7 @@ class ATOMO(OneShot):
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
         left, right = (factor.to(total_R.dtype) for factor in self._factors(message_AR, spec, level))
-        if engine_for([total_R]).copies:  # all workers at once: their triples are those of one longer product
+        if engine_for([total_R]).copies:  # all workers at once, as one product with a longer inner dimension
             left, right = left.permute(1, 2, 0, 3).flatten(2)[None], right.permute(1, 0, 2, 3).flatten(1, 2)[None]
         for own_left, own_right in zip(left, right, strict=True):  # one worker at a time: a fixed order of summation
             total_R.view(-1, *spec.matrix).baddbmm_(own_left, own_right, alpha=alpha)
@@ -120,10 +121,10 @@ class ATOMO(OneShot):
 class Spectrum(NamedTuple):
     """Singular values and vectors of matrices [R, n, m], float64.
 
-    sigma: [R, q], descending; those below 1e-8 of the first are rounding.
+    sigma: [R, q], descending; values below 1e-8 of the first are rounding errors.
     vectors: of the shorter side, as rows [R, q, q].
-    wide: the matrices with that side first, [R, q, k].
-    transposed: it is their second one.
+    wide: the matrices with the shorter side first, [R, q, k].
+    transposed: whether the shorter side is the second side of the matrices.
     """
 
     sigma: Tensor
@@ -132,7 +133,7 @@ class Spectrum(NamedTuple):
     transposed: bool
 
     def triples(self, chosen: Tensor, p: Tensor) -> Tensor:
-        """sigma_i / p_i, u_i and v_i of those that were chosen, as float32 [R, s (1 + n + m)].
+        """Return sigma_i / p_i, u_i and v_i of the chosen triples, as float32 [R, s (1 + n + m)].
 
         Args:
             chosen: indices [R, s].
@@ -147,9 +148,9 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(x_R: Tensor, spec: TensorSpec) -> Spectrum:
-    """Of matrices in rows [R, N]; the singular values of one that is not finite are NaN.
+    """Return the spectrum of matrices in rows [R, N]; the singular values of a non-finite matrix are NaN.
 
-    On a device torch's eigh waits, once for each shape.
+    On a GPU, torch's eigh synchronises with the host once per shape.
     """
     n, m = spec.matrix
     finite_R = torch.nan_to_num(x_R, nan=0.0, posinf=0.0, neginf=0.0)
@@ -161,7 +162,7 @@ def spectrum(x_R: Tensor, spec: TensorSpec) -> Spectrum:
 
 
 def inclusion(sigma: Tensor, s: int) -> Tensor:
-    """p_i = min(1, c sigma_i), with c such that sum_i p_i = s: the probabilities of least variance.
+    """Return p_i = min(1, c sigma_i), with c such that sum_i p_i = s: the probabilities of least variance.
 
     Args:
         sigma: singular values [R, q], descending; at least s of them.
@@ -170,7 +171,7 @@ def inclusion(sigma: Tensor, s: int) -> Tensor:
     Returns:
         p [R, q] in (0, 1], float64; where fewer than s values are positive, the zeros share the rest.
     """
-    sigma = sigma.double().clamp_min(TINY)  # so that a zero, too, has a share, and 0 / p is 0
+    sigma = sigma.double().clamp_min(TINY)  # so that a zero also has a share, and 0 / p is 0
     others = sigma.flip(1).cumsum(1).flip(1)  # sigma_t + .. + sigma_q
     t = torch.arange(sigma.shape[1], device=sigma.device)
     # with the first t at p = 1, the next has p = (s - t) sigma_t / others_t: the smallest t for which this is below 1
@@ -179,9 +180,10 @@ def inclusion(sigma: Tensor, s: int) -> Tensor:
 
 
 def systematic(p: Tensor, uniform: Tensor, s: int) -> Tensor:
-    """Exactly s indices per row, ascending, index i with probability p_i.
+    """Select exactly s indices per row, ascending, index i with probability p_i.
 
-    The intervals [p_1 + .. + p_{i-1}, p_1 + .. + p_i) tile [0, s); the points u, u + 1, .. u + s - 1 choose one each.
+    The intervals [p_1 + .. + p_{i-1}, p_1 + .. + p_i) tile [0, s); each of the points u, u + 1, .. u + s - 1 selects
+    one.
 
     Args:
         p: [R, q] in [0, 1] with sum s.

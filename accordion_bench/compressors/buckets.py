@@ -1,4 +1,4 @@
-"""Some buckets of a quantiser, and their moments."""
+"""Buckets of a quantiser, and the moments of their normalised coordinates."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Buckets(NamedTuple):
-    """Some buckets of one worker: norms [B], coordinates r [B, D], and which of them exist [B, D]."""
+    """Buckets of one worker: norms [B], normalised coordinates r [B, D], and which of these exist [B, D]."""
 
     norms: Tensor
     r: Tensor
@@ -16,7 +16,7 @@ class Buckets(NamedTuple):
 
 
 def bucket_table(buckets: Sequence[Buckets]) -> Tensor:
-    """Norm, mean of r, its sum of squared deviations, and coordinates of every bucket: [B, 4]."""
+    """Return norm, mean of r, sum of squared deviations of r, and number of coordinates of every bucket: [B, 4]."""
     rows = []
     for norms, r, exists in buckets:
         count = exists.sum(1).double()
@@ -27,13 +27,13 @@ def bucket_table(buckets: Sequence[Buckets]) -> Tensor:
 
 
 def moments(buckets: Sequence[Buckets]) -> Tensor:
-    """Norm, mean and standard deviation of r of every bucket that is not zero: [B, 3]."""
+    """Return norm, mean and standard deviation of r of every bucket with a norm above 0: [B, 3]."""
     table = bucket_table(buckets)
     norms, mean, spread, count = table[table[:, 0] > 0].unbind(1)
     return torch.stack([norms, mean, (spread / (count - 1).clamp_min(1)).sqrt()], dim=1)
 
 
 def lengths(buckets: Sequence[Buckets]) -> set[int]:
-    """How many coordinates a bucket may have."""
+    """Return the set of bucket sizes that occur, in coordinates."""
     counts = [bucket.exists.sum(1) for bucket in buckets]
     return set(torch.cat(counts).tolist()) if counts else set()

@@ -1,4 +1,4 @@
-"""Casts: the gradient in 16 bits."""
+"""Casts: exchange the gradient in 16 bits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ AROUND = ("error_feedback", "residual", *KEPT, "start_step")
 
 
 def _paper_floats(compressor: "Cast", spec: TensorSpec, level: float | None, workers: int) -> int:
-    """One per entry: the paper counts numbers, whatever their width (an index of 64 bits is one, too)."""
+    """Return one float per entry: the paper counts numbers of any width (a 64-bit index also counts as one)."""
     return spec.numel
 
 
@@ -29,7 +29,7 @@ def _paper_floats(compressor: "Cast", spec: TensorSpec, level: float | None, wor
 class Cast(Compressor):
     """All-reduce in a 16-bit type: update = sum_w cast(g_w / A).
 
-    The division comes before the cast, because float16 ends at 65,504; what is still too large is cut to that.
+    The division precedes the cast because the largest float16 is 65,504. Larger quotients are clamped to that.
     """
 
     dtype: str = option(default="bfloat16", choices=("float16", "bfloat16"))

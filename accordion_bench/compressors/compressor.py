@@ -1,4 +1,4 @@
-"""The interface that every compressor implements.
+"""Base class and result type of all compressors.
 
 Tensor suffixes: W local workers, A all workers, N elements, M rows, K columns, R rank.
 """
@@ -27,17 +27,17 @@ State = dict[str, dict[str, Any]]
 
 
 class NonFinite(RuntimeError):
-    """A loss, a gradient or what a compressor was to pack is NaN or infinite; nothing of the step is applied."""
+    """A loss, a gradient or the input of a compressor is NaN or infinite; nothing of the step is applied."""
 
 
 class Exchanged(NamedTuple):
-    """The result of one exchange.
+    """Result of one exchange.
 
-    update: tensors [...], what every worker applies; identical on all workers.
-    subtract_sent_: called with tensors [W, ...] by index, subtracts in place from each of them the local workers'
-        contributions to it, as the others decode them. A function, so that it costs nothing where it is not called, and
-        touches only what was sent where error feedback does; of many tensors, so that a device is asked once.
-    clear_sent_: the same, but sets to 0 where an entry was sent; of methods that send some entries of a tensor.
+    update: tensors [...] that every worker applies; identical on all workers.
+    subtract_sent_: called with targets [W, ...] by index; subtracts from each target, in place, the local workers'
+        contributions to it, as the other workers decode them. It is a function so that it costs nothing if it is not
+        called, and so that error feedback touches only the sent entries. It takes many tensors to use few launches.
+    clear_sent_: the same, but sets the sent entries to 0; for methods that send some entries of a tensor.
     """
 
     update: list[Tensor]
@@ -46,15 +46,15 @@ class Exchanged(NamedTuple):
 
 
 class Compressor(Component):
-    """A compressor exchanges a list of tensors [W, ...] and returns their decoded mean.
+    """Base class of compressors, which exchange a list of tensors [W, ...] and return their decoded mean.
 
     Class attributes:
-        traits: what it is, see `Traits`.
-        description: what there is to say of it, see `CompressorDescription`.
+        traits: static properties, see `Traits`.
+        description: data for reports, help and checks, see `CompressorDescription`.
 
     Attributes:
-        start_step: tensors travel dense before this step.
-        plans_with: what it must know of the training beforehand, see `Policy`.
+        start_step: first step that is compressed; earlier steps are exchanged dense.
+        plans_with: facts of the run that the compressor needs in advance, see `Policy`.
     """
 
     traits: Traits = Traits()
@@ -63,21 +63,21 @@ class Compressor(Component):
     plans_with: frozenset[str] = frozenset()
 
     def __init_subclass__(cls) -> None:
-        """Refuse a trait that is written as an attribute of the class, where it would not be read."""
+        """Refuse a trait that is written as a class attribute, where it would not be read."""
         for name in (field.name for field in dataclasses.fields(Traits)):
             if name in vars(cls):
                 raise TypeError(f"{cls.__name__}.{name} is a trait; write traits = replace(..., {name}=...)")
 
     @property
     def level(self) -> float | None:
-        """The configured value of the knob."""
+        """Configured value of the knob; None without a knob."""
         return getattr(self, self.traits.knob) if self.traits.knob else None
 
     def check_level(self, key: str, value: Any) -> float:
-        """Refuse a value that the knob cannot take.
+        """Return a value of the knob, after checking that the knob can take it.
 
         Raises:
-            ConfigError: with key, rule, value and what to type instead.
+            ConfigError: with key, rule, value and a suggestion.
         """
         own = options_of(type(self)).get(self.traits.knob or "")
         if own is None:
@@ -86,48 +86,48 @@ class Compressor(Component):
         return level
 
     def scheduled(self, level: float, epoch: float) -> float:
-        """The level that is in force at a time, for methods with a warm-up of their own."""
+        """Return the level to use at an epoch, for methods with a built-in warm-up."""
         return level
 
     def codebook(self, bits: int) -> tuple[float, ...] | None:
-        """The quantisation levels in [-1, 1] for a number of bits, which policies may replace; None = has none."""
+        """Return the quantisation levels in [-1, 1] for a number of bits, which policies may replace; None = none."""
         return None
 
     def fit_to(self, run: RunFacts) -> None:
-        """Settle what hangs on the length of the training.
+        """Set what depends on the length of the run.
 
         Raises:
             ConfigError: an option does not fit the run.
         """
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
-        """Whether something of this tensor may be lost on the way; a tensor sent whole has no residual."""
+        """Whether compression of this tensor may be lossy; a tensor that is sent uncompressed has no residual."""
         return level is not None and spec.ndim >= self.traits.min_ndim
 
     def takes_step(self, spec: TensorSpec, level: float | None) -> bool:
-        """Whether the update of this tensor is its step, so that the optimizer gets a zero gradient of it."""
+        """Whether the update of this tensor is its step, so that the optimizer receives a zero gradient for it."""
         return bool(self.traits.optimizer.owns)
 
     def takes_feedback(self, spec: TensorSpec, level: float | None, workers: int) -> bool:
-        """Whether its encoder adds a tensor's residual and keeps what is lost, see `Context.feedback`."""
+        """Whether the encoder adds the tensor's residual and stores the loss in it, see `Context.feedback`."""
         return False
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
-        """State before the first exchange, for tensors of the type and on the device of `like`."""
+        """Return the state before the first exchange, for tensors of the dtype and on the device of `like`."""
         return {}
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
-        """Exchange tensors [W, ...]; may update `state`, never `xs_W`."""
+        """Exchange tensors [W, ...]; may change `state`, but never `xs_W`."""
         raise NotImplementedError
 
     def shared_anew(
         self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
     ) -> dict[str, dict[str, Tensor]]:
-        """One worker's share of the state that another number of workers have each kept: the mean of each tensor.
+        """Return one worker's share of a state that another number of workers stored: the mean of each tensor.
 
         Args:
-            kept_A: of every worker before, what it kept by name of the tensor and of the state, without a worker axis.
-            worker, workers: whose share, of how many.
+            kept_A: of every previous worker, its tensors by parameter name and state key, without a worker axis.
+            worker, workers: index of the worker, and number of workers.
         """
         return {
             name: {key: torch.stack([kept[name][key].double() for kept in kept_A]).mean(0) for key in entries}
@@ -137,33 +137,34 @@ class Compressor(Component):
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
     ) -> Sequence[Transfer]:
-        """The collectives that carry a tensor that is compressed; upper bounds where `fixed_size` is false.
+        """Return the collectives that carry a compressed tensor, with upper bounds if `fixed_size` is false.
 
         Args:
             spec, level: of the tensor.
             workers: of the run.
-            kept: its state, which says whose turn it is where exchanges take turns; None = the mean over the turns.
+            kept: state of the tensor, which determines the turn if exchanges take turns; None = the mean over the
+                turns.
         """
         raise NotImplementedError
 
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
-        """Whether a tensor that has a level is compressed, rather than sent whole because that costs less."""
+        """Whether a tensor with a level is compressed; if not, the dense exchange is cheaper."""
         return True
 
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
-        """What would be compressed of tensors [W, ...]: with residual and momentum; changes nothing."""
+        """Return the input of the compression [W, ...], including residual and momentum; changes nothing."""
         return list(xs_W)
 
 
 def zeros_in_state(state: State, key: str, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
-    """The state, with zeros [W, ...] of some tensors under a key, in one allocation."""
+    """Add zeros [W, ...] for some tensors under a key of the state, in one allocation, and return the state."""
     for spec, zeros_W in zip(specs, Blocks(specs, comm.local_workers, like).tensors, strict=True):
         state.setdefault(spec.name, {})[key] = zeros_W
     return state
 
 
 def remembered(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a compressor that is asked the same in every step: answers are kept by arguments until `forget`."""
+    """Cache the results of a compressor's method by its arguments, until `forget`."""
 
     @functools.wraps(method)
     def asked(self: Any, *arguments: Any) -> Any:
@@ -176,23 +177,23 @@ def remembered(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forget(compressor: "Compressor") -> None:
-    """Ask anew, since what answers depend on has changed."""
+    """Clear the results cached by `remembered`, after a change of what they depend on."""
     compressor.__dict__.pop("_answers", None)
 
 
 def subtract_(targets_W: Mapping[int, Tensor], xs_W: Sequence[Tensor]) -> None:
-    """Subtract from each target [W, ...] the tensor of its index: what travels whole is lost nowhere."""
+    """Subtract from each target [W, ...] the tensor of its index, because an uncompressed tensor has no loss."""
     if targets_W:
         torch._foreach_sub_(list(targets_W.values()), [xs_W[i] for i in targets_W])
 
 
 def paying_levels(compressor: Compressor, ctx: Context, workers: int) -> dict[int, Any]:
-    """The levels of the tensors that are compressed and cost less so than whole, by index."""
+    """Return, by index, the levels of the tensors that are compressed and cheaper than a dense exchange."""
     levels = compressed_levels(compressor, ctx)
     return {i: level for i, level in levels.items() if compressor.pays(ctx.specs[i], level, workers)}
 
 
 def compressed_levels(compressor: Compressor, ctx: Context) -> dict[int, Any]:
-    """The levels of the tensors of which something may be lost, by index."""
+    """Return, by index, the levels of the tensors whose compression may be lossy."""
     pairs = enumerate(zip(ctx.specs, ctx.levels, strict=True))
     return {i: level for i, (spec, level) in pairs if compressor.compresses(spec, level)}

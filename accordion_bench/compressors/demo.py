@@ -1,4 +1,4 @@
-"""DeMo: decoupled momentum; each worker shares the largest DCT coefficients of a momentum of its own.
+"""DeMo: decoupled momentum; each worker sends the largest DCT coefficients of its own momentum.
 
 Tensor suffixes: W local workers, A all workers, C chunks of a group, N coefficients of a chunk, K sent of it, B bytes.
 """
@@ -31,28 +31,28 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import NEAREST, Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
-TOGETHER = 1 << 22  # coordinates of a group: memory of that size is used again, of larger ones it comes anew
+TOGETHER = 1 << 22  # coordinates per group: the allocator reuses buffers of that size, but not larger ones
 VALUES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Chunks(Tiles):
-    """Matrices [n, m] as chunks [a, b], row by row; a coefficient is one of N = a b numbers of a chunk."""
+    """Matrices [n, m] as chunks [a, b], row by row; each chunk has N = a b coefficients."""
 
     def coefficients(self, chunks: Tensor) -> Tensor:
-        """The coefficients [..., N] of chunks [..., N]: A X B^T for each X."""
+        """Return the coefficients [..., N] of chunks [..., N]: A X B^T for each X."""
         A, B = self._matrices(chunks)
         half = chunks.reshape(-1, self.b) @ B.T
         return (A @ half.view(-1, self.a, self.b)).view(chunks.shape)
 
     def chunks_from(self, coefficients: Tensor) -> Tensor:
-        """The chunks [..., N] of coefficients [..., N]: A^T Y B for each Y."""
+        """Return the chunks [..., N] of coefficients [..., N]: A^T Y B for each Y."""
         A, B = self._matrices(coefficients)
         half = A.T @ coefficients.reshape(-1, self.a, self.b)
         return (half.view(-1, self.b) @ B).view(coefficients.shape)
 
     def inverse(self, coefficients_R: Tensor) -> Tensor:
-        """Matrices [R, n, m] of coefficients [R, C, N]."""
+        """Return the matrices [R, n, m] of coefficients [R, C, N]."""
         return self.joined(self.chunks_from(coefficients_R))
 
     def _matrices(self, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ class Chunks(Tiles):
 
 @functools.cache
 def dct_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Row p, column s: sqrt(2/n) cos(pi (2s + 1) p / 2n), and sqrt(1/n) in row 0."""
+    """Return the DCT matrix [n, n]: in row p, column s, sqrt(2/n) cos(pi (2s + 1) p / 2n), and sqrt(1/n) in row 0."""
     p, s = torch.arange(n, dtype=torch.float64)[:, None], torch.arange(n, dtype=torch.float64)
     matrix = (math.pi * (2 * s + 1) * p / (2 * n)).cos() * math.sqrt(2 / n)
     matrix[0] /= math.sqrt(2)
@@ -70,12 +70,12 @@ def dct_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class ChunkGroup:
-    """Tensors whose chunks have equal sides, whatever their shapes.
+    """Tensors whose chunks have equal sides; their shapes may differ.
 
     Args:
-        ids: by index.
-        chunks: how each is cut.
-        k: coefficients sent of a chunk; None = all.
+        ids: indices of the tensors.
+        chunks: the chunks of each tensor.
+        k: coefficients sent per chunk; None = all.
     """
 
     ids: list[int]
@@ -84,16 +84,16 @@ class ChunkGroup:
 
     @property
     def shape(self) -> Chunks:
-        """Of a chunk."""
+        """Sides of a chunk."""
         return self.chunks[0]
 
     @property
     def counts(self) -> list[int]:
-        """Chunks of each tensor."""
+        """Number of chunks of each tensor."""
         return [chunks.count for chunks in self.chunks]
 
     def coefficients(self, xs_W: Sequence[Tensor]) -> Tensor:
-        """T x [W, C, N] of the bucket's tensors [W, ...], chunk by chunk and tensor by tensor."""
+        """Return T x [W, C, N] of the bucket's tensors [W, ...], chunk by chunk and tensor by tensor."""
         first = xs_W[self.ids[0]]
         cut_W = first.new_empty(len(first), sum(self.counts), self.shape.numel)
         parts_W = zip(self.chunks, cut_W.split(self.counts, dim=1), strict=True)
@@ -102,7 +102,7 @@ class ChunkGroup:
         return self.shape.coefficients(cut_W)
 
     def joined(self, chunks_W: Tensor) -> dict[int, Tensor]:
-        """Chunks [W, C, N] as matrices [W, n, m], by index of the tensor."""
+        """Return chunks [W, C, N] as matrices [W, n, m], by index of the tensor."""
         W, sizes = len(chunks_W), [chunks.n * chunks.m for chunks in self.chunks]
         matrices_W = chunks_W.new_empty(W * sum(sizes)).split([W * size for size in sizes])
         parts_W = zip(self.chunks, chunks_W.split(self.counts, dim=1), strict=True)
@@ -113,9 +113,9 @@ class ChunkGroup:
 
 
 class SentChunks(NamedTuple):
-    """What the workers send of a group: positions and values [W, C, K], or no positions and T d whole [W, C, N].
+    """Coefficients that the workers send of a group: positions and values [W, C, K], or None and all of T d [W, C, N].
 
-    Values are as the others decode them.
+    Values are as the other workers decode them.
     """
 
     positions: Tensor | None
@@ -146,23 +146,25 @@ class DeMo(Compressor):
     update = sign( T^-1 (mean of q_w over the workers that sent the coefficient) );  x <- x - lr update.
 
     T is the orthonormal DCT-II of chunks a x b: a is the largest divisor of the first dimension that is at most
-    `chunk`, b that of the product of the others; 1-D tensors have vectors of a. d is the only momentum, and the
-    residual too. The state holds T d: the same in exact arithmetic, and removing q_w is then k subtractions.
+    `chunk`, b that of the product of the other dimensions. 1-D tensors have vectors of length a. d is the only
+    momentum, and also the residual. The state stores T d, which is equivalent in exact arithmetic and makes the removal
+    of q_w k subtractions.
 
-    A message is per chunk the k values in `value_dtype`, and their sorted positions in the smaller code of
-    `index_codes`. Where that is not smaller than the chunk itself (k = all of it), d is sent whole, by all-reduce.
+    A message contains, per chunk, k values in `value_dtype` and their sorted positions in the smaller code of
+    `index_codes`. If that is not smaller than the chunk (e.g. if k covers all of it), d is exchanged uncompressed by
+    all-reduce.
 
-    Workers are summed in their order. An average over senders is not a sum that an all-reduce could carry: where an
-    all-gather would cost more wire than a dense all-reduce (with the defaults from 200 workers on for chunks of
-    64 x 64, from 4 on for vectors), each worker gets a share of the chunks by all-to-all, averages it, and answers with
-    the signs, 2 bits per coordinate. The number of workers changes the bytes, never the training.
+    Workers are summed in a fixed order. A mean over senders is not a sum that an all-reduce could compute. An
+    all-gather may cost more wire bytes than a dense all-reduce (with the defaults from 200 workers on for chunks of 64
+    x 64, from 4 on for vectors). In that case each worker receives a share of the chunks by all-to-all, averages it,
+    and returns the signs, 2 bits per coordinate. The number of workers thus changes the bytes, but never the training.
 
-    The unit of the coefficients on the wire is that of lr x gradient; what float16 cannot express (below 6e-8, above
-    65,504) stays in d. With `value_bits=1` a coefficient travels as its sign; update = sign( T^-1 (sum of the signs) ),
-    and d loses the coefficients themselves. k 4 to 8 is usual then.
+    Coefficients on the wire have the unit of lr x gradient. Values that float16 cannot represent (below 6e-8, above
+    65,504) remain in d. With `value_bits=1` a coefficient is sent as its sign; update = sign( T^-1 (sum of the signs)
+    ), and d loses the coefficients themselves. k is then usually 4 to 8.
 
-    With `look_ahead` a worker computes its gradients at x - lr s_w, with s_w = sign(d_w) of the last step, before q_w
-    was taken out, and lr of that step; s_w and parameters of its own cost each worker two models of memory.
+    With `look_ahead` a worker computes its gradients at x - lr s_w, where s_w = sign(d_w) of the last step before q_w
+    was removed, with the lr of that step. s_w and the separate parameters cost each worker twice the model's memory.
 
     Source: Peng, Quesnelle, Kingma 2024 (arXiv 2411.19870), Algorithm 1; one bit: DisTrO, in the code of psyche.
     """
@@ -222,15 +224,15 @@ class DeMo(Compressor):
     # ---- bytes
 
     def chunks(self, spec: TensorSpec) -> Chunks:
-        """How a tensor is cut."""
+        """Return the chunks of a tensor."""
         return Chunks.of(spec, self.chunk)
 
     def value_bytes(self, k: int) -> int:
-        """Of the k values, or signs, of a chunk."""
+        """Return the bytes of the k values, or signs, of a chunk."""
         return (k + 7) // 8 if self.signs else k * self.dtype.itemsize
 
     def chunk_bytes(self, chunks: Chunks, k: int) -> int:
-        """B, the message of one chunk: k values and their positions."""
+        """Return B, the bytes of the message of one chunk: k values and their positions."""
         return self.value_bytes(k) + index_codes.index_bytes(chunks.numel, k)[1]
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
@@ -240,7 +242,7 @@ class DeMo(Compressor):
         return level < chunks.numel and self.chunk_bytes(chunks, int(level)) < 4 * chunks.numel
 
     def gathers(self, chunks: Chunks, k: int, workers: int) -> bool:
-        """Whether an all-gather costs less wire than a dense all-reduce: (A-1) B < 2 (A-1)/A 4N."""
+        """Whether an all-gather costs fewer wire bytes than a dense all-reduce: (A-1) B < 2 (A-1)/A 4N."""
         return self.chunk_bytes(chunks, k) * max(workers, 2) < 8 * chunks.numel
 
     def transfers(
@@ -255,7 +257,7 @@ class DeMo(Compressor):
     # ---- one step
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
-        """Coefficients of tensors whose chunks have equal sides lie side by side."""
+        """Store the coefficients of tensors whose chunks have equal sides in one contiguous buffer."""
         state: State = {}
         for ids in _of_equal_sides([self.chunks(spec) for spec in specs]):
             counts, N = [self.chunks(specs[i]).count for i in ids], self.chunks(specs[ids[0]]).numel
@@ -274,7 +276,7 @@ class DeMo(Compressor):
             for i, joined in group.joined(signs[None]).items():
                 update[i] = joined.view(ctx.specs[i].shape)
 
-        @functools.cache  # for several who subtract
+        @functools.cache  # because several callers may subtract
         def own() -> dict[int, Tensor]:
             out: dict[int, Tensor] = {}
             for group, (positions, values) in zip(groups, sent, strict=True):
@@ -298,7 +300,7 @@ class DeMo(Compressor):
         return [ChunkGroup(ids, [cut[i] for i in ids], ks[ids[0]]) for ids in _of_equal_sides(cut, ks)]
 
     def _take(self, group: ChunkGroup, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> SentChunks:
-        """Move d of a group's tensors, and take out of it what is to be sent."""
+        """Update d of a group's tensors, and remove from it the coefficients to send, which are returned."""
         deltas_W = [state[ctx.specs[i].name]["delta_W"] for i in group.ids]
         beside_W = side_by_side(deltas_W)
         rows_W = torch.cat(deltas_W, dim=1) if beside_W is None else beside_W
@@ -319,7 +321,7 @@ class DeMo(Compressor):
             sent = SentChunks(None, rows_W.clone())
             rows_W.zero_()
         else:
-            # ascending, as index codes need them
+            # ascending, as the index codes require
             positions_W = rows_W.abs().topk(group.k, dim=2, sorted=False).indices.sort(dim=2).values
             values_W = rows_W.gather(2, positions_W)
             self._refuse_non_finite(values_W, group, ctx, comm)
@@ -330,7 +332,7 @@ class DeMo(Compressor):
         return sent
 
     def _as_sent(self, values_W: Tensor) -> Tensor:
-        """Values as the others decode them."""
+        """Return values as the other workers decode them."""
         limit = torch.finfo(self.dtype).max
         cut_W = torch.where(values_W.isfinite(), values_W.clamp(-limit, limit), values_W)
         return cut_W.to(self.dtype).to(values_W.dtype)
@@ -345,7 +347,7 @@ class DeMo(Compressor):
             raise non_finite(ctx, group.ids[g], comm.first_named + worker) from None
 
     def _signs(self, groups: Sequence[ChunkGroup], sent: Sequence[SentChunks], comm: Comm) -> list[Tensor]:
-        """Per group the common signs, chunk by chunk: [C, N]."""
+        """Return the common signs of each group, chunk by chunk: [C, N]."""
         signs: list[Tensor] = [own.values for own in sent]
         whole = [number for number, group in enumerate(groups) if group.k is None]
         for number, mean in zip(whole, comm.all_reduce_mean([sent[number].values for number in whole]), strict=True):
@@ -365,7 +367,7 @@ class DeMo(Compressor):
         return signs
 
     def _by_owners(self, message_W: Tensor, group: ChunkGroup, dtype: torch.dtype, comm: Comm) -> Tensor:
-        """Signs [C, N] of chunks with messages [W, C, B]: each worker averages its share of them for all."""
+        """Return signs [C, N] of chunks with messages [W, C, B]; each worker averages its share of the chunks."""
         cuts = [w * message_W.shape[1] // comm.workers for w in range(comm.workers + 1)]
         shares = list(itertools.pairwise(cuts))
         received = comm.all_to_all([message_W[:, start:stop].flatten(1) for start, stop in shares])
@@ -374,7 +376,7 @@ class DeMo(Compressor):
         return unpack_signs(torch.cat(comm.all_gather_uneven(answers, sizes_A)), group.shape, dtype)
 
     def _pack(self, sent: SentChunks, group: ChunkGroup) -> Tensor:
-        """Messages [W, C, B] of a group: per chunk values, then positions."""
+        """Return the messages [W, C, B] of a group: values, then positions, per chunk."""
         assert sent.positions is not None
         (W, _, k), N = sent.values.shape, group.shape.numel
         rows = sent.values.reshape(-1, k)
@@ -383,15 +385,15 @@ class DeMo(Compressor):
         return packed.view(W, -1, packed.shape[1])
 
     def _sign_of_mean(self, message_A: Tensor, group: ChunkGroup, dtype: torch.dtype) -> Tensor:
-        """Signs of some chunks [.., N] from all workers' messages [A, .. B]."""
+        """Return the signs of some chunks [.., N] from all workers' messages [A, .. B]."""
         return signs_of(group.shape.chunks_from(self._over_senders(message_A, group, dtype)))
 
     def _over_senders(self, message_A: Tensor, group: ChunkGroup, dtype: torch.dtype) -> Tensor:
-        """Coefficients of some chunks [.., N], each averaged over the workers that sent it; signs are summed."""
+        """Return the coefficients of some chunks [.., N], averaged over their senders; signs are summed instead."""
         chunks, k, A = group.shape, group.k, len(message_A)
         assert k is not None
         rows, end = message_A.reshape(-1, self.chunk_bytes(chunks, k)), self.value_bytes(k)
-        # a clone, because contiguous() leaves a single row at an offset and stride that are no multiple of 4
+        # a clone, because contiguous() keeps a single row at an offset and stride that may not be multiples of 4
         sent = rows[:, :end].clone(memory_format=torch.contiguous_format)
         numbers = index_codes.unpack_bits(sent, k).to(dtype) * 2 - 1 if self.signs else sent.view(self.dtype)
         values_A = numbers.to(dtype).view(A, -1, k)
@@ -408,7 +410,7 @@ class DeMo(Compressor):
         return mean
 
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
-        """decay d + lr g."""
+        """Return decay d + lr g."""
         moved_W = []
         for spec, x_W, lr in zip(ctx.specs, xs_W, ctx.lrs, strict=True):
             d_W = self.chunks(spec).inverse(state[spec.name]["delta_W"]).view(x_W.shape)
@@ -417,7 +419,7 @@ class DeMo(Compressor):
 
 
 def _of_equal_sides(cut: Sequence[Chunks], ks: Sequence[int | None] = ()) -> list[list[int]]:
-    """Which tensors have chunks of equal sides, and send equally many coefficients of each; not too many together."""
+    """Group tensors by the sides of their chunks and the coefficients sent, up to `TOGETHER` coordinates per group."""
     groups: list[list[int]] = []
     latest: dict[tuple[int, int, int | None], tuple[list[int], int]] = {}
     for i, chunks in enumerate(cut):
@@ -432,7 +434,7 @@ def _of_equal_sides(cut: Sequence[Chunks], ks: Sequence[int | None] = ()) -> lis
 
 
 def side_by_side(parts_W: Sequence[Tensor]) -> Tensor | None:
-    """Tensors [W, C, N] as one [W, sum C, N] without a copy; None where they do not lie side by side."""
+    """Return tensors [W, C, N] as a view [W, sum C, N]; None if they are not adjacent in memory."""
     first, place = parts_W[0], parts_W[0].data_ptr()
     for part_W in parts_W:
         alike = part_W.stride() == first.stride() and part_W.untyped_storage().data_ptr() == (
@@ -446,26 +448,26 @@ def side_by_side(parts_W: Sequence[Tensor]) -> Tensor | None:
 
 
 def signs_of(x: Tensor) -> Tensor:
-    """-1, 0, 1, and NaN for non-finite input that has not been refused before; x is overwritten."""
+    """Return -1, 0 or 1, and NaN for non-finite input that was not refused earlier; overwrites x."""
     return x.sign_() if engine_for([x]).looks else x.sign().add_(x.sub_(x))
 
 
 def answer_bytes(chunks: Chunks) -> int:
-    """Size of the signs of one chunk."""
+    """Return the bytes of the signs of one chunk."""
     return 2 * ((chunks.numel + 7) // 8)
 
 
 def pack_signs(signs: Tensor) -> Tensor:
-    """-1, 0, 1 [C, N] as bytes [C answer_bytes]: which are positive, which are negative."""
+    """Pack -1, 0, 1 [C, N] into bytes [C answer_bytes]: per chunk a bit mask of positive and of negative entries."""
     up, down = signs > 0, signs < 0
     if not engine_for([signs]).looks:
-        nan = signs.isnan()  # as both
+        nan = signs.isnan()  # encoded as both positive and negative
         up, down = up | nan, down | nan
     return torch.cat([index_codes.pack_bits(up), index_codes.pack_bits(down)], dim=1).flatten()
 
 
 def unpack_signs(message: Tensor, chunks: Chunks, dtype: torch.dtype) -> Tensor:
-    """The inverse of `pack_signs`: [C, N]."""
+    """Return the signs [C, N] that `pack_signs` packed."""
     positive, negative = message.view(-1, answer_bytes(chunks)).chunk(2, dim=1)
     up, down = (index_codes.unpack_bits(bits.contiguous(), chunks.numel) for bits in (positive, negative))
     return (up.to(dtype) - down.to(dtype)).masked_fill_(up & down, torch.nan)

@@ -1,4 +1,4 @@
-"""Dense: a small integer for every coordinate, and a scale for every block.
+"""Dense codes: base class of compressors that send a small integer per coordinate and a scale per block.
 
 Tensor suffixes: W local workers, A senders, M blocks of all tensors.
 """
@@ -24,35 +24,36 @@ NONE_FITTED: Codebooks = {}
 
 
 class DenseCodes(Gathered):
-    """C(v)_i = s_b value(code(v_i, s_b)), s_b the scale of the block b that i lies in.
+    """C(v)_i = s_b value(code(v_i, s_b)), where s_b is the scale of the block b that contains i.
 
-    A subclass says how coordinates become codes (`coding`), and how many of them share a scale (`block_of`).
+    A subclass defines the mapping of coordinates to codes (`coding`) and the number of coordinates per scale
+    (`block_of`).
     """
 
     balanced: bool = False  # whether the blocks of a tensor are of equal size
     takes_empty = True
 
-    # ---- what a subclass writes
+    # ---- to be defined by a subclass
 
     def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:
-        """How coordinates become codes at a level, where a policy has fitted these codebooks."""
+        """Return the mapping of coordinates to codes at a level, with the codebooks that a policy fitted."""
         raise NotImplementedError
 
     def block_of(self, spec: TensorSpec) -> int | None:
-        """Coordinates that share a scale; None = a whole tensor."""
+        """Return the number of coordinates that share a scale; None = the whole tensor."""
         return None
 
     def shared_scales(self, bucket: Bucket) -> Tensor | None:
-        """Scales of whole tensors that every worker knows, float32 [T], where messages have none."""
+        """Return scales of whole tensors that every worker knows, float32 [T]; None if messages contain scales."""
         return None
 
-    # ---- what it gets for that
+    # ---- derived from these
 
     def takes_feedback(self, spec: TensorSpec, level: float | None, workers: int) -> bool:
         return self.compresses(spec, level)
 
     def blocks(self, spec: TensorSpec) -> int:
-        """Coordinates of a block of this tensor, at least 1."""
+        """Return the coordinates per block of this tensor, at least 1."""
         n, size = spec.numel, self.block_of(spec)
         if size is None or n <= size:
             return max(n, 1)
@@ -99,13 +100,13 @@ class DenseCodes(Gathered):
 def dense_layout(
     numels: tuple[int, ...], blocks: tuple[int, ...], kinds: tuple[int, ...], names: tuple[str, ...]
 ) -> Layout:
-    """Numbers of blocks, packed codes and, where they are a stream of their own, signs; remembered.
+    """Return the layout of block scales, packed codes and, if they are a separate field, signs; cached.
 
     Args:
         numels: coordinates of each tensor.
-        blocks: coordinates of its blocks.
-        kinds: K, how many codes there are.
-        names: of the fields.
+        blocks: coordinates per block of each tensor.
+        kinds: K, the number of different codes, per tensor.
+        names: names of the fields.
     """
     counts = [-(-n // size) for n, size in zip(numels, blocks, strict=True)]
     streams = {

@@ -1,4 +1,4 @@
-"""What reports, help, checks and the conformance kit know of a compressor; it stands beside the class."""
+"""Description of a compressor for reports, help, checks and the conformance kit, separate from its class."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,11 +12,11 @@ from accordion_bench.plan import TensorSpec
 
 @dataclass(frozen=True)
 class WhyDense:
-    """Why a tensor that has a level travels dense after all.
+    """Why a tensor with a level is exchanged dense.
 
     Args:
         reason: a clause.
-        instead: any of these, and it is compressed.
+        instead: alternative settings, each of which makes the tensor compressed.
     """
 
     reason: str
@@ -25,20 +25,20 @@ class WhyDense:
 
 @dataclass(frozen=True)
 class Claims:
-    """What a compressor says of its numbers, so that the conformance kit can measure it.
+    """Numerical properties that a compressor declares, so that the conformance kit can measure them.
 
-    EF21 reads `sum_eps`, too: it wants sums that are not rounded.
+    EF21 also reads `sum_eps`, because it needs sums without rounding.
 
     Args:
-        draws: of the keyed numbers: `worker`: each its own; `shared`: all workers the same; "": nothing, but `worker`
-            where it is unbiased.
-        sum_eps: relative rounding of one addition on the wire; 0 where sums have at least the gradient's precision.
-        other_options: options, beside the file's, by which other code runs.
-        contraction: called with the compressor, a tensor's spec and its level; returns a delta with
-            E||C(x) - x||^2 <= (1 - delta) ||x||^2 for every x, None = not declared. In [0, 1]; below 0 it is no
-            contraction, and says how much more than there was may be lost.
+        draws: who draws random numbers: `worker`: each worker its own; `shared`: the same on all workers; "": no draws,
+            but `worker` if it is unbiased.
+        sum_eps: relative rounding error of one addition on the wire; 0 if sums have at least the gradient's precision.
+        other_options: options, in addition to the YAML file's, that select other code paths.
+        contraction: called with the compressor, a tensor's spec and its level; returns a delta with E||C(x) - x||^2 <=
+            (1 - delta) ||x||^2 for every x, None = not declared. In [0, 1] for a contraction; below 0 the loss may
+            exceed ||x||^2, by up to -delta ||x||^2.
         variance: called with the compressor, x_R [R, N], the spec, the level and the context; returns
-            E||Q(x) - x||^2 of one message [R] where it is unbiased, None = no closed form.
+            E||Q(x) - x||^2 of one message [R] if it is unbiased, None = no closed form.
     """
 
     draws: str = ""
@@ -64,24 +64,24 @@ def _why_dense(compressor: Any, spec: TensorSpec, level: float, workers: int) ->
 
 @dataclass(frozen=True)
 class CompressorDescription(Description):
-    """What there is to say of a compressor beside what it does; see `Description`.
+    """Properties of a compressor for everything except the exchange; see `Description`.
 
     Args:
-        advised_levels: levels that advice looks at beside the configured one.
-        knob_with: (knob, the options with which there is one), where an option has taken the knob away.
-        collective_reason: why no other collective than those of its traits can carry its messages.
-        no_error_feedback: why it must not be wrapped in error feedback; "" = it may.
-        kernels: kinds of devices on which it computes with compiled kernels where what compiles them is installed.
+        advised_levels: levels that advice considers in addition to the configured one.
+        knob_with: (knob, options that enable it), if an option has disabled the knob.
+        collective_reason: why no collective except those of its traits can carry its messages.
+        no_error_feedback: why it must not be wrapped in error feedback; "" = it may be.
+        kernels: kinds of devices on which it uses compiled kernels, if their compiler is installed.
         paper_floats: called with the compressor, a spec, a level (None = dense) and the number of workers; returns the
-            floats of one exchange of the tensor as the Accordion paper counts them, None = it has no count for this.
-            The count is that of its tables, whatever this implementation sends. Source: derived from Agarwal et al.,
-            MLSys 2021 (arXiv 2010.16248), and its official code.
-        why_dense: called with the compressor, a spec, a level and the number of workers; returns why a tensor that has
-            a level travels dense, None = it does not, or it was asked to.
-        probe: makes the probe of gradients, in place of `probe.probe`.
-        probe_input: makes the probe of what would be compressed, in place of `probe.probe_input`.
+            floats of one exchange of the tensor as the Accordion paper counts them, None = the paper has no count. The
+            count is that of its tables, regardless of what this implementation sends. Source: derived from Agarwal et
+            al., MLSys 2021 (arXiv 2010.16248), and its official code.
+        why_dense: called with the compressor, a spec, a level and the number of workers; returns why a tensor with a
+            level is exchanged dense, None = it is compressed, or was configured to be dense.
+        probe: probes gradients, in place of `probe.probe`.
+        probe_input: probes the input of the compression, in place of `probe.probe_input`.
         buckets_of: called with the compressor, tensors [W, ...] and the context; returns the normalised buckets of each
-            local worker's tensors, for policies that fit codebooks. None = it has none.
+            local worker's tensors, for policies that fit codebooks. None = no buckets.
         claims: see `Claims`.
     """
 
@@ -107,23 +107,23 @@ OF_COMPRESSORS = CompressorDescription(of_several_kinds=frozenset({"error_feedba
 
 
 def paper_floats(compressor: Any, spec: TensorSpec, level: float | None, workers: int) -> int | None:
-    """Floats of one exchange of a tensor as the Accordion paper counts them; see `CompressorDescription`."""
+    """Return the floats of one exchange of a tensor as the Accordion paper counts them; see `CompressorDescription`."""
     floats: int | None = compressor.description.paper_floats(compressor, spec, level, workers)
     return floats
 
 
 def why_dense_of(compressor: Any, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-    """Why a tensor that has a level travels dense; see `CompressorDescription`."""
+    """Return why a tensor with a level is exchanged dense; see `CompressorDescription`."""
     why: WhyDense | None = compressor.description.why_dense(compressor, spec, level, workers)
     return why
 
 
 def shorter_messages(compressor: Any) -> tuple[Way, ...]:
-    """What makes messages shorter."""
+    """Return settings that make messages shorter."""
     knob = compressor.traits.knob
     return (Less("fewer" if knob == "bits" else "a lower", f"compressor.{knob}"),) if knob else ()
 
 
 def with_claims(description: CompressorDescription, **changes: Any) -> CompressorDescription:
-    """The same description with other claims."""
+    """Return a copy of a description with other claims."""
     return replace(description, claims=replace(description.claims, **changes))

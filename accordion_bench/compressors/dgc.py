@@ -23,14 +23,14 @@ class DGC(Wrapper):
     """u_w <- mu u_w + g_w; v_w <- v_w + u_w; update = mean_w T(v_w); where an entry was sent, u_w = v_w = 0.
 
     Nesterov: u_w <- mu (u_w + g_w); v_w <- v_w + u_w + g_w. T keeps about density x numel entries of largest magnitude
-    (see `Threshold`, with 0.8 k to 1.3 k entries). v_w holds what was not sent, so that error feedback is built in:
-    sum of updates + mean v_w = sum of mean velocities, in which a velocity starts anew (u_w = 0) at every sending.
+    (see `Threshold`, with 0.8 k to 1.3 k entries). v_w accumulates the unsent entries, so that error feedback is built
+    in: sum of updates + mean v_w = sum of mean velocities, where sending an entry resets its velocity (u_w = 0).
 
-    A tensor that travels whole (fewer than two dimensions, density 1) sends v_w and keeps u_w: mean_w u_w is then the
-    ordinary momentum of the averaged gradient. The optimizer decays the weights, beside the exchange.
+    A tensor that is sent uncompressed (fewer than two dimensions, density 1) sends v_w and keeps u_w: mean_w u_w is
+    then the ordinary momentum of the averaged gradient. The optimizer applies weight decay, outside the exchange.
 
     With `clip`, worker w's gradient over all tensors is first scaled to a norm of at most clip / sqrt(A). In epoch e <
-    E = `warmup_epochs` the density is density^((e + 1) / (E + 1)). mu and whether it is Nesterov's are the optimizer's.
+    E = `warmup_epochs` the density is density^((e + 1) / (E + 1)). mu and `nesterov` are the optimizer's.
 
     Source: Lin, Han, Mao, Wang, Dally 2018 (arXiv 1712.01887).
     """
@@ -75,7 +75,7 @@ class DGC(Wrapper):
         self.inner = Threshold(self.density, sample_share=self.sample_share)
         super().__post_init__()
         if self.clip is not None:
-            self.traits = replace(self.traits, grouping="all")  # for the norm
+            self.traits = replace(self.traits, grouping="all")  # because the norm is over all tensors
         self.plans_with = frozenset({"steps_per_epoch"}) if self.warmup_epochs else frozenset()
 
     def scheduled(self, level: float, epoch: float) -> float:
@@ -93,7 +93,7 @@ class DGC(Wrapper):
         compressed = [self.compresses(spec, level) for spec, level in pairs]
         self._accumulate(clipped(xs_W, self.clip, comm.workers), us_W, vs_W)
         whole = [i for i, some in enumerate(compressed) if not some]
-        # what travels whole is copied, because v is emptied below
+        # uncompressed tensors are copied, because v is zeroed below
         sent_W = list(vs_W)
         for i, copy_W in zip(whole, copied([vs_W[i] for i in whole]), strict=True):
             sent_W[i] = copy_W
@@ -101,7 +101,7 @@ class DGC(Wrapper):
         if whole:
             torch._foreach_zero_([vs_W[i] for i in whole])
         lossy = [i for i, some in enumerate(compressed) if some]
-        out.subtract_sent_({i: vs_W[i] for i in lossy})  # zero where sent, up to what float32 cannot hold
+        out.subtract_sent_({i: vs_W[i] for i in lossy})  # zero where sent, up to float32 rounding
         assert out.clear_sent_ is not None
         out.clear_sent_({i: us_W[i] for i in lossy})
         return out
@@ -112,21 +112,22 @@ class DGC(Wrapper):
 
     @torch.no_grad()
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
-        """v, after this gradient."""
+        """Return v, including this gradient."""
         us_W, vs_W = ([state[spec.name][key].clone() for spec in ctx.specs] for key in ("u_W", "v_W"))
         self._accumulate(clipped(xs_W, self.clip, workers), us_W, vs_W)
         return vs_W
 
 
 def copied(xs: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of some tensors, in one launch."""
+    """Return copies of tensors, made in one launch."""
     return list(torch._foreach_mul(list(xs), 1.0)) if xs else []
 
 
 def clipped(xs_W: Sequence[Tensor], clip: float | None, workers: int) -> Sequence[Tensor]:
-    """Tensors [W, ...] with each worker's norm over all of them at most clip / sqrt(workers); needs no communication.
+    """Return tensors [W, ...] scaled so that each worker's norm over all of them is at most clip / sqrt(workers).
 
-    The gradients of A workers add like independent noise, so that their sum then has a norm of about `clip`.
+    No communication is needed: gradients of A workers add like independent noise, so that their sum has a norm of about
+    `clip`.
     """
     if clip is None or not xs_W:
         return xs_W

@@ -1,4 +1,4 @@
-"""Dion: orthonormal steps of low rank, from a momentum that stays with each worker.
+"""Dion: orthonormal low-rank steps from a momentum that each worker keeps locally.
 
 Tensor suffixes: W local workers.
 """
@@ -27,10 +27,10 @@ from accordion_bench.plan import TensorSpec
 
 
 class MatrixKind(NamedTuple):
-    """What matrices of a batch have in common.
+    """Properties that the matrices of a batch share.
 
     rank: r.
-    whole: their momenta travel whole, because factors would be no smaller.
+    whole: whether their momenta are exchanged uncompressed, because factors would not be smaller.
     """
 
     rank: int
@@ -52,15 +52,15 @@ class Stack(NamedTuple):
 
     @property
     def wide(self) -> bool:
-        """Whether the second side is the longer one."""
+        """Whether the second side is longer than the first."""
         return self.Ms_W.shape[2] < self.Ms_W.shape[3]
 
     def tall(self, matrices: Tensor) -> Tensor:
-        """Matrices [..., n, m] as [..., k, l] with k >= l, or back."""
+        """Transpose matrices [..., n, m] to [..., k, l] with k >= l, or back."""
         return matrices.mT if self.wide else matrices
 
     def sides(self, tall: Tensor, short: Tensor) -> tuple[Tensor, Tensor]:
-        """Factors L [..., n, r] and R [..., r, m] of matrices as they are, from [..., k, r] and [..., r, l]."""
+        """Return factors L [..., n, r] and R [..., r, m] of the original matrices, from [..., k, r] and [..., r, l]."""
         return (short.mT, tall.mT) if self.wide else (tall, short)
 
 
@@ -72,7 +72,7 @@ def _why_dense(compressor: "Dion", spec: TensorSpec, level: float, workers: int)
 
 
 def _probe_input(compressor: "Dion", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
-    """The momenta are in `ps_W` already."""
+    """Probe with momenta of zero, because `ps_W` already includes the momenta."""
     pairs = list(zip(ctx.specs, ps_W, strict=True))
     empty = {spec.name: {**state.get(spec.name, {}), "momentum_W": torch.zeros_like(x_W)} for spec, x_W in pairs}
     return probe_exchanged(compressor, ps_W, ctx, empty, workers)
@@ -86,7 +86,7 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 
 @with_options
 class OrthonormalSteps(Compressor):
-    """Steps of hidden matrices from a momentum that stays with each worker; `optimizer=adamw` has everything else."""
+    """Base class of methods that take the steps of hidden matrices; `optimizer=adamw` takes those of other tensors."""
 
     momentum: float = option("0 = none", default=0.95, at_least=0, below=1)
     lr_factor: float = option("learning rate of the matrices as a multiple of optimizer.lr", default=10.0, above=0)
@@ -126,7 +126,7 @@ class OrthonormalSteps(Compressor):
         return zeros_in_state({}, "momentum_W", taken, comm, like)
 
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
-        """M + g of the matrices."""
+        """Return M + g for the matrices."""
         found = zip(xs_W, ctx.specs, ctx.levels, strict=True)
         return [state[s.name]["momentum_W"] + x_W if self.takes_step(s, level) else x_W for x_W, s, level in found]
 
@@ -136,16 +136,17 @@ class Dion(OrthonormalSteps):
     """M_w <- M_w + g_w;  P = orth(mean_w M_w Q);  R = mean_w M_w^T P;  M_w <- M_w - (1 - mu) P R^T;
     Q <- R / norms of its columns;  x <- x - eta sqrt(n/m) P Q^T, for each hidden matrix [n, m].
 
-    P is the factor of the longer side: a wide matrix is transposed. M_w stays with its worker and holds what was not
-    sent: it is momentum and residual, and mean_w M_w moves as that of one worker with the mean gradient. Two
-    all-reduces per step, of r n and r m floats, as PowerSGD; where that would be no less than n m, M_w travels whole
-    for the same step. A matrix with M = 0 rests.
+    P is the factor of the longer side: a wide matrix is transposed. M_w is local to its worker and contains what was
+    not sent: it is both momentum and residual, and mean_w M_w evolves like that of one worker with the mean gradient.
+    Two all-reduces per step carry r n and r m floats, as in PowerSGD. If that is not less than n m, M_w is exchanged
+    uncompressed for the same step. A matrix with M = 0 does not move.
 
-    Embeddings, the output layer and vectors travel dense, and are `optimizer=adamw`'s. It decays the matrices, too, by
-    x <- x (1 - lr lambda) unless `own_decay` says otherwise, and sees no gradient of them.
+    Embeddings, the output layer and vectors are exchanged dense, and `optimizer=adamw` takes their steps. It also
+    applies weight decay to the matrices, x <- x (1 - lr lambda), unless `own_decay` is set, and receives no gradient of
+    them.
 
-    mu is what is left in M_w of the direction that has been taken; each of r directions of a square matrix moves by
-    eta, whatever the gradient's size.
+    mu is the share of the applied direction that remains in M_w. Each of r directions of a square matrix moves by eta,
+    regardless of the gradient's size.
 
     Source: Ahn, Xu, Abreu, Langford 2025 (arXiv 2504.05295).
     """
@@ -168,7 +169,7 @@ class Dion(OrthonormalSteps):
     # ---- which matrices, and their bytes
 
     def kind(self, spec: TensorSpec, level: float | None) -> MatrixKind | None:
-        """How a matrix is exchanged; None = it is the optimizer's."""
+        """Return how a matrix is exchanged; None = the optimizer takes its step."""
         if level is None or not self.takes_step(spec, level):
             return None
         rank = min(*spec.matrix, int(level))
@@ -197,9 +198,9 @@ class Dion(OrthonormalSteps):
             [[self._query(ctx, i, stack.rank, own[i].get("q"), xs_W[i]) for i in stack.ids] for stack in stacks]
         )
         engine = engine_for(xs_W)
-        Qs = engine.orthonormalise(olds)  # only the span of leading columns matters, and this one conditions better
+        Qs = engine.orthonormalise(olds)  # only the span of leading columns matters; this improves the conditioning
 
-        # (M_w Q)^T [W, G, r, k]; or M_w itself
+        # (M_w Q)^T [W, G, r, k], or M_w
         sent = [number for number, stack in enumerate(stacks) if not stack.whole]
         firsts_W = [stack.Ms_W for stack in stacks]
         talls_W = [stack.tall(stack.Ms_W) for stack in stacks]
@@ -240,7 +241,7 @@ class Dion(OrthonormalSteps):
             keep_queries(state, {ctx.specs[i].name: new[g] for g, i in enumerate(stack.ids)})
 
         def subtract_products_(targets_W: Mapping[int, Tensor], Rts_W: Sequence[Tensor], alpha: float = 1.0) -> None:
-            """target [W, ...] -= alpha P R_w^T, by index of the tensor."""
+            """Compute target [W, ...] -= alpha P R_w^T, by index of the tensor."""
             own_W = of_batches(targets_W, [stack.ids for stack in stacks])
             Ps_W = [P.expand(comm.local_workers, -1, -1, -1) for P in Ps]
             pairs_W = [stack.sides(P_W, Rt_W) for stack, P_W, Rt_W in zip(stacks, Ps_W, Rts_W, strict=True)]
@@ -249,14 +250,14 @@ class Dion(OrthonormalSteps):
         subtract_products_(momenta_W, [Rt.expand(comm.local_workers, -1, -1, -1) for Rt in Rts], 1 - self.momentum)
 
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
-            """Of a matrix, what the factors hold of the worker's momentum."""
+            """Subtract the part of the worker's momentum that the factors contain."""
             subtract_products_(targets_W, Rts_W)
             subtract_({i: targets_W[i] for i in dense if i in targets_W}, xs_W)
 
         return Exchanged(update, subtract_sent_)
 
     def _query(self, ctx: Context, i: int, rank: int, kept: Tensor | None, like: Tensor) -> Tensor:
-        """Q [l, r] of the shorter side l: the last one, cut or widened to the rank, or a keyed draw from N(0, 1)."""
+        """Return Q [l, r] of the shorter side l: the previous Q adjusted to the rank, or a keyed draw from N(0, 1)."""
         spec = ctx.specs[i]
 
         def draw(columns: int) -> Tensor:
@@ -266,10 +267,10 @@ class Dion(OrthonormalSteps):
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Rows [G, r, l] of norm 1; of each matrix, those below sqrt(eps) of the longest are zero.
+    """Return rows [G, r, l] scaled to norm 1; in each matrix, rows below sqrt(eps) of the longest row are set to zero.
 
-    They may be nothing but rounding: where a matrix has fewer than r directions and a drawn Q nearly misses them, the
-    first columns of P are that inexact, and the others make up for it.
+    Those rows may consist of rounding errors. If a matrix has fewer than r directions and a drawn Q nearly misses them,
+    the first columns of P are inexact to that degree, and the other columns compensate.
     """
     number = torch.finfo(rows.dtype)
     scaled = rows / rows.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(number.tiny)  # whose squares are in range

@@ -1,4 +1,4 @@
-"""Dion2: orthonormal steps of the largest rows of a momentum that stays with each worker.
+"""Dion2: orthonormal steps of the largest rows of a momentum that each worker keeps locally.
 
 Tensor suffixes: W local workers.
 """
@@ -24,10 +24,10 @@ from accordion_bench.tensors.newton_schulz import PRECISIONS, orthogonalise
 
 
 class RowStack(NamedTuple):
-    """Matrices of one shape, of which equally many rows are sent. Rows are those of the shorter side.
+    """Matrices of one shape that send the same number of rows. Rows are those of the shorter side.
 
     ids: indices of G tensors.
-    k: rows that are sent.
+    k: number of rows sent.
     Ms_W: their momenta [W, G, n, m].
     """
 
@@ -36,38 +36,38 @@ class RowStack(NamedTuple):
     Ms_W: Tensor
 
     def turned(self, matrices: Tensor) -> Tensor:
-        """Matrices [..., n, m] with the shorter side first, or back."""
+        """Transpose matrices [..., n, m] so that the shorter side is first, or back."""
         return matrices.mT if self.Ms_W.shape[2] > self.Ms_W.shape[3] else matrices
 
     @property
     def rows_W(self) -> Tensor:
-        """[W, G, s, l] with s <= l."""
+        """Rows of the shorter side [W, G, s, l] with s <= l."""
         return self.turned(self.Ms_W)
 
     def first_W(self) -> Tensor:
-        """What is sent first: norms of the rows [W, G, s], or every row."""
+        """Return the first payload: norms of the rows [W, G, s], or every row if all are sent."""
         return self.rows_W.clone() if self.k == self.rows_W.shape[2] else self.rows_W.abs().sum(3)
 
     def chosen(self, mean: Tensor) -> Tensor | None:
-        """The k rows of largest norm, ascending [G, k], the lower one of two equal ones; None = every row."""
+        """Return the k rows of largest norm, ascending [G, k], of equal norms the lower row; None = every row."""
         if self.k == self.rows_W.shape[2]:
             return None
         order = mean.sort(dim=1, descending=True, stable=True).indices
         return order[:, : self.k].sort(dim=1).values
 
     def sent_W(self, own: Tensor) -> Tensor:
-        """The chosen rows [W, G, k, l]."""
+        """Return the chosen rows [W, G, k, l]."""
         return self.rows_W.gather(2, own[:, :, None].expand(len(self.rows_W), -1, -1, self.rows_W.shape[3]))
 
     def spread(self, rows: Tensor, own: Tensor | None) -> Tensor:
-        """Rows [..., G, k, l] as matrices [..., G, n, m] that are 0 elsewhere."""
+        """Return rows [..., G, k, l] as matrices [..., G, n, m] that are 0 elsewhere."""
         if own is not None:
             places = own[:, :, None].expand(rows.shape)
             rows = rows.new_zeros(*rows.shape[:-2], self.rows_W.shape[2], rows.shape[-1]).scatter_(-2, places, rows)
         return self.turned(rows)
 
     def kept(self, own: Tensor | None, mu: float) -> Tensor:
-        """By what momenta are multiplied, [G, s, 1] or [G, 1, s]: mu where rows were sent."""
+        """Return the factors of the momenta, [G, s, 1] or [G, 1, s]: mu for rows that were sent, else 1."""
         shape = len(self.ids), self.rows_W.shape[2]
         factors = self.rows_W.new_full(shape, mu if own is None else 1.0)
         return self.turned((factors if own is None else factors.scatter_(1, own, mu))[:, :, None])
@@ -84,12 +84,14 @@ class Dion2(OrthonormalSteps):
     """M_w <- M_w + g_w;  K = the k = ceil(a s) rows i of largest mean_w ||M_w,i||_1;  U = NewtonSchulz(mean_w M_w[K]);
     M_w[K] <- mu M_w[K];  x[K] <- x[K] - eta sqrt(n/m) U, for each hidden matrix [n, m].
 
-    Rows are those of the shorter side, s of l entries: columns where n > m. Two all-reduces per step, of s norms and of
-    k l floats, and no indices; M_w holds what was not sent. Given K, mean_w M_w and x move as those of one worker with
-    the mean gradient. K is chosen by the mean norms, not by the norms of the mean, which would cost all of M. Ties go
-    to the lower row. Embeddings, the output layer and vectors travel dense, and are `optimizer=adamw`'s.
+    Rows are those of the shorter side, s rows of l entries: columns if n > m. Two all-reduces per step carry s norms
+    and k l floats, without indices. M_w contains what was not sent. Given K, mean_w M_w and x evolve like those of one
+    worker with the mean gradient. K is selected by the mean norms; the norms of the mean would require sending all of
+    M. Ties are resolved in favour of the lower row. Embeddings, the output layer and vectors are exchanged dense, and
+    `optimizer=adamw` takes their steps.
 
-    With `own_decay` all rows of the matrices decay by x <- x (1 - eta lambda). At density 1 M_w travels whole.
+    With `own_decay` all rows of the matrices decay by x <- x (1 - eta lambda). At density 1 M_w is exchanged
+    uncompressed.
 
     Source: arXiv 2512.16928 and its official code.
     """
@@ -130,7 +132,7 @@ class Dion2(OrthonormalSteps):
         self.precision = PRECISIONS[self.ns_precision]
 
     def rows(self, spec: TensorSpec, level: float) -> int:
-        """k, the number of rows that are sent."""
+        """Return k, the number of rows sent."""
         shorter = min(spec.matrix)
         return min(shorter, max(1, math.ceil(level * shorter - 1e-9)))
 
@@ -189,6 +191,6 @@ class Dion2(OrthonormalSteps):
         return Exchanged(update, subtract_sent_)
 
     def _orthogonal(self, rows: Tensor) -> Tensor:
-        """Newton-Schulz of matrices [G, k, l] of any scale."""
+        """Apply Newton-Schulz to matrices [G, k, l] of any scale."""
         largest = rows.abs().amax(dim=(1, 2), keepdim=True)
         return orthogonalise(torch.where(largest > 0, rows / largest, rows), self.ns_steps, self.precision)

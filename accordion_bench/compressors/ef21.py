@@ -1,4 +1,4 @@
-"""EF21 with momentum: workers send how far an estimate that all have of their momentum is behind."""
+"""EF21 with momentum: workers send the compressed difference between their momentum and a shared estimate of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,17 +30,17 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 class EF21(Wrapper):
     """v_w <- (1 - a) v_w + a g_w; c_w = C(v_w - h_w); h_w <- h_w + c_w; h <- h + mean_w c_w; the update is h.
 
-    v_w is worker w's momentum, h_w what the others know of it; all start at 0. Hence h = mean_w h_w at all times, for
-    every C whose update is the mean of what was sent. The step is x <- x - lr h: the optimizer has no momentum, and
-    only decays the weights. A tensor that no level compresses sends v_w.
+    v_w is worker w's momentum, and h_w the estimate of it that is derived from what was sent; all start at 0. Hence
+    h = mean_w h_w at all times, for every C whose update is the mean of what was sent. The step is x <- x - lr h: the
+    optimizer has no momentum and only applies weight decay. A tensor that is not compressed at any level sends v_w.
 
-    h_w itself is not kept, but the gap e_w = v_w - h_w, in place, so that no third buffer per worker is needed:
-    e_w <- e_w + a (g_w - v_w), with the v_w of before, then e_w <- e_w - c_w.
+    Instead of h_w, the gap e_w = v_w - h_w is stored and updated in place, which saves a third buffer per worker:
+    e_w <- e_w + a (g_w - v_w), with v_w before its update, then e_w <- e_w - c_w.
 
     C must be a contraction: E||C(x) - x||^2 <= ||x||^2. A lower `feedback_rate` a is a longer memory.
 
     Raises:
-        ValueRefused: C is no contraction, or h would not be the mean of all h_w.
+        ValueRefused: C is not a contraction, or h would not be the mean of all h_w.
 
     Source: Fatkhullin, Tyurin, Richtarik 2023 (arXiv 2305.15155), EF21-SGDM, there with first estimates from a dense
     step (here `start_step=1`).
@@ -84,7 +84,7 @@ class EF21(Wrapper):
 
     @torch.no_grad()
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
-        """v_w - h_w, after this gradient."""
+        """Return v_w - h_w, including this gradient."""
         ps_W = []
         for spec, x_W in zip(ctx.specs, xs_W, strict=True):
             kept = state[spec.name]
@@ -106,18 +106,18 @@ class EF21(Wrapper):
         out = self.inner.exchange([gaps_W.get(i, v_W) for i, v_W in enumerate(vs_W)], ctx, state, comm)
         if gaps_W:
             estimates = [kept[i]["estimate"] for i in gaps_W]
-            # a tensor of its own: the next exchange changes the estimate in place
+            # a separate tensor, because the next exchange changes the estimate in place
             grown = torch._foreach_add(estimates, [out.update[i] for i in gaps_W])
             torch._foreach_copy_(estimates, grown)
             for i, estimate in zip(gaps_W, grown, strict=True):
                 out.update[i] = estimate
             out.subtract_sent_(gaps_W)
         for i in set(range(len(vs_W))) - gaps_W.keys():
-            if out.update[i].data_ptr() == vs_W[i].data_ptr():  # a lone worker's mean may be its own tensor
+            if out.update[i].data_ptr() == vs_W[i].data_ptr():  # with one worker the mean may alias its tensor
                 out.update[i] = out.update[i].clone()
 
         def subtract_estimates_(targets_W: Mapping[int, Tensor]) -> None:
-            """h is the mean of what the workers have sent over all steps, h_w = v_w - e_w."""
+            """Subtract h_w = v_w - e_w, because h is the mean of what the workers sent over all steps."""
             subtract_(targets_W, vs_W)
             behind_W = {i: target_W for i, target_W in targets_W.items() if i in gaps_W}
             if behind_W:
@@ -127,7 +127,7 @@ class EF21(Wrapper):
 
 
 def unfit(inner: Compressor) -> str:
-    """Why EF21 must not be wrapped around a compressor; "" = it may."""
+    """Return why EF21 must not be wrapped around a compressor; "" = it may be."""
     traits = inner.traits
     if traits.reduces != "mean":
         return "EF21 adds up means, and this compressor's update is none"

@@ -1,4 +1,4 @@
-"""Eight bits per coordinate with a scale per bucket: fp8 and int8."""
+"""fp8 and int8: eight bits per coordinate with a scale per bucket."""
 
 import functools
 import math
@@ -21,7 +21,7 @@ RANDOM_BITS = 24
 
 
 def _variance(compressor: "Blockwise", x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
-    """E||C(v) - v||^2 of each row, the closed form, where rounding is random."""
+    """Return E||C(v) - v||^2 of each row in closed form; None if rounding is not random."""
     if not compressor.traits.unbiased:
         return None
     size = compressor.blocks(spec)
@@ -39,8 +39,9 @@ def _variance(compressor: "Blockwise", x_R: Tensor, spec: TensorSpec, level: flo
 class Blockwise(DenseCodes):
     """C(v) = s_b round(v / s_b) on each bucket b, s_b = max |v_b| / the format's largest number.
 
-    fp8: an entry is off by at most 2^-4 (e4m3) or 2^-3 (e5m2) of itself, unless it is far below the bucket's largest.
-    int8: by at most s_b, or s_b / 2 rounded to nearest; rounded at random it is unbiased.
+    fp8: the relative error of an entry is at most 2^-4 (e4m3) or 2^-3 (e5m2), unless it is far below the bucket's
+        maximum.
+    int8: the error is at most s_b, or s_b / 2 with rounding to nearest; random rounding is unbiased.
 
     The message is a float32 scale per bucket, then the bytes. Source: Micikevicius et al. 2022 (arXiv 2209.05433);
     Dettmers 2016 (arXiv 1511.04561).
@@ -92,7 +93,7 @@ class Blockwise(DenseCodes):
 
 @functools.cache
 def coding_of(format: str, at_random: bool) -> Coding:
-    """The numbers of a format, with the bucket's largest magnitude as the largest of them."""
+    """Return the coding of a format that maps the bucket's largest magnitude to the format's largest number."""
     if at_random:
         return Coding(
             f"{format} at random", numbers_of(format), "linf", "largest", RANDOM_BITS, stream=Blockwise.stream
@@ -102,5 +103,5 @@ def coding_of(format: str, at_random: bool) -> Coding:
 
 @functools.cache
 def numbers_of(format: str) -> tuple[float, ...]:
-    """What each byte stands for."""
+    """Return the number that each byte represents."""
     return tuple(torch.arange(256, dtype=torch.uint8).view(FORMATS[format]).float().tolist())

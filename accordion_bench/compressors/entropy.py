@@ -1,4 +1,4 @@
-"""Entropy coding of symbol streams: exact code lengths from histograms, and a real bitstream to verify them by.
+"""Entropy coding of symbol streams: exact code lengths from histograms, and a real bitstream to verify them.
 
 Source: Huffman 1952; Elias 1975; asymmetric numeral systems: Duda 2013 (arXiv 1311.2540).
 """
@@ -17,16 +17,16 @@ from accordion_bench.options import checks
 
 
 def huffman_lengths(counts: Tensor) -> Tensor:
-    """Bits per symbol [K] of an optimal prefix code, which the lengths determine (canonical Huffman).
+    """Return the bits per symbol [K] of an optimal prefix code, which the lengths determine (canonical Huffman).
 
     Args:
-        counts: [K], how often each symbol occurs, or its probability. Where a book must hold every symbol, whatever
-            the counts say, give no count of 0.
+        counts: [K], frequency or probability of each symbol. If the code book must contain every symbol, all counts
+            must be above 0.
 
-    Returns int64 [K]: 0 for a symbol that does not occur, 1 for one that is alone.
+    Returns int64 [K]: 0 for a symbol that does not occur, 1 for the only symbol.
     """
     lengths = [0] * counts.numel()
-    # The second entry breaks ties, by age: shallow trees, and the same lengths on every rank.
+    # The second entry breaks ties by age, which gives shallow trees and the same lengths on every rank.
     heap: list[tuple[Any, int, list[int]]] = [(n, i, [i]) for i, n in enumerate(counts.tolist()) if n > 0]
     if len(heap) == 1:
         lengths[heap[0][1]] = 1
@@ -40,12 +40,12 @@ def huffman_lengths(counts: Tensor) -> Tensor:
 
 
 def huffman_bits(counts: Tensor) -> float:
-    """Bits of the whole stream in its own Huffman code, book excluded: sum of count x length."""
+    """Return the bits of the whole stream in its own Huffman code, without the book: sum of count x length."""
     return (counts * huffman_lengths(counts)).sum().item()
 
 
 def elias_omega_length(n: Tensor) -> Tensor:
-    """Bits of the Elias omega code of integers n >= 1, elementwise: 1, 3, 3, 6, 6, 6, 6, 7 for n = 1 ... 8."""
+    """Return the bits of the Elias omega code of integers n >= 1, elementwise: 1, 3, 3, 6, 6, 6, 6, 7 for 1 to 8."""
     length = torch.ones_like(n, dtype=torch.int64)
     for _ in range(5):  # 2^63 -> 62 -> 5 -> 2 -> 1
         log = _floor_log2(n)
@@ -55,7 +55,7 @@ def elias_omega_length(n: Tensor) -> Tensor:
 
 
 def _floor_log2(n: Tensor) -> Tensor:
-    """floor(log2 n) of integers n >= 1, in integers: a float log2 is wrong next to large powers of two."""
+    """Return floor(log2 n) of integers n >= 1 in integer arithmetic; a float log2 is wrong near large powers of two."""
     n = n.long()
     log = torch.zeros_like(n)
     for shift in (32, 16, 8, 4, 2, 1):
@@ -66,12 +66,12 @@ def _floor_log2(n: Tensor) -> Tensor:
 
 
 def ans_encode(codes: np.ndarray, counts: Any) -> bytes:
-    """The symbols as one range-ANS bitstream, little-endian 32-bit words; needs the package `constriction`.
+    """Encode symbols as one range-ANS bitstream of little-endian 32-bit words; requires the package `constriction`.
 
     Args:
         codes: uint8 [N], each below K.
-        counts: integers [K], the frequency table, known to the receiver. Integers, because every rank must derive the
-            very same model. A symbol of count 0 can still be sent, at about 24 bits.
+        counts: integers [K], the frequency table that the receiver also has. Integers, because every rank must derive
+            the same model. A symbol of count 0 can still be sent, at about 24 bits.
     """
     coder = _constriction().stream.stack.AnsCoder()
     coder.encode_reverse(np.ascontiguousarray(codes, dtype=np.int32), _model(counts))
@@ -82,7 +82,7 @@ def _model(counts: Any) -> Any:
     table = np.asarray(counts)
     if not np.issubdtype(table.dtype, np.integer):
         raise TypeError(f"a frequency table holds integers, got {table.dtype}")
-    weights = np.pad(table.astype(np.float64), (0, max(0, 2 - len(table))))  # the package wants two symbols or more
+    weights = np.pad(table.astype(np.float64), (0, max(0, 2 - len(table))))  # the package requires two symbols
     return _constriction().stream.model.Categorical(weights if weights.any() else weights + 1, perfect=False)
 
 
@@ -98,7 +98,7 @@ METHODS = ("none", "huffman", "elias", "ans")
 
 
 def check_entropy(value: Any) -> str:
-    """Refuse an unknown method, and `ans` where its package is missing."""
+    """Return a method, after checking that it is known and that `ans` has its package."""
     checks.choice("entropy", value, METHODS)
     if value == "ans" and importlib.util.find_spec("constriction") is None:
         raise checks.ValueRefused(
@@ -108,14 +108,14 @@ def check_entropy(value: Any) -> str:
 
 
 def coded_bytes(codes: Tensor, levels: Sequence[float], method: str) -> int:
-    """Bytes of one message's codes after entropy coding, with the book or table that the receiver needs.
+    """Return the bytes of one message's codes after entropy coding, with the book or table that the receiver needs.
 
     Args:
         codes: uint8 [N], indices into the codebook.
         levels: the codebook, ascending.
-        method: `huffman`, its own canonical code, plus a book of one length byte per level; `elias`, omega code of the
-            magnitude's index with one sign bit where it is not zero, no book; `ans`, a real bitstream of the package
-            `constriction` (on the CPU), plus a table of 4 bytes per level.
+        method: `huffman`, the message's canonical code, plus a book of one length byte per level; `elias`, omega code
+            of the magnitude's index with one sign bit if it is not zero, no book; `ans`, a real bitstream of the
+            package `constriction` (on the CPU), plus a table of 4 bytes per level.
     """
     counts = torch.bincount(codes.flatten(), minlength=len(levels))
     if method == "huffman":
@@ -127,9 +127,9 @@ def coded_bytes(codes: Tensor, levels: Sequence[float], method: str) -> int:
 
 
 def elias_code_lengths(levels: Sequence[float]) -> Tensor:
-    """Bits of each level [K]: the omega code of how many levels lie between it and zero, and a sign bit."""
+    """Return the bits of each level [K]: the omega code of its rank in magnitude, and a sign bit."""
     negative, index = sum(level < 0 for level in levels), torch.arange(len(levels))
-    if 0.0 in levels:  # which has no sign
+    if 0.0 in levels:  # zero has no sign
         magnitude = (index - negative).abs()
         return elias_omega_length(magnitude + 1) + torch.where(magnitude > 0, 1, 0)
     magnitude = torch.where(index < negative, negative - 1 - index, index - negative)

@@ -1,4 +1,4 @@
-"""Error feedback: what a message lost is added to the next gradient."""
+"""Error feedback: add the loss of each message to the next gradient."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -42,15 +42,15 @@ class ErrorFeedback(Wrapper):
     """Wraps a compressor C: p_w = g_w + e_w; send C(p_w); e_w <- p_w - sent_w.
 
     Hence sum of updates + mean of residuals (+ the owners' residuals, two-way) = sum of mean gradients, for every C
-    that reduces by mean. In parameter units g_w is replaced by lr g_w and the update is the step itself: then
+    that reduces by mean. In parameter units g_w is replaced by lr g_w, and the update is the step itself. Then
     x - (mean e_w + e~) takes exactly the uncompressed step, under any schedule of the learning rate.
 
-    With a `local` residual, sent_w is the worker's own contribution as decoded. With an `aggregate` one it is the
-    common update (PowerSGD's paper code, torch's hook, Accordion): equal updates, but worker deviations add up in e_w.
-    In gradient units a change of the learning rate does not touch e_w; in parameter units it is the paper's e_w times
-    the last learning rate, and at a learning rate of 0 the exchange is skipped, or sends from the residual (`flush`).
-    Below a `residual_decay` of 1 the identity is given up. With 8 `residual_bits` e_w is kept as int8 with a scale for
-    each block, a quarter of the memory; then the identity holds but for what rounding has lost, see `EightBits`.
+    With a `local` residual, sent_w is the worker's own contribution as decoded. With an `aggregate` residual it is the
+    common update (PowerSGD's paper code, torch's hook, Accordion): the updates are equal, but deviations between
+    workers accumulate in e_w. In gradient units e_w does not depend on the learning rate. In parameter units it is the
+    paper's e_w times the last learning rate; at a learning rate of 0 the exchange is skipped, or sends the residual
+    (`flush`). A `residual_decay` below 1 breaks the identity. With 8 `residual_bits` e_w is stored as int8 with a scale
+    per block, in a quarter of the memory; the identity then holds up to the rounding error, see `EightBits`.
 
     Source: Karimireddy et al. 2019; Vogels et al. 2019, Algorithm 2 (aggregate); Zheng, Huang, Kwok 2019 (parameter).
     """
@@ -114,25 +114,25 @@ class ErrorFeedback(Wrapper):
         return self.kept_as.closed(super().shared_anew(opened_A, worker, workers))
 
     def scales(self, ctx: Context) -> Sequence[float]:
-        """What each tensor is multiplied by before its residual is added."""
+        """Return the factor of each tensor before its residual is added."""
         return ctx.lrs if self.traits.optimizer.units == "parameter" else [1.0] * len(ctx.specs)
 
     def masks(self, ctx: Context, state: State) -> Sequence[Tensor | None]:
-        """Zeros where nothing is kept of a coordinate, of each tensor [...]; None = everything is."""
+        """Return per tensor a mask [...] that is 0 where no residual is kept, or None if all are kept."""
         return ()
 
     def momenta(self, ctx: Context, state: State) -> tuple[Sequence[Tensor | None], float]:
-        """What of a tensor [...] is added to each worker's, or None, and times what."""
+        """Return per tensor a tensor [...] that is added to each worker's input, or None, and its factor."""
         return (), 0.0
 
     def _factors(self, scales: Sequence[float], ctx: Context, xs_W: Sequence[Tensor]) -> Sequence[Any]:
-        """The scales as numbers, or as numbers of the device that change from step to step."""
+        """Return the scales as numbers, or as device tensors if they change from step to step."""
         if self.traits.optimizer.units != "parameter" or not xs_W:
             return scales
         return rate_of_each(ctx, xs_W[0], range(len(xs_W)))
 
     def residuals(self, ctx: Context, state: State, like: Tensor) -> dict[int, Tensor]:
-        """What is kept of the tensors of an exchange, [W, ...] of the type of `like`, by index; not to be changed."""
+        """Return the residuals of an exchange's tensors, [W, ...] in the dtype of `like`, by index; read only."""
         return self.kept_as.read(ctx, state, like)
 
     @torch.no_grad()
@@ -157,7 +157,7 @@ class ErrorFeedback(Wrapper):
     def feed(
         self, xs_W: Sequence[Tensor], kept_W: Mapping[int, Tensor], ctx: Context, state: State, comm: Comm
     ) -> Exchanged:
-        """Exchange tensors [W, ...] with residuals [W, ...], by index, which then hold what is lost."""
+        """Exchange tensors [W, ...] with residuals [W, ...], by index; the residuals are overwritten with the loss."""
         fed = {
             i
             for i in kept_W
@@ -181,7 +181,7 @@ class ErrorFeedback(Wrapper):
         lossy_W = {i: kept_W[i] for i in formed if self.inner.compresses(ctx.specs[i], ctx.levels[i])}
         whole_W = {i: kept_W[i] for i in formed if i not in lossy_W}
         for i, e in whole_W.items():
-            if out.update[i].data_ptr() == e.data_ptr():  # a lone worker's mean may be its own tensor
+            if out.update[i].data_ptr() == e.data_ptr():  # with one worker the mean may alias its tensor
                 out.update[i] = out.update[i].clone()
         if whole_W:
             torch._foreach_zero_(list(whole_W.values()))

@@ -13,7 +13,7 @@ CODING = Coding("e3m0", (*E3M0_MAGNITUDES, *(-magnitude for magnitude in E3M0_MA
 
 
 def _contraction(compressor: "FP4", spec: TensorSpec, level: float) -> float:
-    """The largest of a bucket comes back; each other entry loses v^2 / 9 at most, or (s_b 2^-7)^2."""
+    """The maximum of a bucket is exact; each other entry loses at most v^2 / 9, or (s_b 2^-7)^2."""
     size = compressor.blocks(spec)
     return max(1 / size, 1 - 1 / 9 - (size - 1) * 2.0**-14)
 
@@ -22,13 +22,13 @@ def _contraction(compressor: "FP4", spec: TensorSpec, level: float) -> float:
 class FP4(DenseCodes):
     """C(v) = s_b round(v / s_b) on each bucket b, to the nearest of 0, +-2^-6, ..., +-2^0; s_b = max |v_b|.
 
-    The format is E3M0: a sign, three bits of exponent, no mantissa. A tie goes to the even code: 2^-7 becomes 0, and of
-    two powers of two the one whose code is even. An entry is off by at most a third of itself, unless it is below 3/4
-    of the smallest magnitude: then by at most half of that. Each message has scales of its own, so that decoded
-    values are added up, in float32.
+    The format is E3M0: a sign, three bits of exponent, no mantissa. Ties are rounded to the even code: 2^-7 becomes 0,
+    and of two powers of two the one with the even code is used. The relative error is at most a third; below 3/4 of the
+    smallest magnitude, the absolute error is at most half of that magnitude. Each message has its own scales, so that
+    decoded values are summed in float32.
 
-    The message is a float32 scale per bucket, then two codes in each byte. Source: Douillard et al. 2025, Streaming
-    DiLoCo (arXiv 2501.18512), whose outer gradients travel in E3M0.
+    The message is a float32 scale per bucket, then two codes per byte. Source: Douillard et al. 2025, Streaming DiLoCo
+    (arXiv 2501.18512), which sends outer gradients in E3M0.
     """
 
     bucket_size: int | None = option(

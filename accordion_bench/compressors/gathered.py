@@ -1,4 +1,4 @@
-"""Gathered: compressors whose messages are gathered, and decoded by every worker.
+"""Gathered: base class of compressors whose messages are gathered, and decoded by every worker.
 
 Tensor suffixes: W local workers, A all workers, R rows of a target, N elements, B bytes.
 """
@@ -45,31 +45,31 @@ def _why_dense(compressor: "Gathered", spec: TensorSpec, level: float, workers: 
 
 
 class Gathered(Compressor):
-    """update = mean_w decode(encode(g_w)): a bucket is one message, which holds everything that a receiver needs.
+    """update = mean_w decode(encode(g_w)): a bucket is one message that contains everything a receiver needs.
 
-    A subclass writes `layout`, `encode_bucket` and `add_bucket_`. Messages are carried by an all-gather. Where that
-    would cost more wire than a dense all-reduce, what would have been decoded goes by dense all-reduce: the number of
-    workers changes the bytes, never the training (up to the order of summation).
+    A subclass defines `layout`, `encode_bucket` and `add_bucket_`. Messages are exchanged by all-gather. If that would
+    cost more wire bytes than a dense all-reduce, the decoded tensors are exchanged by dense all-reduce instead. The
+    number of workers thus changes the bytes, but never the training (up to the order of summation).
     """
 
     description = replace(Compressor.description, collective_reason="its messages do not add up", why_dense=_why_dense)
 
     traits = Traits(collectives=("all_gather", "two_way"))
     entropy: str = "none"  # how entropy_bytes counts the codes, see `entropy.coded_bytes`
-    stream: str = ""  # of its random draws; a name that never changes
-    takes_empty: bool = False  # whether `add_bucket_` takes targets that are empty
+    stream: str = ""  # name of the random stream; must never change
+    takes_empty: bool = False  # whether `add_bucket_` accepts uninitialised targets
 
-    # ---- what a subclass writes
+    # ---- to be defined by a subclass
 
     def layout(self, specs: Sequence[TensorSpec], levels: Sequence[float]) -> Layout:
-        """The fields of the message of a bucket; with the largest counts where `fixed_size` is false.
+        """Return the fields of the message of a bucket, with the largest counts if `fixed_size` is false.
 
-        Equal arguments should give the same object, since kernels keep tables for each.
+        Equal arguments should return the same object, because kernels cache tables for each layout.
         """
         raise NotImplementedError
 
     def encode_bucket(self, bucket: Bucket) -> Message:
-        """The messages of the local workers.
+        """Return the messages of the local workers.
 
         Raises:
             NonFiniteRow: row w T + t is the tensor t of the w-th of these workers.
@@ -77,17 +77,17 @@ class Gathered(Compressor):
         raise NotImplementedError
 
     def add_bucket_(self, target: Target, message: Message, bucket: Bucket) -> None:
-        """Add what messages decode to.
+        """Add decoded messages to a target.
 
         Args:
-            target: rows of each tensor; sender s goes to row s mod R, in the order of the senders.
+            target: rows of each tensor; sender s is added to row s mod R, in the order of the senders.
             message: of all senders.
-            bucket: whose messages these are; its coordinates are not read.
+            bucket: the bucket that was encoded; its coordinates are not read.
         """
         raise NotImplementedError
 
     def encode_fed(self, bucket: Bucket) -> Message:
-        """The same of tensors with residuals, which then hold what is lost."""
+        """Return the messages of tensors with residuals, and overwrite the residuals with the loss."""
         formed, feedback = bucket.formed(), bucket.feedback
         message = self.encode_bucket(formed)
         if feedback is not None:
@@ -96,18 +96,18 @@ class Gathered(Compressor):
         return message
 
     def encode_for(self, bucket: Bucket, gathered: int, comm: Comm) -> Message:
-        """The same in an exchange, of which the first so many tensors will be gathered."""
+        """Return the messages in an exchange that gathers the first `gathered` tensors."""
         return self.encode_bucket(bucket)
 
     def saved_bytes(self, message: Message, bucket: Bucket) -> int:
-        """Bytes by which entropy coding would shorten all senders' messages, where `entropy` is offered."""
+        """Return the bytes that entropy coding would save in all senders' messages, if there is an option `entropy`."""
         raise NotImplementedError
 
-    # ---- what it gets for that
+    # ---- derived from these
 
     @remembered
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
-        """The length of one tensor's message; the largest possible one where `fixed_size` is false."""
+        """Return the length of one tensor's message, or the largest possible length if `fixed_size` is false."""
         return self.layout((spec,), (level,)).nbytes
 
     def transfers(
@@ -120,10 +120,10 @@ class Gathered(Compressor):
         return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
 
     def gather(self, message: Message, bucket: Bucket, comm: Comm) -> Message:
-        """All workers' messages of the first tensors of a bucket, given those of the local workers.
+        """Return all workers' messages of the first tensors of a bucket, given those of the local workers.
 
         Args:
-            message: with the fields of these tensors alone.
+            message: with the fields of these tensors only.
             bucket: these tensors.
             comm: collectives.
         """
@@ -132,7 +132,7 @@ class Gathered(Compressor):
         return Message(rows, [message.layout] * comm.workers)
 
     def combined(self, likes: Sequence[Tensor], everyones: Message, bucket: Bucket) -> Sequence[Tensor]:
-        """The update of the tensors of a bucket, which are like these: the mean of what all workers have sent."""
+        """Return the update of a bucket's tensors, shaped like `likes`: the mean of all workers' decoded messages."""
         target = target_like(likes, self.takes_empty, divisor=len(everyones.layouts))
         self.add_bucket_(target, everyones, bucket)
         return target.rows_R
@@ -140,7 +140,7 @@ class Gathered(Compressor):
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         compressed = compressed_levels(self, ctx)
         gathered = [i for i, level in compressed.items() if self.pays(ctx.specs[i], level, comm.workers)]
-        decoded_here = [i for i in compressed if i not in gathered]  # what would have been decoded travels, dense
+        decoded_here = [i for i in compressed if i not in gathered]  # decoded by the sender, then exchanged dense
         sent = Sent(self, gathered, decoded_here, xs_W, ctx, comm)
 
         reduced = sorted(set(range(len(xs_W))) - set(gathered))
@@ -170,11 +170,11 @@ class Gathered(Compressor):
 
 
 class Handed(NamedTuple):
-    """What has come of tensors that were handed to their owners.
+    """Result of `hand_to_owners`.
 
     message: of the local workers, with all tensors.
-    layouts: of each owner's part of a message.
-    means_W: of each local worker, the means over all workers of the tensors that it owns, [1, N] each.
+    layouts: layout of each owner's part of a message.
+    means_W: for each local worker, the means over all workers of the tensors that it owns, [1, N] each.
     """
 
     message: Message
@@ -183,12 +183,12 @@ class Handed(NamedTuple):
 
 
 def hand_to_owners(compressor: Gathered, bucket: Bucket, counts: Sequence[int], comm: Comm) -> Handed:
-    """Every worker encodes all tensors; the owner of each gets it from all, and takes the mean.
+    """Encode all tensors on every worker, send each to its owner, and average it there.
 
     Args:
-        compressor: whose messages these are.
-        bucket: tensors of all owners, those of the first owner first; residuals then hold what is lost.
-        counts: how many tensors each worker of the run owns.
+        compressor: encodes and decodes the messages.
+        bucket: tensors of all owners, those of the first owner first; residuals are overwritten with the loss.
+        counts: number of tensors that each worker of the run owns.
         comm: collectives.
 
     Raises:
@@ -215,22 +215,22 @@ def hand_to_owners(compressor: Gathered, bucket: Bucket, counts: Sequence[int], 
 
 
 class Sent:
-    """Tensors of an exchange, and what the local workers send of them.
+    """Tensors of an exchange, and the messages that the local workers send of them.
 
     Args:
-        compressor: whose messages these are.
-        gathered, others: indices of the tensors in the exchange whose messages are gathered, and are not.
+        compressor: encodes and decodes the messages.
+        gathered, others: indices of the tensors whose messages are gathered, and of the other encoded tensors.
         xs_W: all tensors [W, ...] of the exchange.
         ctx: of the exchange.
-        comm: whose local workers.
+        comm: collectives, which define the local workers.
 
     Attributes:
-        place: of each tensor among them, by index.
-        bucket: these tensors.
-        message: what `encode_bucket` has made of them.
+        place: position of each tensor among the encoded ones, by index.
+        bucket: the encoded tensors.
+        message: result of `encode_bucket`.
 
     Raises:
-        NonFinite: naming one of them, and its worker.
+        NonFinite: names the tensor and its worker.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class Sent:
             raise non_finite(ctx, ids[k], comm.first_named + worker) from None
 
     def decoded(self, ids: Sequence[int]) -> list[Tensor]:
-        """What the local workers have sent of tensors, [W, ...]; contiguous, side by side."""
+        """Return the decoded messages of the local workers for some tensors, [W, ...], adjacent in memory."""
         if not ids:
             return []
         ks = [self.place[i] for i in ids]
@@ -264,7 +264,7 @@ class Sent:
         return [row_W.view(x_W.shape) for row_W, x_W in zip(target.rows_R, xs_W, strict=True)]
 
     def add_own_(self, targets_W: Mapping[int, Tensor], alpha: float = 1.0, clears: bool = False) -> None:
-        """target [W, ...] += alpha x what the local workers have sent of it; by index, those of other tensors stay."""
+        """Compute target [W, ...] += alpha x the decoded local messages, by index; other tensors are unchanged."""
         rows_W = {
             self.place[i]: target_W.view(len(target_W), -1) for i, target_W in targets_W.items() if i in self.place
         }
@@ -274,7 +274,7 @@ class Sent:
 
 
 def target_like(xs: Sequence[Tensor], may_be_empty: bool, rows: int = 1, divisor: int = 1) -> Target:
-    """Rows [R, N] for as many numbers as tensors have, side by side: empty, or of zeros, which cost a CPU no pass."""
+    """Return rows [R, N] with the sizes of the tensors, adjacent in memory: uninitialised, or zeros (free on a CPU)."""
     sizes, empty = [x.numel() for x in xs], may_be_empty and engine_for(xs).fills
     make = torch.empty if empty else large_pages.zeros
     parts = make(1, sum(sizes), device=xs[0].device, dtype=xs[0].dtype)[0].split(sizes)
@@ -282,5 +282,5 @@ def target_like(xs: Sequence[Tensor], may_be_empty: bool, rows: int = 1, divisor
 
 
 def non_finite(ctx: Context, i: int, worker: int) -> NonFinite:
-    """The error for a tensor that has no code."""
+    """Return the error for a tensor that cannot be encoded."""
     return NonFinite(f"what worker {worker} was to send of {ctx.specs[i].name} is not finite")

@@ -1,4 +1,4 @@
-"""GradiVeQ: vectors of a layer's gradient in a basis of principal components, whose coefficients add up.
+"""GradiVeQ: coefficients of gradient vectors in a basis of principal components, summed by all-reduce.
 
 Tensor suffixes: W local workers, K coordinates of a vector, M vectors of a tensor, R coefficients of a vector.
 """
@@ -22,7 +22,7 @@ from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
 TURN, MOMENT, BASIS, SPANNED = "turn", "moment", "basis", "spanned"  # keys of the state
-LEAST = 1e-12  # of the largest eigenvalue, below which nothing was seen of a direction
+LEAST = 1e-12  # of the largest eigenvalue; directions below it were absent from the dense steps
 
 
 def _why_dense(compressor: "GradiVeQ", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
@@ -38,16 +38,16 @@ def _smoke_options(options: Config, knob: str) -> Config:
 
 @with_options
 class GradiVeQ(Compressor):
-    """Of T steps L are dense and give the basis; then  a = mean_w U^T v_w,  update = U a,  for each vector v of K.
+    """Of T steps L are dense and define the basis; then  a = mean_w U^T v_w,  update = U a,  for each vector v of K.
 
-    A tensor is cut into M = ceil(N / K) vectors v of K consecutive coordinates, the last one filled up with zeros. The
+    A tensor is cut into M = ceil(N / K) vectors v of K consecutive coordinates; the last one is padded with zeros. The
     columns of U [K, r] are the r eigenvectors of largest eigenvalue of the sum of v v^T over the mean gradients of the
-    L dense steps, so that all workers have the same without a message. Coefficients add up: they travel by all-reduce.
-    Worker w's own contribution is U U^T v_w. A tensor that has fewer than K coordinates, or would not be smaller, is
-    always dense; a direction of which the dense steps show nothing is not sent.
+    L dense steps, so that all workers compute the same U without a message. Coefficients are summed by all-reduce.
+    Worker w's own contribution is U U^T v_w. A tensor that has fewer than K coordinates, or would not become smaller,
+    is always exchanged dense. A direction that is absent from the dense steps is not sent.
 
-    Source: Yu et al. 2018 (arXiv 1811.03617), from its equations as recalled: vectors along the filters of a
-    convolution, which the paper recommends, are here whatever lies side by side.
+    Source: Yu et al. 2018 (arXiv 1811.03617), with its equations from memory. The paper recommends vectors along the
+    filters of a convolution; here a vector is any K adjacent coordinates.
     """
 
     rank: int = option("coefficients of each vector; lower rank = more compression", default=8, at_least=1)
@@ -86,7 +86,7 @@ class GradiVeQ(Compressor):
         return super().compresses(spec, level) and spec.numel >= self.length
 
     def coefficients(self, level: float) -> int:
-        """r, of each vector."""
+        """Return r, the number of coefficients per vector."""
         return min(int(level), self.length)
 
     def transfers(
@@ -102,15 +102,15 @@ class GradiVeQ(Compressor):
         return self.coefficients(level) * -(-spec.numel // self.length) <= spec.numel
 
     def is_dense(self, kept: Mapping[str, Any]) -> bool:
-        """Whether the next exchange of a tensor is one of those from which a basis is made."""
+        """Whether the next exchange of a tensor is one of the dense steps that define the basis."""
         return self._turn(kept) < self.basis_steps
 
     def _turn(self, kept: Mapping[str, Any]) -> int:
-        """Exchanges of a tensor since its last basis was begun."""
+        """Return the number of exchanges of a tensor since the start of its last basis."""
         return int(kept.get(TURN, 0))
 
     def _basis(self, kept: Mapping[str, Any], r: int) -> Tensor:
-        """U [K, r]; all directions are needed to lose nothing, else one of which nothing was seen is 0."""
+        """Return U [K, r] with absent directions set to 0; r = K keeps all directions so that nothing is lost."""
         basis: Tensor = kept[BASIS][:, :r]
         return basis if r == self.length else basis * kept[SPANNED][:r]
 
@@ -139,16 +139,16 @@ class GradiVeQ(Compressor):
         return Exchanged(update, subtract_sent_)
 
     def _vectors(self, x_W: Tensor) -> Tensor:
-        """A tensor [W, ...] as vectors [W, M, K]."""
+        """Return a tensor [W, ...] as vectors [W, M, K]."""
         flat_W = x_W.flatten(1)
         return torch.nn.functional.pad(flat_W, (0, -flat_W.shape[1] % self.length)).view(len(x_W), -1, self.length)
 
     def _whole(self, vectors: Tensor, shape: Sequence[int]) -> Tensor:
-        """Vectors [M, K] as a tensor."""
+        """Return vectors [M, K] as a tensor."""
         return vectors.flatten()[: torch.Size(shape).numel()].view(shape)
 
     def _learn(self, kept: dict[str, Any], mean: Tensor) -> None:
-        """Add a dense mean gradient [...] to the second moment; after L of them it gives the basis, in float64."""
+        """Add a dense mean gradient [...] to the second moment; after L of them compute the basis in float64."""
         vectors = self._vectors(mean[None])[0].double()
         moment = vectors.mT @ vectors
         kept[MOMENT] = kept[MOMENT] + moment if self._turn(kept) else moment

@@ -1,4 +1,4 @@
-"""Distributed Lion: each worker sends the signs that its own Lion would step by; they are counted or averaged.
+"""Distributed Lion: each worker sends the signs of its local Lion step; the update is their majority or mean.
 
 Tensor suffixes: W local workers.
 """
@@ -28,10 +28,10 @@ VOTES = {"majority": "two_way", "mean": "all_gather"}
 class DistributedLion(Wrapper):
     """u_w = sgn(b1 m_w + (1 - b1) g_w);  m_w <- b2 m_w + (1 - b2) g_w;  update = majority or mean of u_w.
 
-    x <- x - eta lambda x - eta update: what remains of the optimizer, Lion, decays the weights. One bit per coordinate
-    and worker travels; its majority comes back in one more, with a keyed coin where it is a tie. A bit cannot say 0:
-    sgn 0 = +1 here, so that coordinates without any gradient drift. One worker is Lion elsewhere. Tensors that travel
-    dense move by sgn of the mean of what would be signed, where sgn 0 = 0.
+    x <- x - eta lambda x - eta update: the optimizer, Lion, only applies weight decay. Each worker sends one bit per
+    coordinate. The majority is returned in one bit more, with a keyed coin for ties. A bit cannot represent 0: sgn 0 =
+    +1 here, so that coordinates without any gradient drift. With one worker, all other coordinates move as under Lion.
+    Tensors that are exchanged dense move by sgn of the mean of the values that would be signed, with sgn 0 = 0.
 
     Source: Liu et al. 2024, "Communication Efficient Distributed Training with Distributed Lion" (arXiv 2404.00438).
     """
@@ -81,7 +81,7 @@ class DistributedLion(Wrapper):
 
     @torch.no_grad()
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
-        """b1 m_w + (1 - b1) g_w."""
+        """Return b1 m_w + (1 - b1) g_w."""
         return self._signed(xs_W, [state[spec.name]["momentum_W"] for spec in ctx.specs])
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:

@@ -1,4 +1,4 @@
-"""LoCo: the residual is a moving average of what was lost, in eight bits."""
+"""LoCo: error feedback with a moving average of the losses, stored in eight bits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,8 +29,8 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 class LoCo(ErrorFeedback):
     """h_w = g_w + e_w; send C(h_w); e_w <- b e_w + (1 - b) (h_w - C(h_w)); e_w <- 0 after every T exchanges.
 
-    What is kept varies less from step to step, and is rounded to eight bits. The sum of updates is not that of the mean
-    gradients: a part of what is lost is never sent. A tensor that travels whole keeps nothing.
+    The residual varies less from step to step, and is stored in eight bits. The sum of updates differs from the sum of
+    mean gradients, because part of the loss is never sent. A tensor that is sent uncompressed has no residual.
 
     Source: Xie et al. 2024 (arXiv 2407.04480), around 4 bits with a scale for each block.
     """
@@ -63,7 +63,7 @@ class LoCo(ErrorFeedback):
         return out
 
     def _reset(self, kept_W: Sequence[Tensor], ctx: Context, state: State) -> None:
-        """Keep nothing after every T exchanges; a device counts by itself, so that it may repeat captured work."""
+        """Zero the residuals after every T exchanges; a GPU counts on the device, so that the step can be replayed."""
         ages = [state[spec.name][AGE] for spec in ctx.specs if AGE in state.get(spec.name, {})]
         for age in ages:
             age += 1

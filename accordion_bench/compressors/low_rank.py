@@ -1,4 +1,4 @@
-"""Matrices that travel as factors: which ones, many of one shape at a time, and orthonormal columns.
+"""Low-rank base class: which matrices are compressed, batches of equal shape, and stored factors.
 
 Tensor suffixes: W local workers.
 """
@@ -20,7 +20,7 @@ from accordion_bench.tensors.same_shape import as_matrices
 from accordion_bench.tensors.upload import upload
 
 Batch = tuple[list[int], Any, Tensor]
-"""(indices of G tensors, of which kind, matrices [W, G, n, m])."""
+"""(indices of G tensors, their kind, matrices [W, G, n, m])."""
 
 
 def _why_dense(compressor: "LowRank", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
@@ -34,9 +34,9 @@ def _why_dense(compressor: "LowRank", spec: TensorSpec, level: float, workers: i
 
 @with_options
 class LowRank(Compressor):
-    """A compressor that sends an n x m matrix as a factor of `rank` columns for either side.
+    """A compressor that sends an n x m matrix as a factor of `rank` columns per side.
 
-    A matrix is compressed only if r (n + m) times `min_compression_rate` is below n m; else it travels dense.
+    A matrix is compressed only if r (n + m) times `min_compression_rate` is below n m; otherwise it is exchanged dense.
     """
 
     rank: int = option("lower rank = more compression", default=2, at_least=1, instead=NEAREST)
@@ -47,15 +47,15 @@ class LowRank(Compressor):
     description = replace(Compressor.description, why_dense=_why_dense)
 
     def factor_rank(self, spec: TensorSpec, level: float | None) -> int | None:
-        """min(n, m, level), or None where the tensor travels dense."""
+        """Return min(n, m, level), or None if the tensor is exchanged dense."""
         if level is None or spec.ndim < self.traits.min_ndim:
             return None
         return self.paying_rank(*spec.matrix, int(level))
 
     def paying_rank(self, n: int, m: int, rank: int) -> int | None:
-        """min(n, m, rank), or None where that makes an n x m matrix not `min_compression_rate` times smaller."""
+        """Return min(n, m, rank), or None if that makes an n x m matrix not `min_compression_rate` times smaller."""
         rank = min(n, m, rank)
-        # torch's rule, strict; at 0 every matrix is compressed
+        # the rule of torch's hook, a strict inequality; at 0 every matrix is compressed
         return rank if rank * (n + m) * self.min_compression_rate < n * m else None
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
@@ -63,14 +63,14 @@ class LowRank(Compressor):
 
 
 def batches(xs_W: Sequence[Tensor], specs: Sequence[TensorSpec], kinds: Sequence[Hashable | None]) -> list[Batch]:
-    """Matrices of equal shape and kind together, where they lie side by side or copies cost little.
+    """Group matrices of equal shape and kind if they are adjacent in memory, or if copies are cheap.
 
-    Each is by itself where that costs nothing.
+    Matrices form batches of one if grouping saves nothing.
 
     Args:
         xs_W: tensors [W, ...].
-        specs: of each.
-        kinds: of each; None = it is in no batch.
+        specs: of each tensor.
+        kinds: of each tensor; None = excluded from all batches.
     """
     alike: dict[tuple[tuple[int, ...], Hashable], list[int]] = {}
     for i, (spec, kind) in enumerate(zip(specs, kinds, strict=True)):
@@ -91,7 +91,7 @@ def batches(xs_W: Sequence[Tensor], specs: Sequence[TensorSpec], kinds: Sequence
 
 
 def together(factors: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Factors [n, r] of each batch as [G, n, r], by one copy of all."""
+    """Return factors [n, r] of each batch as [G, n, r], with one copy for all batches."""
     if not factors:
         return []
     sizes = [sum(factor.numel() for factor in own) for own in factors]
@@ -100,46 +100,46 @@ def together(factors: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def keyed_normal(ctx: Context, stream: str, name: str, shape: Sequence[int], *key: int) -> Tensor:
-    """Keyed draws from N(0, 1) for a tensor, float64 on the CPU.
+    """Return keyed draws from N(0, 1) for a tensor, float64 on the CPU.
 
     Args:
         ctx: of the step.
         stream: name of the random stream; it must never change.
         name: of the tensor.
         shape: of the draws.
-        key: what else they hang on.
+        key: further integers that the draws depend on.
     """
     generator = keyed_rng.generator(ctx.seed, stream, name, ctx.step, *key)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def of_batches(found: Mapping[int, Tensor], ids: Sequence[Sequence[int]]) -> list[dict[int, Tensor]]:
-    """Tensors that are given by index, of each batch by their places in it; some may be missing."""
+    """Return the tensors of each batch by position in the batch, given all by index; some may be missing."""
     return [{g: found[i] for g, i in enumerate(own) if i in found} for own in ids]
 
 
 def with_columns(kept: Tensor | None, rank: int, draw: Callable[[int], Tensor], like: Tensor) -> Tensor:
-    """A factor [n, r] with so many columns: the kept one, its leading columns, or itself and drawn ones.
+    """Return a factor [n, r]: the stored factor, its leading columns, or the stored factor with drawn columns appended.
 
     Args:
-        kept: of the exchange before; None = all are drawn.
+        kept: factor of the previous exchange; None = all columns are drawn.
         rank: r.
-        draw: makes that many columns [n, count] from N(0, 1), on the CPU.
-        like: gives type and device.
+        draw: returns the given number of columns [n, count] from N(0, 1), on the CPU.
+        like: defines dtype and device.
     """
     if kept is not None and kept.shape[1] >= rank:
         return kept if kept.shape[1] == rank else kept[:, :rank].contiguous()
     fresh = upload(draw(rank if kept is None else rank - kept.shape[1]).to(like.dtype), like.device)
     if kept is None:
         return fresh
-    # the old columns are at the gradient's scale; both parts count alike only at unit length
+    # the old columns have the gradient's scale; at unit length both parts have equal weight
     engine = engine_for([kept])
     old = engine.orthonormalise([kept[None]])[0][0] if engine.copies else torch.linalg.qr(kept).Q
     return torch.cat([old, fresh / fresh.norm(dim=0)], dim=1)
 
 
 def keep_queries(state: State, queries: Mapping[str, Tensor]) -> None:
-    """Keep Q [m, r] of each tensor for the next step; in place, because another stream may read the one before."""
+    """Store Q [m, r] of each tensor for the next step, in place because another stream may still read the buffer."""
     places, values = [], []
     for name, q in queries.items():
         entries = state.setdefault(name, {})

@@ -1,4 +1,4 @@
-"""Momentum on the worker, before compression."""
+"""Worker momentum: apply the optimizer's momentum on each worker, before compression."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,10 +32,11 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 class WorkerMomentum(Wrapper):
     """m_w <- mu m_w + g_w; exchange g_w + mu m_w (nesterov) or m_w, instead of g_w.
 
-    The optimizer then applies no momentum: it decays the weights, as `weight_decay_mode` says, and nothing else.
+    The optimizer then applies no momentum. It only applies weight decay, according to `weight_decay_mode`:
 
-    `after_decode`: w <- mu w + lambda x, x <- x - lr (lambda x + mu w), uncompressed, beside the exchanged step;
-    `decoupled`: x <- x - lr lambda x; `in_gradient`: compressed with the rest. mu is the optimizer's.
+    `after_decode`: w <- mu w + lambda x, x <- x - lr (lambda x + mu w), uncompressed, in addition to the exchanged
+        step;
+    `decoupled`: x <- x - lr lambda x; `in_gradient`: compressed as part of the gradient. mu is the optimizer's.
 
     Source: Zheng, Huang, Kwok 2019 (arXiv 1905.10936); Bernstein et al. 2018 (Signum).
     """

@@ -15,7 +15,7 @@ from accordion_bench.plan import TensorSpec
 
 
 def _variance(compressor: "Natural", x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-    """E||C(v) - v||^2 of each row: sum_i (2^(e+1) - |v_i|)(|v_i| - 2^e)."""
+    """Return E||C(v) - v||^2 of each row: sum_i (2^(e+1) - |v_i|)(|v_i| - 2^e)."""
     size = x_R.abs().double()
     low = torch.where(size > 0, 2.0 ** torch.floor(torch.log2(size.clamp_min(1e-300))), 0)
     return ((2 * low - size) * (size - low)).sum(1)
@@ -25,14 +25,14 @@ def _variance(compressor: "Natural", x_R: Tensor, spec: TensorSpec, level: float
 class Natural(DenseCodes):
     """C(v)_i = sgn(v_i) 2^e or 2^(e+1), 2^e <= |v_i| < 2^(e+1), up with probability |v_i| / 2^e - 1.
 
-    Unbiased; E||C(v) - v||^2 <= ||v||^2 / 8, attained at |v_i| / 2^e = 4/3. The rounding is one addition of 23 random
-    bits to the float's mantissa: what carries, goes up.
+    Unbiased; E||C(v) - v||^2 <= ||v||^2 / 8, with equality at |v_i| / 2^e = 4/3. Rounding adds 23 random bits to the
+    float's mantissa: a carry rounds up.
 
-    With 7 exponent bits, powers reach from 2^-63 to 2^63: smaller entries are rounded at random to 0 or 2^-63 (still
-    unbiased), larger ones are cut.
+    With 7 exponent bits, powers range from 2^-63 to 2^63: smaller entries are rounded at random to 0 or 2^-63 (still
+    unbiased), and larger entries are clamped.
 
-    The message is the exponents, one after the other, then the sign bits: 9 (or 8) bits per coordinate. Source: Horvath
-    et al. 2019 (arXiv 1905.10988).
+    The message is all exponents, then all sign bits: 9 (or 8) bits per coordinate. Source: Horvath et al. 2019
+    (arXiv 1905.10988).
     """
 
     exponent_bits: int = option("8: 9 bits per coordinate; 7: 8 bits", default=8, choices=(7, 8))
@@ -62,13 +62,13 @@ class Natural(DenseCodes):
 
 @functools.cache
 def coding_of(exponent_bits: int) -> Coding:
-    """Powers of two, of so many bits of exponent, and signs."""
+    """Return the coding into powers of two with the given number of exponent bits, and signs."""
     return Coding("power", powers(exponent_bits), bits=MANTISSA, signs=True, stream=Natural.stream)
 
 
 @functools.cache
 def powers(exponent_bits: int) -> tuple[float, ...]:
-    """What each code stands for; 0 for zero."""
+    """Return the magnitude that each code represents; code 0 represents 0."""
     exponents = torch.arange(1 << exponent_bits, dtype=torch.int32)
     if exponent_bits == 7:
         exponents = torch.where(exponents > 0, exponents + 63, 0)

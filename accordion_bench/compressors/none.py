@@ -26,7 +26,7 @@ def _paper_floats(compressor: "Dense", spec: TensorSpec, level: float | None, wo
 
 @with_options
 class Dense(Compressor):
-    """All-reduce of the gradient as it is: update = mean_w g_w."""
+    """Uncompressed all-reduce of the gradient: update = mean_w g_w."""
 
     chosen_as = {"none": Choice("the dense baseline: fp32 all-reduce")}
 

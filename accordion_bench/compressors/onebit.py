@@ -1,4 +1,4 @@
-"""1-bit SGD: signs that decode to the mean of what they stand for."""
+"""1-bit SGD: signs that decode to the means of the positive and negative entries."""
 
 from dataclasses import replace
 
@@ -20,8 +20,8 @@ class OneBit(DenseCodes):
     """C(v)_i = c+ if v_i >= 0 else c-, per column: c+ the mean of its non-negative entries, c- of its negative ones.
 
     A column holds the weights of one output unit, which is a row of the matrix view (first dimension by all others); a
-    tensor of one dimension is one column. An empty part has c = 0. No scale of the signs alone does better in squared
-    error, so it is a contraction, meant for error feedback.
+    tensor of one dimension is one column. An empty part has c = 0. No other pair of values per sign has a smaller
+    squared error, so that this is a contraction, intended for error feedback.
 
     Under `collective=two_way` a piece of a tensor is one column. The message is (c+ + c-)/2 and (c+ - c-)/2 as float32
     per column, then the bits (1 = negative). Source: Seide et al. 2014.

@@ -1,4 +1,4 @@
-"""1-bit Adam: Adam first; then its variance is frozen, and the momentum travels as signs.
+"""1-bit Adam: Adam for some steps; then the variance is frozen, and the momentum is exchanged as signs.
 
 Tensor suffixes: W local workers.
 """
@@ -39,8 +39,8 @@ class OneBitAdam(Wrapper):
         t > T_w:   m_w <- b1 m + (1 - b1) g_w;      m <- CA(m_w)                             signs
         both:      update = eta m / (sqrt v + eps);   x <- x - eta lambda x - update
 
-    No bias is corrected. What remains of the optimizer, AdamW, decays the weights. Coordinates without any gradient in
-    the first T_w steps (v = 0) stay where they are. Tensors that always travel dense stay with the first line.
+    There is no bias correction. The optimizer, AdamW, only applies weight decay. Coordinates without any gradient in
+    the first T_w steps (v = 0) do not move. Tensors that are always exchanged dense follow the first line throughout.
 
     Source: Tang et al. 2021 (arXiv 2102.02888).
     """
@@ -98,7 +98,7 @@ class OneBitAdam(Wrapper):
 
     @torch.no_grad()
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
-        """The gradient while it travels dense, then m_w + e_w."""
+        """Return the gradient during the dense steps, then m_w + e_w."""
         fed_W = self.inner.compressor_input(xs_W, ctx, state, workers)
         for i, (spec, level) in enumerate(zip(ctx.specs, ctx.levels, strict=True)):
             fed_W[i] = xs_W[i] if level is None else fed_W[i] + self.betas[0] * state[spec.name]["momentum"]
@@ -124,7 +124,7 @@ class OneBitAdam(Wrapper):
         return Exchanged([steps[i] for i in range(len(xs_W))], out.subtract_sent_)
 
     def _adam(self, own: Sequence[dict[str, Any]], weighted: Sequence[Tensor]) -> list[Tensor]:
-        """Move momentum and variance by (1 - b1) times the mean gradients [...]; returns m / (sqrt v + eps)."""
+        """Update momentum and variance by (1 - b1) times the mean gradients [...], and return m / (sqrt v + eps)."""
         b1, b2 = self.betas
         momenta, variances = [entries["momentum"] for entries in own], [entries["variance"] for entries in own]
         torch._foreach_mul_(momenta, b1)
@@ -137,7 +137,7 @@ class OneBitAdam(Wrapper):
         return list(torch._foreach_div(momenta, roots))
 
     def _freeze(self, names: Sequence[str], state: State) -> None:
-        """From the first signs on, the inverse root takes the place of the variance."""
+        """Replace the variance by its inverse root, before the first signs."""
         variances = {name: v for name in names if (v := state[name].pop("variance", None)) is not None}
         variances = {name: v for name, v in variances.items() if "inverse_root" not in state[name]}
         if variances:
@@ -147,10 +147,10 @@ class OneBitAdam(Wrapper):
 
 
 def warm_up_steps(key: str, value: int | None, run: RunFacts) -> int:
-    """Steps before a variance is frozen; null = 15 % of the run.
+    """Return the number of steps before a variance is frozen; null = 15 % of the run.
 
     Raises:
-        ValueRefused: the run would be over before.
+        ValueRefused: the run would end before that.
     """
     share = max(1, round(WARM_UP * run.steps))
     if value is not None and value >= run.steps > 1:

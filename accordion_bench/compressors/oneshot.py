@@ -1,4 +1,4 @@
-"""OneShot: compressors that are two pure functions, `encode` and `decode`.
+"""OneShot: base class of compressors that consist of two pure functions, `encode` and `decode`.
 
 Tensor suffixes: W local workers, A all workers, R rows (one worker's view of one tensor each), N elements, B bytes.
 """
@@ -17,15 +17,15 @@ from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng, large_pages
 from accordion_bench.tensors.same_shape import as_matrices
 
-SMALL = 1 << 16  # coordinates that are copied at less cost than they are encoded apart
+SMALL = 1 << 16  # coordinates up to which copying costs less than a separate encoding
 
 
 class OneShot(Gathered):
-    """update = mean_w decode(encode(g_w)), tensor by tensor; their messages stand in one buffer, one after the other.
+    """update = mean_w decode(encode(g_w)), tensor by tensor; the messages are contiguous in one buffer.
 
-    A subclass has two pure functions. `encode` turns each row of coordinates into a message that holds everything a
-    receiver needs; `decode` (or `add_decoded_`, which saves a pass) is its inverse up to what was lost. `message_bytes`
-    says how long the message is.
+    A subclass defines two pure functions. `encode` turns each row of coordinates into a message that contains
+    everything a receiver needs; `decode` (or `add_decoded_`, which saves a pass) is its inverse up to the loss.
+    `message_bytes` returns the length of the message.
 
     Example:
         >>> class Half(OneShot):
@@ -38,10 +38,10 @@ class OneShot(Gathered):
         (torch.Size([1, 6]), tensor([[ 0.5000, -2.0000,  4.0000]]))
     """
 
-    # ---- what a subclass writes
+    # ---- to be defined by a subclass
 
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
-        """Rows [R, N] as messages of bytes [R, B].
+        """Encode rows [R, N] as messages of bytes [R, B].
 
         Args:
             x_R: coordinates, float32 or float64.
@@ -54,40 +54,40 @@ class OneShot(Gathered):
             uint8 [R, B].
 
         Raises:
-            NonFiniteRow: for NaN and infinity, which have no code.
+            NonFiniteRow: for NaN and infinity, which cannot be encoded.
         """
         raise NotImplementedError
 
     def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        """Messages [R, B] as rows [R, N] of float32."""
+        """Decode messages [R, B] to rows [R, N] of float32."""
         rows_R = large_pages.zeros(len(message_R), spec.numel, message_R.device)
         self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
         return rows_R
 
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
-        """B, the length of a message; the largest possible one where `fixed_size` is false."""
+        """Return B, the length of a message, or the largest possible length if `fixed_size` is false."""
         raise NotImplementedError
 
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0
     ) -> None:
-        """total_R [R, N] += alpha x sum_a decode(message_AR[a]), in the order of a: write this or `decode`."""
+        """Compute total_R [R, N] += alpha x sum_a decode(message_AR[a]), in the order of a; define this or `decode`."""
         for message_R in message_AR:
             total_R.add_(self.decode(message_R, spec, level, ctx).to(total_R.dtype), alpha=alpha)
 
-    # ---- what it gets for that
+    # ---- derived from these
 
     def layout(self, specs: Sequence[TensorSpec], levels: Sequence[float]) -> Layout:
         sizes = [self.message_bytes(spec, level) for spec, level in zip(specs, levels, strict=True)]
         return bytes_layout(tuple(spec.numel for spec in specs), tuple(sizes))
 
     def keys(self, ctx: Context, name: str, workers: Sequence[int], purpose: str = "") -> list[int]:
-        """Keys for the random draws of one tensor, a different one for each worker."""
+        """Return the keys for the random draws of one tensor, a different one for each worker."""
         stream = self.stream or type(self).__name__
         return [keyed_rng.key(ctx.seed, stream, purpose, name, ctx.step, worker) for worker in workers]
 
     def encode_bucket(self, bucket: Bucket) -> Message:
-        """Tensors of equal shape and level are encoded together."""
+        """Encode the tensors of a bucket; tensors of equal shape and level are encoded together."""
         layout, W = self.layout(bucket.specs, bucket.levels), len(bucket.workers)
         message = Message.empty(layout, W, bucket.rows_W[0].device)
         for ks in together(bucket, bucket.rows_W):
@@ -109,7 +109,7 @@ class OneShot(Gathered):
         return message
 
     def add_bucket_(self, target: Target, message: Message, bucket: Bucket) -> None:
-        """Where copies cost little, tensors of equal shape and level are decoded together."""
+        """Decode the tensors of a bucket; tensors of equal shape and level are decoded together if copies are cheap."""
         rows_R, spans = target.rows_R, message.layout.fields["bytes"].spans
         together_too = bool(rows_R) and engine_for(rows_R).copies
         for ks in together(bucket, rows_R) if together_too else [[k] for k in range(len(rows_R))]:
@@ -129,7 +129,7 @@ class OneShot(Gathered):
 
 
 def together(bucket: Bucket, rows_W: Sequence[Tensor]) -> list[list[int]]:
-    """Tensors of equal shape and level; large ones stand alone, unless they lie side by side."""
+    """Group tensors of equal shape and level; large tensors are grouped only if they are adjacent in memory."""
     found: dict[tuple[tuple[int, ...], float], list[int]] = {}
     for k, (spec, level) in enumerate(zip(bucket.specs, bucket.levels, strict=True)):
         found.setdefault((spec.shape, level), []).append(k)
@@ -142,7 +142,7 @@ def together(bucket: Bucket, rows_W: Sequence[Tensor]) -> list[list[int]]:
 
 
 def rows_of(xs_W: Sequence[Tensor]) -> Tensor:
-    """Equal-shaped tensors [W, ...] as rows [W*G, N], worker by worker; without a copy where they lie side by side."""
+    """Return equal-shaped tensors [W, ...] as rows [W*G, N], worker by worker; without a copy if adjacent in memory."""
     together = side_by_side(xs_W)
     if together is None:
         together = torch.stack([x.flatten(1) for x in xs_W], dim=1).flatten(0, 1)
@@ -150,7 +150,7 @@ def rows_of(xs_W: Sequence[Tensor]) -> Tensor:
 
 
 def side_by_side(xs_W: Sequence[Tensor]) -> Tensor | None:
-    """Equal-shaped tensors [W, ...] as rows [W*G, N] without a copy; None where they are apart."""
+    """Return equal-shaped tensors [W, ...] as rows [W*G, N] without a copy; None if they are not adjacent in memory."""
     numel = xs_W[0][0].numel()
     together = as_matrices(xs_W, (1, numel))
     return None if together is None else together.reshape(len(xs_W) * xs_W[0].shape[0], numel)

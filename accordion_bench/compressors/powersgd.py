@@ -1,4 +1,4 @@
-"""PowerSGD: low-rank gradients by one power iteration per step."""
+"""PowerSGD: low-rank compression by one power iteration per step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,7 +40,7 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 
 
 def _paper_floats(compressor: "PowerSGD", spec: TensorSpec, level: float | None, workers: int) -> int:
-    """(n + m) min(n, m, r), also where this is more than n m; a rank beyond both sides is dense."""
+    """Return (n + m) min(n, m, r), even if this exceeds n m; a rank above both sides is dense."""
     if level is None or spec.ndim < compressor.traits.min_ndim or level > max(spec.matrix):
         return spec.numel
     return min(*spec.matrix, int(level)) * sum(spec.matrix)
@@ -52,10 +52,10 @@ class PowerSGD(LowRank):
 
     Two all-reduces per step, r n and r m floats. Worker w's own contribution is P (M_w^T P)^T.
 
-    Q is kept for the next step (one power iteration converges over steps), unless `warm_start` is false. When a policy
-    changes the rank, its leading columns are kept, or all are drawn anew (`on_switch`; `redraw` is Accordion's code).
-    `gramschmidt` is one pass (Accordion's code) and fails on rank-deficient input; its `eps` is the smallest norm that
-    a column is divided by: 0 gives NaN on a zero gradient.
+    Q is stored for the next step (one power iteration converges over steps), unless `warm_start` is false. If a policy
+    changes the rank, the leading columns of Q are kept, or all columns are redrawn (`on_switch`; `redraw` is
+    Accordion's code). `gramschmidt` is one pass (Accordion's code) and fails on rank-deficient input. Its `eps` is the
+    lower bound of the norm that a column is divided by: 0 gives NaN for a zero gradient.
 
     Source: Vogels, Karimireddy, Jaggi 2019 (arXiv 1905.13727), Algorithm 1.
     """
@@ -125,7 +125,7 @@ class PowerSGD(LowRank):
         return Exchanged(update, subtract_sent_)
 
     def _query(self, ctx: Context, i: int, rank: int, state: State, like: Tensor) -> Tensor:
-        """Q [m, r] for this step: the last one, cut or widened to the rank, or a keyed draw from N(0, 1)."""
+        """Return Q [m, r] for this step: the previous one cut or widened to the rank, or a keyed draw from N(0, 1)."""
         spec = ctx.specs[i]
         q = state.get(spec.name, {}).get("q") if self.warm_start else None
         if self.on_switch == "redraw" and q is not None and q.shape[1] != rank:
@@ -137,7 +137,7 @@ class PowerSGD(LowRank):
         return with_columns(q, rank, draw, like)
 
     def _orthonormal(self, engine: Engine, factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
-        """Orthonormal columns for matrices [G, n, r] of each batch; a zero matrix gives finite columns."""
+        """Return orthonormal columns for matrices [G, n, r] of each batch; a zero matrix gives finite columns."""
         if self.orthonormalisation == "gramschmidt":
             return [_gram_schmidt(factor, self.eps) for factor in factors]
         return engine.orthonormalise(factors, passes)

@@ -1,4 +1,4 @@
-"""What a level would cost and lose, without sending anything."""
+"""Probe the bytes and the error of a level without communication."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ from accordion_bench.tensors.same_shape import in_rows
 
 
 class Probed(NamedTuple):
-    """What a level would cost and lose, without sending anything.
+    """Bytes and error of a level, measured without communication.
 
-    error: per tensor, ||p - C(p)||^2 / ||p||^2, mean over the local workers; 0 for a zero tensor. p is what would be
-        sent: the gradient, with residual and momentum where there are any.
-    total_error: the same of all tensors together.
-    payload_bytes: per tensor, of one worker; an upper bound where `fixed_size` is false.
+    error: per tensor, ||p - C(p)||^2 / ||p||^2, mean over the local workers; 0 for a zero tensor. p is the input of the
+        compression: the gradient, with residual and momentum if there are any.
+    total_error: the same over all tensors together.
+    payload_bytes: per tensor, of one worker; an upper bound if `fixed_size` is false.
     buckets: per local worker, norm, mean and standard deviation of the normalised coordinates of every bucket, [B, 3];
         empty for methods without a codebook.
-    measured: per tensor, of the first local worker, its error, norms and bytes.
+    measured: per tensor, error, norms and bytes of the first local worker.
     """
 
     error: list[float]
@@ -37,11 +37,11 @@ class Probed(NamedTuple):
 
 @torch.no_grad()
 def probe(compressor: Compressor, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
-    """Error and bytes at the levels of `ctx`; touches neither state nor network.
+    """Return error and bytes at the levels of `ctx`; changes no state and does not communicate.
 
     Args:
         compressor: in its wrappers.
-        xs_W: tensors [W, ...] of the local workers, whose error is looked at.
+        xs_W: tensors [W, ...] of the local workers, whose error is measured.
         ctx, state: as for `exchange`; the state is not changed.
         workers: of the whole run, for the bytes.
     """
@@ -54,7 +54,7 @@ def probe(compressor: Compressor, xs_W: Sequence[Tensor], ctx: Context, state: S
 
 @torch.no_grad()
 def probe_input(compressor: Compressor, ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
-    """The same of what `compressor_input` has made, or of a mean of several of these."""
+    """Return the probe of the result of `compressor_input`, or of a mean of several such results."""
     if compressor.description.probe_input:
         own: Probed = compressor.description.probe_input(compressor, ps_W, ctx, state, workers)
         return own
@@ -62,7 +62,7 @@ def probe_input(compressor: Compressor, ps_W: Sequence[Tensor], ctx: Context, st
 
 
 def probe_exchanged(compressor: Compressor, ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
-    """The same by an exchange of the local workers alone, on a copy of the state."""
+    """Return the probe of an exchange of the local workers only, on a copy of the state."""
     out = compressor.exchange(ps_W, ctx, copy.deepcopy(state), alone(ps_W))
 
     def lost(i: int) -> Tensor:
@@ -76,11 +76,11 @@ def probe_exchanged(compressor: Compressor, ps_W: Sequence[Tensor], ctx: Context
 def probe_of(
     compressor: Compressor, ps_W: Sequence[Tensor], lost: Callable[[int], Tensor], ctx: Context, workers: int
 ) -> Probed:
-    """The probe of what would be sent, when it is known what is lost.
+    """Return the probe of the inputs of a compression with known losses.
 
     Args:
-        compressor: whose messages they are.
-        ps_W: what would be sent [W, ...], per tensor.
+        compressor: whose messages are counted.
+        ps_W: inputs [W, ...], per tensor.
         lost: called with each index, returns p - C(p) [W, ...].
         ctx: the levels.
         workers: of the whole run.
@@ -104,12 +104,12 @@ def probe_of(
 
 
 def buckets_of(compressor: Compressor, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]] | None:
-    """The normalised buckets of each local worker's tensors, for policies that fit codebooks; None = has none."""
+    """Return the normalised buckets of each local worker's tensors, for policies that fit codebooks; None = none."""
     of = compressor.description.buckets_of
     found: list[list[Buckets]] | None = of(compressor, xs_W, ctx) if of else None
     return found
 
 
 def alone(xs_W: Sequence[Tensor]) -> Comm:
-    """The workers whose tensors [W, ...] these are, as if there were no others."""
+    """Return a communicator of only the workers of tensors [W, ...]."""
     return Comm(xs_W[0].shape[0] if xs_W else 1, device=str(xs_W[0].device) if xs_W else "cpu")

@@ -1,4 +1,4 @@
-"""Quantisers: coordinates divided by their bucket's norm, rounded at random to the levels of a codebook."""
+"""Quantisers: divide coordinates by their bucket's norm, and round them at random to the levels of a codebook."""
 
 import functools
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 
 
 def _variance(compressor: "Quantiser", x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-    """E||Q(v) - v||^2 of each row, the closed form."""
+    """Return E||Q(v) - v||^2 of each row in closed form."""
     norms_R, size = compressor.norms(x_R).double(), compressor._size(x_R.shape[1])
     norm_R = norms_R.repeat_interleave(size, dim=1)[:, : x_R.shape[1]]
     r_R = torch.where(norm_R > 0, x_R.double() / norm_R, 0).clamp(-1, 1)
@@ -70,15 +70,14 @@ UNBIASED = {"error_feedback": "unbiased: needs none"}
 class Quantiser(DenseCodes):
     """Q(v)_i = n_b L_(j+1) with probability (r_i - L_j) / (L_(j+1) - L_j), else n_b L_j;  r_i = v_i / n_b.
 
-    L_j <= r_i <= L_(j+1) are neighbours in the codebook, n_b is the norm of the bucket b that i lies in; a bucket of
-    norm 0 decodes to zeros. Unbiased, with
-    E||Q(v) - v||^2 = sum_b n_b^2 sum_i (L_(j+1) - r_i)(r_i - L_j).
+    L_j <= r_i <= L_(j+1) are neighbours in the codebook, and n_b is the norm of the bucket b that contains i. A bucket
+    of norm 0 decodes to zeros. Unbiased, with E||Q(v) - v||^2 = sum_b n_b^2 sum_i (L_(j+1) - r_i)(r_i - L_j).
 
-    There are 2^bits levels, one less with a zero level (QSGD's and NUQSGD's papers; ALQ's code has none): without, a
-    zero coordinate becomes +-L_1 n_b. Exponential levels are +-p^j. Where `levels` is a list, `bits` may be null, and
-    no policy can choose others. `balanced` buckets have ceil(n / number of buckets) coordinates, so that no tiny last
-    one exists. `entropy` says how the column entropy_bytes counts the codes (`elias`: omega, `ans`: a real bitstream);
-    what is sent stays packed at fixed width.
+    There are 2^bits levels, or one less with a zero level (QSGD's and NUQSGD's papers; ALQ's code has none). Without a
+    zero level, a zero coordinate becomes +-L_1 n_b. Exponential levels are +-p^j. If `levels` is a list, `bits` may be
+    null, and policies cannot replace the levels. `balanced` buckets have ceil(n / number of buckets) coordinates, which
+    avoids a tiny last bucket. `entropy` selects how the column entropy_bytes counts the codes (`elias`: omega, `ans`: a
+    real bitstream); the messages themselves are packed at fixed width.
 
     The message is a float32 norm per bucket, then packed codes. Source: Alistarh et al. 2017 (arXiv 1610.02132);
     Ramezani-Kebrya et al. 2021 (NUQSGD, 1908.06077); Faghri et al. 2020 (ALQ, 2010.12460).
@@ -140,7 +139,7 @@ class Quantiser(DenseCodes):
         self.custom = None if named else codebooks.check_codebook("levels", self.levels)
         if self.custom:
             typed: dict[str, Any] = {"compressor.levels": "uniform"}
-            if self.bits in (None, 2):  # of 2 bits with a level 0 none is free
+            if self.bits in (None, 2):  # 2 bits with a zero level leave no level for a policy to fit
                 typed["compressor.bits"] = 4
             self.traits = replace(self.traits, knob=None)
             self.description = replace(self.description, knob_with=("bits", typed))
@@ -172,7 +171,7 @@ class Quantiser(DenseCodes):
         return codebooks.exponential(bits, self.zero_level, self.p)
 
     def _in_force(self, level: float, fitted: Codebooks) -> tuple[float, ...]:
-        """The policy's codebook for this level, or the own one."""
+        """Return the policy's codebook for this level, or the compressor's own."""
         return self.custom or fitted.get(int(level)) or self.codebook(int(level))
 
     def block_of(self, spec: TensorSpec) -> int | None:
@@ -182,14 +181,14 @@ class Quantiser(DenseCodes):
         return coding_of(self._in_force(level, fitted), self.norm)
 
     def _size(self, n: int) -> int:
-        """Coordinates of a bucket of a tensor of n."""
+        """Return the coordinates per bucket of a tensor of n."""
         return self.blocks(TensorSpec("", (n,)))
 
     def norms(self, x_R: Tensor) -> Tensor:
-        """n_b of every bucket, float32 [R, m].
+        """Return n_b of every bucket, float32 [R, m].
 
         Raises:
-            NonFiniteRow: a row has a NaN or an infinity, or its norm is beyond float32.
+            NonFiniteRow: a row contains NaN or infinity, or its norm exceeds float32.
         """
         cells_R = in_blocks(x_R.float(), self._size(x_R.shape[1]))
         norms_R = torch.linalg.vector_norm(cells_R, ORDERS[self.norm], dim=2, dtype=torch.float64).float()
@@ -199,5 +198,5 @@ class Quantiser(DenseCodes):
 
 @functools.lru_cache(maxsize=256)
 def coding_of(levels: tuple[float, ...], norm: str) -> Coding:
-    """Coordinates over the norm of their bucket, rounded at random to levels."""
+    """Return the coding that divides coordinates by their bucket's norm and rounds them at random to levels."""
     return to_levels(levels, norm, Quantiser.stream)

@@ -1,4 +1,4 @@
-"""RandomK: entries drawn at random, the same on all workers."""
+"""RandomK: exchange randomly drawn entries, the same on all workers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ from accordion_bench.tensors import keyed_rng
 
 
 def keys_of(bucket: Bucket) -> list[int]:
-    """Of the draws of a bucket's tensors, equal on all workers."""
+    """Return the keys of the draws of a bucket's tensors, equal on all workers."""
     return [keyed_rng.key(bucket.seed, "randomk", spec.name, bucket.step) for spec in bucket.specs]
 
 
@@ -39,16 +39,16 @@ def _variance(compressor: "RandomK", x_R: Tensor, spec: TensorSpec, level: float
 class RandomK(Compressor):
     """update = c mean_w g_w on k = max(1, floor(density n)) coordinates of each tensor, drawn anew in every step.
 
-    All workers draw the same ones, by a keyed permutation, so that values alone travel, in one all-reduce. With error
-    feedback c = 1: a projection, of contraction k/n. Without, c = n/k: E[update] = mean_w g_w, of variance
-    (n/k - 1) ||g_w||^2. A message n/k times too long would make residuals grow, one without it shrinks every step by
-    k/n: so c is no option.
+    All workers draw the same coordinates by a keyed permutation, so that only values are sent, in one all-reduce. With
+    error feedback c = 1: a projection, with contraction k/n. Without error feedback c = n/k: E[update] = mean_w g_w,
+    with variance (n/k - 1) ||g_w||^2. c is not an option: with error feedback c = n/k would make residuals grow, and
+    without it c = 1 would shrink every step by k/n.
 
     Source: Stich et al. 2018 (arXiv 1809.07599); unbiased: Wangni et al. 2018 (arXiv 1710.09854).
     """
 
     density: float = option("share kept; lower density = more compression", default=0.1, above=0, at_most=1)
-    error_feedback: bool = option(default=True, shown=False)  # whether it is wrapped around this compressor
+    error_feedback: bool = option(default=True, shown=False)  # whether this compressor is wrapped in error feedback
 
     chosen_as = {
         "randomk": Choice(
@@ -81,11 +81,11 @@ class RandomK(Compressor):
         self.traits = replace(self.traits, unbiased=not self.error_feedback)
 
     def kept(self, spec: TensorSpec, level: float) -> int:
-        """k, the number of entries that are exchanged."""
+        """Return k, the number of entries exchanged."""
         return kept_entries(spec.numel, level)
 
     def factor(self, spec: TensorSpec, level: float) -> float:
-        """c, by which an exchanged entry is multiplied."""
+        """Return c, the factor of an exchanged entry."""
         return spec.numel / max(1, self.kept(spec, level)) if self.traits.unbiased else 1.0
 
     def transfers(
@@ -94,7 +94,7 @@ class RandomK(Compressor):
         return [Transfer("all_reduce", 4 * self.kept(spec, level))]
 
     def places(self, engine: Engine, bucket: Bucket, device: torch.device) -> Any:
-        """The coordinates drawn in this step, in an order that is equal on all workers and devices."""
+        """Return the coordinates drawn in this step, in the same order on all workers and devices."""
         counts = [self.kept(spec, level) for spec, level in zip(bucket.specs, bucket.levels, strict=True)]
         return engine.places(keys_of, counts, bucket, device)
 

@@ -1,4 +1,4 @@
-"""Where residuals are kept between two exchanges: as they are, or in eight bits for each coordinate.
+"""Storage of residuals between exchanges: as floats, or in eight bits per coordinate.
 
 Tensor suffixes: W local workers, B bytes.
 """
@@ -22,39 +22,40 @@ FLOATS, BYTES = "residual_W", "residual_bytes_W"  # keys of the state
 
 
 class Floats:
-    """Residuals [W, ...] in the type of the gradients, changed in place."""
+    """Residuals [W, ...] in the dtype of the gradients, changed in place."""
 
     def init(self, specs: Sequence[TensorSpec], workers: int, like: Tensor) -> State:
-        """Residuals of zero, of some tensors."""
+        """Return residuals of zero for some tensors."""
         tensors_W = Blocks(specs, workers, like).tensors
         return {spec.name: {FLOATS: e_W} for spec, e_W in zip(specs, tensors_W, strict=True)}
 
     def read(self, ctx: Context, state: State, like: Tensor) -> dict[int, Tensor]:
-        """The residuals of those tensors of an exchange that have one, by index; changed in place, they are kept."""
+        """Return, by index, the residuals of an exchange's tensors that have one, as the stored tensors."""
         kept = enumerate(state.get(spec.name, {}).get(FLOATS) for spec in ctx.specs)
         return {i: e_W for i, e_W in kept if e_W is not None}
 
     def copies(self, ctx: Context, state: State, like: Tensor) -> dict[int, Tensor]:
-        """The same in memory of their own."""
+        """Return copies of the residuals, by index."""
         return {i: e_W.clone() for i, e_W in self.read(ctx, state, like).items()}
 
     def write(self, residuals_W: Mapping[int, Tensor], ctx: Context, state: State, first_worker: int) -> None:
-        """Keep what `read` gave, and what was made of it since."""
+        """Store residuals that `read` returned and the exchange changed; a no-op for floats, which change in place."""
 
     def opened(self, kept: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-        """One worker's entries of a state, in floats."""
+        """Return one worker's state entries with residuals as floats."""
         return {name: dict(entries) for name, entries in kept.items()}
 
     def closed(self, kept: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-        """The same as they are kept."""
+        """Return one worker's state entries in the stored format."""
         return self.opened(kept)
 
 
 class EightBits(Floats):
-    """Residuals as int8 with a float32 scale for each block of 256 coordinates: 1.016 bytes for a coordinate.
+    """Residuals as int8 with a float32 scale per block of 256 coordinates: 1.016 bytes per coordinate.
 
-    e is kept as s_b round(e / s_b), s_b = max |e_b| / 127, so that at most s_b / 2 of a coordinate is lost. They are
-    messages of the codec of `compressor=int8`. While a bucket is exchanged, its residuals are floats.
+    e is stored as s_b round(e / s_b), s_b = max |e_b| / 127, so that the rounding error is at most s_b / 2 per
+    coordinate. Residuals are encoded by the codec of `compressor=int8`. During the exchange of a bucket its residuals
+    are floats.
     """
 
     def __init__(self) -> None:
@@ -76,10 +77,10 @@ class EightBits(Floats):
         return self.read(ctx, state, like)
 
     def write(self, residuals_W: Mapping[int, Tensor], ctx: Context, state: State, first_worker: int) -> None:
-        """Keep them, rounded.
+        """Encode and store the residuals.
 
         Raises:
-            NonFinite: one of them is not finite.
+            NonFinite: a residual is not finite.
         """
         ids = list(residuals_W)
         try:
@@ -103,7 +104,7 @@ class EightBits(Floats):
         kept: Mapping[str, Mapping[str, Tensor]],
         change: Callable[[Sequence[TensorSpec], Sequence[Tensor]], list[Tensor]],
     ) -> dict[str, dict[str, Tensor]]:
-        """One worker's entries of a state, with other residuals."""
+        """Return one worker's state entries with converted residuals."""
         found = {name: dict(entries) for name, entries in kept.items()}
         for name, spec in self.specs.items():
             if (own := found.get(name, {}).get(BYTES)) is not None:
@@ -114,7 +115,7 @@ class EightBits(Floats):
         return Bucket(0, specs, [1] * len(specs), xs_W=xs_W, workers=range(len(xs_W[0])))
 
     def _decoded(self, specs: Sequence[TensorSpec], bytes_W: Sequence[Tensor], like: Tensor) -> list[Tensor]:
-        """Messages [W, B] of each tensor as floats [W, ...] of the type of `like`."""
+        """Decode messages [W, B] of each tensor to floats [W, ...] of the dtype of `like`."""
         if not specs:
             return []
         tensors_W, layout = Blocks(specs, len(bytes_W[0]), like).tensors, self.codec.layout(specs, [1] * len(specs))
@@ -124,7 +125,7 @@ class EightBits(Floats):
         return tensors_W
 
     def _encoded(self, specs: Sequence[TensorSpec], xs_W: Sequence[Tensor]) -> list[Tensor]:
-        """Floats [W, ...] of each tensor as messages [W, B]."""
+        """Encode floats [W, ...] of each tensor as messages [W, B]."""
         if not specs:
             return []
         message = self.codec.encode_bucket(self._bucket(specs, xs_W))

@@ -1,4 +1,4 @@
-"""Scattered: a reduce-scatter made of one all-to-all, in which each worker gets the tensors that it owns.
+"""Scattered: compressed reduce-scatter by one all-to-all, in which each worker receives the tensors that it owns.
 
 Tensor suffixes: W local workers, A all workers, N elements.
 """
@@ -24,14 +24,14 @@ from accordion_bench.tensors.same_shape import in_rows
 
 @with_options
 class Scattered(Wrapper):
-    """update of a tensor = mean_w C(x_w) for its owner: a code to each owner, decoded and added up in float32.
+    """Update of a tensor = mean_w C(x_w), for its owner only: owners decode all messages and sum them in float32.
 
-    The first half of `TwoWay`, of tensors in the place of pieces. What has no level, or no shorter code, travels as it
-    is. Others than the owner get their own tensor back: they use nothing of it.
+    This is the first half of `TwoWay`, with tensors instead of pieces. Tensors without a level, or without a shorter
+    message, are sent uncompressed. On workers that do not own a tensor, the update is their own input and is unused.
 
     Args:
-        inner: whose messages travel; where it has none that stand for one tensor each, all travels as it is.
-        owners: the number of the worker that owns a tensor, by name.
+        inner: encodes the messages; if its messages do not encode single tensors, all tensors are sent uncompressed.
+        owners: index of the worker that owns a tensor, by name.
     """
 
     owners: Mapping[str, int]
@@ -83,11 +83,11 @@ class Scattered(Wrapper):
 
 
 def _means_of_owned(xs_W: Sequence[Tensor], owned: Sequence[Sequence[int]], comm: Comm) -> list[Sequence[Tensor]]:
-    """Of each local worker, the means of the tensors that it owns, [N] each, sent as they are.
+    """Return for each local worker the means of the tensors that it owns, [N] each, exchanged uncompressed.
 
     Args:
-        xs_W: all tensors [W, ...] of the exchange, of one type.
-        owned: by index, those of each worker.
+        xs_W: all tensors [W, ...] of the exchange, of one dtype.
+        owned: indices of the tensors of each worker.
         comm: collectives.
     """
     if not any(xs_W[i].numel() for own in owned for i in own):

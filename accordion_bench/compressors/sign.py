@@ -1,4 +1,4 @@
-"""Signs: one bit per coordinate, plain or with one scale per block."""
+"""Signs: one bit per coordinate, without a scale or with one scale per block."""
 
 import math
 from dataclasses import replace
@@ -30,14 +30,14 @@ class Sign(DenseCodes):
 
     s_b = 1, ||v_b||_1 / d_b, or ||v_b||_2 / sqrt(d_b).
 
-    With l1, ||v - C(v)||^2 = ||v||^2 - sum_b ||v_b||_1^2 / d_b: a contraction, fit for error feedback. l2 keeps the
-    norm of v and loses 2 ||v||^2 - 2 ||v||_1 ||v||_2 / sqrt(d): no contraction where few coordinates have most of the
-    norm. Without a scale the update is the mean of signs; with `collective=two_way` the sign of their sum, a majority
-    vote.
+    With l1, ||v - C(v)||^2 = ||v||^2 - sum_b ||v_b||_1^2 / d_b: a contraction, suited to error feedback. l2 preserves
+    the norm of v and loses 2 ||v||^2 - 2 ||v||_1 ||v||_2 / sqrt(d): no contraction if few coordinates have most of the
+    norm. Without a scale the update is the mean of signs; with `collective=two_way` it is the sign of their sum, a
+    majority vote.
 
-    What shares a scale is a whole tensor, a `chunk` of `block_size` consecutive coordinates of a tensor, or a `bucket`:
-    consecutive tensors, flattened, of together at most `block_size` coordinates (a larger tensor by itself). `none` is
-    signSGD, `l1` scaled sign, `l2` 1-bit Adam.
+    A scale is shared by a whole tensor, a `chunk` of `block_size` consecutive coordinates of a tensor, or a `bucket`:
+    consecutive tensors, flattened, with at most `block_size` coordinates in total (a larger tensor is a bucket of one).
+    `none` is signSGD, `l1` scaled sign, `l2` 1-bit Adam.
 
     The message is a float32 scale per block, then the bits (1 = negative), least significant first. Source: Bernstein
     et al. 2018 (arXiv 1802.04434); Karimireddy et al. 2019 (1901.09847); Zheng, Huang, Kwok 2019 (1905.10936); l2: Tang

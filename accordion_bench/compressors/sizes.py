@@ -1,4 +1,4 @@
-"""What a compressor's messages cost: bytes that are handed to collectives, and bytes on the wire."""
+"""Cost of a compressor's messages: payload bytes of the collectives, and bytes on the wire."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,10 +11,10 @@ from accordion_bench.plan import TensorSpec
 def carried(
     compressor: Compressor, spec: TensorSpec, level: float | None, workers: int, kept: Mapping[str, Any] | None = None
 ) -> Sequence[Transfer]:
-    """The collectives of any tensor.
+    """Return the collectives that carry a tensor, compressed or dense.
 
     Args:
-        compressor: that sends it.
+        compressor: sends the tensor.
         spec, level: of the tensor; `level` None = dense.
         workers: of the run.
         kept: its state, see `Compressor.transfers`.
@@ -25,35 +25,32 @@ def carried(
 
 
 def payload_bytes(compressor: Compressor, spec: TensorSpec, level: float | None, workers: int) -> float:
-    """Bytes that one worker hands to the collectives for this tensor (mean over workers); `level` None = dense.
-
-    Where exchanges of a tensor take turns, their mean.
-    """
+    """Return the payload bytes of one worker for this tensor (mean over workers and turns); `level` None = dense."""
     return sum(transfer.payload(workers) for transfer in carried(compressor, spec, level, workers))
 
 
 def coming_bytes(compressor: Compressor, spec: TensorSpec, level: float | None, workers: int, state: State) -> float:
-    """The same of the next exchange, whose turn it is by what `state` keeps."""
+    """Return the payload bytes of the next exchange, whose turn is stored in `state`."""
     transfers = carried(compressor, spec, level, workers, state.get(spec.name, {}))
     return sum(transfer.payload(workers) for transfer in transfers)
 
 
 def wire_bytes(compressor: Compressor, spec: TensorSpec, level: float | None, workers: int) -> float:
-    """Bytes that one worker's link sends for this tensor (mean over workers)."""
+    """Return the bytes that one worker's link sends for this tensor (mean over workers)."""
     return wire(carried(compressor, spec, level, workers), workers) / workers
 
 
 def wire(transfers: Sequence[Transfer], workers: int) -> float:
-    """Bytes that the links of all workers send."""
+    """Return the bytes that the links of all workers send."""
     return sum(transfer.wire(workers) for transfer in transfers)
 
 
 def cheaper_than_dense(transfers: Sequence[Transfer], spec: TensorSpec, workers: int) -> bool:
-    """Whether these collectives cost less wire than a dense all-reduce; of one worker, as of two."""
+    """Whether these collectives cost fewer wire bytes than a dense all-reduce; one worker counts as two."""
     workers = max(workers, 2)
     return wire(transfers, workers) < wire([Transfer("all_reduce", dense_bytes(spec))], workers)
 
 
 def dense_bytes(spec: TensorSpec) -> int:
-    """Payload of an fp32 all-reduce of one tensor."""
+    """Return the payload bytes of an fp32 all-reduce of one tensor."""
     return 4 * spec.numel

@@ -1,4 +1,4 @@
-"""Sparse: some entries of each tensor, as values and indices.
+"""Sparse: base class of compressors that send some entries of each tensor, as values and indices.
 
 Tensor suffixes: W local workers, A all workers, T tensors.
 """
@@ -18,21 +18,21 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.gathered import Gathered
 from accordion_bench.plan import TensorSpec
 
-SIZE = 4  # bytes that tell how many entries of a tensor a worker sends; they travel first
+SIZE = 4  # bytes of a worker's entry count per tensor, which is sent first
 
 
 class Sparse(Gathered):
-    """C(v)_i = v_i for the entries i that are chosen, else 0; the message is their values and indices.
+    """C(v)_i = v_i for the selected entries i, else 0; the message is their values and indices.
 
-    A subclass says how many are sent at most (`most_entries`), and which (`choose`).
+    A subclass defines the largest number of entries (`most_entries`) and their selection (`choose`).
     """
 
     def most_entries(self, spec: TensorSpec, level: float) -> int:
-        """Entries of a tensor that are sent; the largest number where it depends on the data."""
+        """Return the number of entries of a tensor that are sent, or its upper bound if it depends on the data."""
         raise NotImplementedError
 
     def choose(self, engine: Engine, bucket: Bucket) -> Selection:
-        """Which coordinates are sent."""
+        """Return the selection of coordinates to send."""
         raise NotImplementedError
 
     def layout(self, specs: Sequence[TensorSpec], levels: Sequence[float]) -> Layout:
@@ -50,10 +50,10 @@ class Sparse(Gathered):
 
 
 class Uneven(Sparse):
-    """The same where how many entries are sent depends on the data: their numbers are gathered first."""
+    """Base class of sparse compressors whose number of entries depends on the data: the counts are gathered first."""
 
     traits = replace(Gathered.traits, collectives=("all_gather",), fixed_size=False)
-    signs = False  # entries have one magnitude, and are told by their signs
+    signs = False  # whether all entries of a tensor have one magnitude, so that only signs are sent
 
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
@@ -66,7 +66,7 @@ class Uneven(Sparse):
         return self._encoded(engine, bucket, selection, selection.counts_W.tolist())
 
     def encode_for(self, bucket: Bucket, gathered: int, comm: Comm) -> Message:
-        """On a device the host waits here, once, for how many entries are sent."""
+        """Encode the local messages; on a GPU this synchronises with the host once, for the number of entries."""
         engine = engine_for(bucket.rows_W)
         selection = self.choose(engine, bucket)
         own_W, everyones = read_counts(selection.counts_W, gathered, comm)
@@ -88,15 +88,15 @@ class Uneven(Sparse):
 
 
 def read_counts(counts_W: Tensor, gathered: int, comm: Comm) -> tuple[list[list[int]], list[list[int]]]:
-    """How many entries are sent, read by the host.
+    """Read the numbers of sent entries on the host.
 
     Args:
         counts_W: entries of each tensor, int32 [W, T].
-        gathered: so many tensors, from the first one on, are gathered.
-        comm: collectives; the counts travel as 4 bytes each.
+        gathered: number of tensors, from the first one on, whose messages are gathered.
+        comm: collectives; the counts are sent as 4 bytes each.
 
     Returns:
-        of the local workers [W, T]; of all workers, of what is gathered [A, gathered].
+        counts of the local workers [W, T]; counts of all workers for the gathered tensors [A, gathered].
     """
     tensors = counts_W.shape[1]
     if not gathered:

@@ -37,13 +37,13 @@ CODING = to_levels(TERNARY, stream="TernaryCodes")
 
 
 class TernaryCodes(DenseCodes):
-    """Coordinates rounded at random to -s, 0 or s, those beyond s to that: codes alone, five to a byte.
+    """Coordinates rounded at random to -s, 0 or s, after clamping to [-s, s]; the message is only codes, five per byte.
 
     Args:
         entropy: see `Quantiser`.
 
     Attributes:
-        known: s per tensor name, 0-dimensional; all workers know it.
+        known: s per tensor name, 0-dimensional, the same on all workers.
     """
 
     stream = "TernaryCodes"
@@ -70,13 +70,14 @@ def _why_dense(compressor: "TernGrad", spec: TensorSpec, level: float, workers: 
 class TernGrad(Compressor):
     """C(v)_i = s sgn(v_i) with probability |v_i| / s, else 0;  s = max over workers of min(max |v_w|, clip sigma_w).
 
-    Unbiased, but for what is cut at s. The scale is shared by an all-reduce of 4 bytes per tensor, so that a worker's
-    message is codes alone. Tensors for which that would cost more wire than a dense all-reduce travel dense, unrounded.
+    Unbiased, except for what is clamped at s. The scale is shared by an all-reduce of 4 bytes per tensor, so that a
+    worker's message contains only codes. Tensors for which that would cost more wire bytes than a dense all-reduce are
+    exchanged dense, without rounding.
 
-    `clip` keeps the noise small, at the price of a bias.
+    `clip` limits the noise, at the price of a bias.
 
-    The paper cuts each worker's tensor at its own clip sigma_w before the scale is shared; here all are cut at s, which
-    is never less. Source: Wen et al. 2017 (arXiv 1705.07878).
+    The paper clamps each worker's tensor at its own clip sigma_w before the scale is shared. Here all tensors are
+    clamped at s, which is never less. Source: Wen et al. 2017 (arXiv 1705.07878).
     """
 
     clip: float | None = option("standard deviations; null = no clipping, then unbiased", default=2.5, above=0)
@@ -116,7 +117,7 @@ class TernGrad(Compressor):
         return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
 
     def largest_of(self, bucket: Bucket) -> list[Tensor]:
-        """min(max |v_w|, clip sigma_w) of the local workers, the largest of them, for each tensor."""
+        """Return the maximum over the local workers of min(max |v_w|, clip sigma_w), for each tensor."""
         if not bucket.specs:
             return []
         layout = whole_layout(bucket.numels)

@@ -1,4 +1,4 @@
-"""Threshold: all entries above a threshold, however many they are."""
+"""Threshold: send all entries above a threshold."""
 
 import math
 from dataclasses import replace
@@ -32,13 +32,13 @@ def _contraction(compressor: "Threshold", spec: TensorSpec, level: float) -> flo
 class Threshold(Uneven):
     """update = mean_w T(g_w), T(x)_i = x_i where |x_i| >= tau, else 0; tau for each worker and tensor.
 
-    tau is estimated from a sample, so that about k = density x numel entries are kept, or given. The message is fp32
-    values and indices in the smaller code of `index_codes`; its length says how many they are. At most `most` x k
-    entries are sent, whatever the data: then `payload_bytes` is a bound.
+    tau is estimated from a sample, so that about k = density x numel entries are kept, or given as `threshold`. The
+    message is fp32 values and indices in the smaller code of `index_codes`; the number of entries follows from its
+    length. At most `most` x k entries are sent for any data, and `payload_bytes` is that bound.
 
-    With a `threshold`, `density` only bounds the message, to the `most` x k largest. The sample is evenly spaced, one
-    entry further in every step, and has at least so many entries that 32 of them are expected above tau; where that is
-    more than half of them, exactly the k largest are sent.
+    With a `threshold`, `density` only bounds the message, to the `most` x k largest entries. The sample is evenly
+    spaced, and is shifted by one entry in every step. It is large enough that 32 sampled entries are expected above
+    tau; if that takes more than half of all entries, exactly the k largest are sent.
 
     Source: Strom 2015 (absolute); Lin et al. 2018 (arXiv 1712.01887; sampled).
     """
@@ -82,7 +82,7 @@ class Threshold(Uneven):
         return super().compresses(spec, level) and (self.threshold is not None or level != 1)
 
     def most_entries(self, spec: TensorSpec, level: float) -> int:
-        """The largest number of entries that a message may hold."""
+        """Return the upper bound of the number of entries in a message."""
         return min(spec.numel, int(self.most * kept_entries(spec.numel, level)))
 
     def choose(self, engine: Engine, bucket: Bucket) -> Selection:

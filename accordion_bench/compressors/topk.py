@@ -1,4 +1,4 @@
-"""TopK: the largest entries of each tensor, or of each tile of a matrix, at two bits each where so wanted.
+"""TopK: send the largest entries of each tensor, or of each tile of a matrix, optionally with two bits per value.
 
 Tensor suffixes: A all workers.
 """
@@ -31,7 +31,7 @@ from accordion_bench.plan import TensorSpec
 
 
 class TiledMessages:
-    """Of each tile the k = ceil(density N) largest magnitudes; ties go to the lower index.
+    """Messages of the k = ceil(density N) largest magnitudes per tile; ties are resolved in favour of the lower index.
 
     Tiles are a x b: each side is the largest divisor of its dimension, in the matrix view, that is at most `chunk`.
     See `codecs.tiles.encode_largest` for values of two bits.
@@ -47,40 +47,40 @@ class TiledMessages:
         self.chunk, self.coded = chunk, value_bits is not None
 
     def form(self, spec: TensorSpec, density: float) -> TileForm:
-        """What the message of a tensor looks like."""
+        """Return the format of a tensor's message."""
         return form_of(spec, self.chunk, density, self.coded)
 
     def forms(self, specs: Sequence[TensorSpec], densities: Sequence[float]) -> list[TileForm]:
-        """The same of several tensors."""
+        """Return the formats of several tensors' messages."""
         return [self.form(spec, density) for spec, density in zip(specs, densities, strict=True)]
 
     def contraction(self, spec: TensorSpec, density: float) -> float | None:
-        """k / N of exact values; what two bits lose of the kept ones hangs on them."""
+        """Return k / N for exact values; None with two bits, where the loss depends on the kept values."""
         form = self.form(spec, density)
         return None if self.coded else form.k / form.tiles.numel
 
     def layout(self, specs: Sequence[TensorSpec], densities: Sequence[float]) -> Layout:
-        """Numbers, indices and codes of each tensor."""
+        """Return the layout of numbers, indices and codes of each tensor."""
         return tiled_layout(tuple(spec.numel for spec in specs), tuple(self.forms(specs, densities)))
 
     def encode_bucket(self, bucket: Bucket) -> Message:
-        """See `Gathered`."""
+        """See `Gathered.encode_bucket`."""
         layout = self.layout(bucket.specs, bucket.levels)
         message = Message.empty(layout, len(bucket.workers), bucket.rows_W[0].device)
         engine_for(bucket.rows_W).encode_tiles(bucket, message, self.forms(bucket.specs, bucket.levels))
         return message
 
     def add_bucket_(self, target: Target, message: Message, bucket: Bucket) -> None:
-        """See `Gathered`."""
+        """See `Gathered.add_bucket_`."""
         engine_for(target.rows_R).add_tiles(target, message, self.forms(bucket.specs, bucket.levels))
 
     # ---- after the all-gather
 
     def clip_(self, message_A: Tensor, specs: Sequence[TensorSpec], densities: Sequence[float]) -> None:
-        """v_w <- v_w min(1, median_A ||v|| / ||v_w||), tensor by tensor, in all workers' messages [A, B].
+        """Scale v_w by min(1, median_A ||v|| / ||v_w||), tensor by tensor, in all workers' messages [A, B], in place.
 
-        The median of an even number of workers is the lower of the two in the middle. Every worker computes the same
-        factors from the same bytes, whatever the number of its threads.
+        The median of an even number of workers is the lower of the two middle values. Every worker computes the same
+        factors from the same bytes, regardless of its number of threads.
         """
         start = 0
         for spec, density in zip(specs, densities, strict=True):
@@ -100,14 +100,14 @@ class TiledMessages:
 
 @functools.lru_cache(4096)
 def form_of(spec: TensorSpec, chunk: int, density: float, coded: bool) -> TileForm:
-    """What the message of a tensor looks like; asked for several times in a step."""
+    """Return the format of a tensor's message; cached because each step needs it several times."""
     tiles = Tiles.of(spec, chunk)
     return TileForm(tiles, kept_at_least(tiles.numel, density), coded)
 
 
 @functools.lru_cache(maxsize=KEPT)
 def tiled_layout(numels: tuple[int, ...], forms: tuple[TileForm, ...]) -> Layout:
-    """Numbers, indices and codes of each tensor; remembered."""
+    """Return the layout of numbers, indices and codes of each tensor; cached."""
     numbers, indices, codes = zip(*(form.parts for form in forms), strict=True) if forms else ((), (), ())
     fields = {
         "numbers": (torch.float32, [nbytes // 4 for nbytes in numbers]),
@@ -141,7 +141,7 @@ def _contraction(compressor: "TopK", spec: TensorSpec, level: float) -> float | 
 
 
 def _paper_floats(compressor: "TopK", spec: TensorSpec, level: float | None, workers: int) -> int | None:
-    """2 A floor(K numel): an index counts as one float, and every worker's message; tiles are not in the paper."""
+    """Return 2 A floor(K numel): an index counts as one float, and every worker's message counts. None for tiles."""
     if level is None or spec.ndim < compressor.traits.min_ndim:
         return spec.numel
     if compressor.tiles is not None:
@@ -153,16 +153,18 @@ def _paper_floats(compressor: "TopK", spec: TensorSpec, level: float | None, wor
 class TopK(Sparse):
     """update = mean_w TopK(g_w): of each tensor the k = density x numel entries of largest magnitude.
 
-    The message is k fp32 values and their indices in the smaller code of `index_codes`. With `chunk` it is made of each
-    tile of a matrix by itself, see `TiledMessages`: k = ceil(density tile), indices of ceil(log2 tile) bits.
+    The message is k fp32 values and their indices in the smaller code of `index_codes`. With `chunk` each tile of a
+    matrix is compressed by itself, see `TiledMessages`: k = ceil(density tile), indices of ceil(log2 tile) bits.
 
-    `floor` is Accordion's count: k may be 0; so is `sum` over the workers, under which compressed tensors see A times
-    the learning rate. `senders` is the mean over the workers that have sent a coordinate, as SparseLoCo's authors code
-    it: where s of A have, A / s times the mean. Values of 2 bits are one of four, which the message brings.
-    `median` clips tensor by tensor: v_w <- v_w min(1, median_A ||v|| / ||v_w||); the residual keeps what is cut off.
-    With both, messages are gathered at any number of workers: every worker must see all of them.
+    `floor` is Accordion's count, with which k may be 0. `sum` over the workers is also Accordion's; with it, compressed
+    tensors have A times the learning rate. `senders` is the mean over the workers that sent a coordinate, as in
+    SparseLoCo's code: if s of A workers did, A / s times the mean. Each 2-bit value is one of four values, which the
+    message contains. `median` clips tensor by tensor: v_w <- v_w min(1, median_A ||v|| / ||v_w||); the residual keeps
+    the clipped part. With `senders` or `median`, messages are gathered at any number of workers, because every worker
+    needs all of them.
 
-    Ties go to the lower index. Source: Aji and Heafield 2017; Stich et al. 2018; tiles: Sarfi et al. 2025 (SparseLoCo).
+    Ties are resolved in favour of the lower index. Source: Aji and Heafield 2017; Stich et al. 2018; tiles: Sarfi et
+    al. 2025 (SparseLoCo).
     """
 
     density: float = option("share kept; lower density = more compression", default=0.1, above=0, at_most=1)
@@ -243,7 +245,7 @@ class TopK(Sparse):
             self.description = replace(self.description, collective_reason=reason)
 
     def kept(self, spec: TensorSpec, level: float) -> int:
-        """k, the number of entries that one worker sends."""
+        """Return k, the number of entries that one worker sends."""
         return kept_entries(spec.numel, level, 1 if self.count == "at_least_one" else 0)
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
@@ -284,7 +286,7 @@ class TopK(Sparse):
         everyones = super().gather(message, bucket, comm)
         if self.tiles is not None and self.clip == "median":
             self.tiles.clip_(everyones.rows, bucket.specs, bucket.levels)
-            # what this process has sent is cut, too
+            # the local workers' messages are clipped as well
             comm.put_own_(message.rows[:, : everyones.rows.shape[1]], everyones.rows)
         return everyones
 

@@ -1,4 +1,4 @@
-"""Static properties of a compressor class, which its instances may refine. Read without torch."""
+"""Static properties of a compressor class, which its instances may refine. Imported without torch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,22 +8,23 @@ COLLECTIVES = ("all_reduce", "all_gather", "two_way", "tree")
 
 @dataclass(frozen=True)
 class OptimizerPart:
-    """What a compressor takes over from the optimizer, and what it is given of it.
+    """The part of the optimizer that a compressor takes over, and the optimizer options that it receives.
 
     Args:
         owns: optimizer options that the compressor applies itself (`momentum`, `lr`), to the tensors whose step it
-            takes: the optimizer must not. Empty = the optimizer takes the step.
-        units: of the update: `gradient`, or `parameter`: x <- x - update, the learning rate has been applied.
-        shares_steps: it takes the step of some tensors alone (`Compressor.takes_step`); the optimizer stays as it is,
-            for the others.
-        weight_decay_mode: how the optimizer still decays: `after_decode` with its momentum, `decoupled` without,
-            `in_gradient`: added to the gradient before compression.
-        decay_factor: weights whose step it takes decay at so many times the optimizer's rate.
-        fits: classes of the optimizers that may stand beside it: they decay the weights. The first is what the user is
-            told to choose, in lower case.
-        looks_ahead: each worker computes its next gradients at x - lr s_w; s_w [W, ...] is `ahead_W` in the state.
-        takes: what the constructor is given besides its own options: `momentum`, the optimizer's `momentum` and
-            `nesterov`; `betas`, its `betas` and `eps`; `error_feedback`, whether it will be wrapped in it.
+            takes; the optimizer must not apply them. Empty = the optimizer takes the step.
+        units: of the update: `gradient`, or `parameter`: x <- x - update, with the learning rate already applied.
+        shares_steps: whether it takes the step of some tensors only (`Compressor.takes_step`); the optimizer is
+            unchanged for the others.
+        weight_decay_mode: how the optimizer applies weight decay: `after_decode` with its momentum, `decoupled`
+            without, `in_gradient`: added to the gradient before compression.
+        decay_factor: weight decay of the tensors whose step it takes, as a multiple of the optimizer's rate.
+        fits: classes of optimizers that can be combined with it; they apply weight decay. Error messages suggest the
+            first one, in lower case.
+        looks_ahead: whether each worker computes its next gradients at x - lr s_w; s_w [W, ...] is `ahead_W` in the
+            state.
+        takes: constructor arguments in addition to its own options: `momentum`, the optimizer's `momentum` and
+            `nesterov`; `betas`, its `betas` and `eps`; `error_feedback`, whether it will be wrapped in error feedback.
     """
 
     owns: frozenset[str] = frozenset()
@@ -38,34 +39,36 @@ class OptimizerPart:
 
 @dataclass(frozen=True)
 class Traits:
-    """What the exchange, the wrappers and the checks of a configuration must know of a compressor.
+    """Properties of a compressor that the exchange, the wrappers and the configuration checks depend on.
 
-    A subclass writes `traits = replace(OneShot.traits, unbiased=True, ...)`; where an option decides, the constructor
-    writes `self.traits = replace(self.traits, ...)`; a wrapper replaces what it changes of the inner one's.
+    A subclass defines `traits = replace(OneShot.traits, unbiased=True, ...)`. If a trait depends on an option, the
+    constructor assigns `self.traits = replace(self.traits, ...)`. A wrapper replaces the traits of the inner compressor
+    that it changes.
 
     Args:
         knob: the option that policies may steer (`rank`, `density`, `bits`), or None.
-        pair: (strong, weak) levels that `adaptive=accordion` uses unless told otherwise.
-        min_ndim: tensors with fewer dimensions always travel dense.
-        tables: embeddings and the output layer have levels, too; else they always travel dense.
-        whole_model: whether `compressor.scope=model` (all tensors as one vector) makes sense.
+        pair: default (strong, weak) levels of `adaptive=accordion`.
+        min_ndim: tensors with fewer dimensions are always exchanged dense.
+        tables: whether embeddings and the output layer have levels; if not, they are always exchanged dense.
+        whole_model: whether `compressor.scope=model` (all tensors as one vector) is supported.
         reduces: `mean`: sum(update) + mean(residual) = sum(mean gradient) under error feedback; `estimate`: the update
-            is the mean of what was sent since the beginning; `senders`: a coordinate's mean over those that have sent
+            is the mean of all messages since the first step; `senders`: a coordinate's mean over the workers that sent
             it; else `sum`, `vote`, ...
-        unbiased: E[update] = mean gradient, over the compressor's own draws, without error feedback.
-        contracts: E||C(x) - x||^2 <= ||x||^2 for every x, over the compressor's own draws; None = where it is biased.
-        scaled: whether messages carry a magnitude (plain signs do not).
-        collectives: what can carry the messages, the default first.
-        fixed_size: `payload_bytes` is exact, from sizes alone; else an upper bound.
-        cycle: exchanges of a tensor after which its messages are as long as before; `payload_bytes` is their mean, and
-            `coming_bytes` says the next one's.
-        grouping: which tensors travel together: `together`: buckets as the exchange cuts them; `alone`: each coordinate
-            travels by itself, so that smaller buckets cost rounds and no computation; `all`: it must see all tensors of
-            a step at once, so that they travel in one bucket.
-        optimizer: what it takes over from the optimizer, see `OptimizerPart`.
-        replays: at equal levels every exchange asks a device for the same operations on the same memory, and takes
-            numbers of the host that change from step to step (keys of draws, rates) by `upload.fresh`: a GPU may repeat
-            it.
+        unbiased: whether E[update] = mean gradient, over the compressor's own draws, without error feedback.
+        contracts: whether E||C(x) - x||^2 <= ||x||^2 for every x, over the compressor's own draws; None = if it is
+            biased.
+        scaled: whether messages contain a magnitude (plain signs do not).
+        collectives: collectives that can carry the messages, the default first.
+        fixed_size: whether `payload_bytes` is exact and depends on sizes only; if not, it is an upper bound.
+        cycle: number of exchanges of a tensor after which message lengths repeat; `payload_bytes` is their mean, and
+            `coming_bytes` returns the next one's.
+        grouping: how tensors are grouped: `together`: in the exchange's buckets; `alone`: each coordinate is
+            independent, so that smaller buckets cost rounds and no computation; `all`: in one bucket, because the
+            compressor needs all tensors of a step at once.
+        optimizer: the part of the optimizer that it takes over, see `OptimizerPart`.
+        replays: whether a GPU may capture and replay the exchange: at equal levels every exchange runs the same
+            operations on the same memory, and uploads numbers that change from step to step (keys of draws, rates) by
+            `upload.fresh`.
     """
 
     knob: str | None = None
@@ -86,11 +89,11 @@ class Traits:
 
     @property
     def is_contraction(self) -> bool:
-        """Whether what is lost is never more than there was, in the mean."""
+        """Whether E||C(x) - x||^2 <= ||x||^2 for every x."""
         return not self.unbiased if self.contracts is None else self.contracts
 
 
 def declared_by(cls: Any) -> Traits | None:
-    """What the class that a configuration names declares; None where it is no compressor's class."""
+    """Return the traits of the class that a configuration names; None if it is not a compressor class."""
     traits = getattr(cls, "traits", None)
     return traits if isinstance(traits, Traits) else None

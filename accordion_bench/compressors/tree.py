@@ -1,4 +1,4 @@
-"""gTopK: sparse sums along a tree, of which every pair of workers keeps the largest entries.
+"""gTopK: sparse sums along a tree, in which every pair of workers keeps the largest entries.
 
 Tensor suffixes: W local workers, R rows, N coordinates, B bytes.
 """
@@ -26,11 +26,11 @@ from accordion_bench.plan import TensorSpec
 
 
 class Merge(NamedTuple):
-    """What some workers have merged in a round.
+    """Result of one round of merges on the local workers.
 
     ours, theirs: the messages [R, B] that were added.
-    kept: the message of their sum's largest entries, [R, B].
-    keepers: the local workers that keep what the sum has lost, each with its row of the messages.
+    kept: the message of the sum's largest entries, [R, B].
+    keepers: the local workers that keep the dropped part of the sum, each with its row of the messages.
     """
 
     ours: Tensor
@@ -40,10 +40,10 @@ class Merge(NamedTuple):
 
 
 def rounds(workers: int) -> list[list[int | None]]:
-    """To whom each worker sends, round after round; None = to no worker.
+    """Return the receiver of each worker's message in each round; None = it sends nothing.
 
-    Of 2^d <= A workers those from 2^d on send to w - 2^d; then w meets w xor 2^j, j = 0 to d - 1; then the others get
-    the result.
+    With 2^d the largest power of two that is at most A, workers from 2^d on first send to w - 2^d. Then w exchanges
+    with w xor 2^j, j = 0 to d - 1. Then the workers from 2^d on receive the result.
     """
     d = workers.bit_length() - 1
     core, others = 1 << d, workers - (1 << d)
@@ -63,17 +63,18 @@ def _why_dense(compressor: "Tree", spec: TensorSpec, level: float, workers: int)
 class Tree(Wrapper):
     """m_w = TopK(x_w);  log2 A rounds: two workers exchange m, both keep TopK of the sum;  update = m / A.
 
-    All workers end with the same k entries at most, in log2 A messages each, where a gather takes A - 1. In the paper
-    one of a pair sends and the result is broadcast along the tree: here both send and both merge, which gives the same
-    result in half as many rounds. Where A is no power of two, the workers beyond the largest one send to one of the
-    others first, and get the result at the end.
+    All workers end with the same entries, at most k, in log2 A messages each, where a gather takes A - 1. In the paper
+    one worker of a pair sends, and the result is broadcast along the tree. Here both send and both merge, which gives
+    the same result in half as many rounds. If A is not a power of two, the workers beyond the largest one first send to
+    one of the others, and receive the result at the end.
 
-    Worker w's contribution is what it chose at the coordinates that are in the result; all else goes back to its
-    residual. A sum that a pair has dropped at a coordinate that comes back by another pair is kept by the lowest worker
-    below that pair, in its residual. Hence the update is the mean of all contributions, and nothing is lost.
+    Worker w's contribution consists of its selected entries at the coordinates of the result; everything else is added
+    to its residual. A pair may drop a sum at a coordinate that the result contains through another pair. The lowest
+    worker below that pair keeps the sum in its residual. Hence the update is the mean of all contributions, and nothing
+    is lost.
 
     Args:
-        inner: `TopK` of whole tensors. Ties go to the lower index, so that all replicas agree.
+        inner: `TopK` of whole tensors. Ties are resolved in favour of the lower index, so that all replicas agree.
 
     Source: Shi et al. 2019 (arXiv 1901.04359), where such sums are lost.
     """
@@ -83,7 +84,7 @@ class Tree(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.traits = replace(self.inner.traits, replays=False)  # messages side by side are not captured
+        self.traits = replace(self.inner.traits, replays=False)  # point-to-point messages are not captured
 
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
@@ -125,15 +126,15 @@ class Climb:
     """One exchange along the tree.
 
     Args:
-        codec: whose messages these are.
-        bucket: what is sent.
+        codec: encodes and decodes the messages.
+        bucket: the tensors to send.
         comm: collectives.
 
     Attributes:
         result: the message of the largest entries of all workers' sum, [W, B], the same on all workers.
 
     Raises:
-        NonFinite: of a local worker, or of a sum.
+        NonFinite: a tensor of a local worker, or a sum, is not finite.
     """
 
     def __init__(self, codec: Sparse, bucket: Bucket, comm: Comm) -> None:
@@ -149,8 +150,8 @@ class Climb:
             if not rows:
                 continue
             news = _picked(theirs_W, rows)
-            if number < d + uneven:  # else the result comes back
-                alike = 1 if uneven and number == 0 else 2 << (number - uneven)  # workers that make the same sum
+            if number < d + uneven:  # in the last round of an uneven tree the result is returned
+                alike = 1 if uneven and number == 0 else 2 << (number - uneven)  # workers that compute the same sum
                 keepers = [(row, r) for r, row in enumerate(rows) if (comm.first_worker + row) % alike == 0]
                 ours, theirs = _picked(self.result, rows), news
                 news = self._largest(ours, theirs, rows)
@@ -160,7 +161,7 @@ class Climb:
                 self.result[row] = message
 
     def contributions(self, ks: Sequence[int]) -> list[Tensor]:
-        """What the local workers have chosen of some tensors, without the sums that they keep, [W, N] each."""
+        """Return the local workers' selected entries of some tensors, minus the sums that they keep, [W, N] each."""
         if not ks:
             return []
         target = target_like([self.bucket.xs_W[k] for k in ks], False, rows=len(self.own))
@@ -174,7 +175,7 @@ class Climb:
         return parts_W
 
     def add(self, target: Target, rows: Tensor, ks: Sequence[int] | None = None) -> None:
-        """Add what messages [R, B] say of some tensors; None = of all."""
+        """Add decoded messages [R, B] of some tensors to a target; None = of all tensors."""
         message = Message(rows, [self.layout] * len(rows))
         if ks is None:
             self.codec.add_bucket_(target, message, self.bucket)
@@ -182,7 +183,7 @@ class Climb:
             self.codec.add_bucket_(target, message.take(ks), self.bucket.take(ks))
 
     def _largest(self, ours: Tensor, theirs: Tensor, rows: Sequence[int]) -> Tensor:
-        """The largest entries of the sums of messages [R, B] on some local workers, as messages."""
+        """Return messages of the largest entries of the sums of messages [R, B] on some local workers."""
         target = target_like([_picked(x_W, rows) for x_W in self.bucket.xs_W], False, rows=len(rows))
         for messages in (ours, theirs):
             self.add(target, messages)
@@ -200,5 +201,4 @@ class Climb:
 
 
 def _picked(x_W: Tensor, rows: Sequence[int]) -> Tensor:
-    """Some rows of a tensor, as a tensor."""
     return torch.stack([x_W[row] for row in rows])

@@ -1,4 +1,4 @@
-"""Two-way compression: a parameter server made of all-to-all and all-gather.
+"""Two-way compression: a sharded parameter server by all-to-all and all-gather.
 
 Tensor suffixes: W local workers, A all workers, N elements, B bytes.
 """
@@ -44,9 +44,9 @@ STATE = "two_way"
 
 
 class Piece(NamedTuple):
-    """Coordinates [start, stop) of one tensor, which one worker owns; both sides compress a piece by itself.
+    """Coordinates [start, stop) of one tensor, owned by one worker; both directions compress each piece by itself.
 
-    `offset` is where the piece begins in the owner's residual.
+    `offset` is the start of the piece in the owner's residual.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Piece(NamedTuple):
 
     @property
     def spec(self) -> TensorSpec:
-        """The piece as a tensor of its own."""
+        """The piece as a separate tensor."""
         return _spec_of(self)
 
 
@@ -67,16 +67,16 @@ def _spec_of(piece: Piece) -> TensorSpec:
 
 
 def cut_shards(specs: Sequence[TensorSpec], workers: int, server: str = "sharded", align: str = "piece") -> list[Piece]:
-    """Which worker owns which coordinates; depends on names and sizes alone, not on the order of the tensors.
+    """Assign coordinates to workers; depends only on names and sizes, not on the order of the tensors.
 
-    All coordinates, tensors in the order of their names, are cut into equal shards, one per worker; a piece is a
+    All coordinates, tensors in the order of their names, are cut into equal shards, one per worker. A piece is a
     non-empty intersection of a tensor and a shard.
 
     Args:
         specs: the tensors.
         workers: A, the number of shards.
         server: `sharded`, or `literal`: worker 0 owns everything, a star.
-        align: `piece`: shards of equal size. `tensor`: a tensor belongs to the shard in which its middle lies, so that
+        align: `piece`: shards of equal size. `tensor`: a tensor belongs to the shard that contains its middle, so that
             no tensor is cut and shards differ in size.
     """
     total, owned = sum(spec.numel for spec in specs), [0] * workers
@@ -94,17 +94,17 @@ def cut_shards(specs: Sequence[TensorSpec], workers: int, server: str = "sharded
 
 
 def _longest(pieces: Sequence[Piece]) -> int:
-    """Coordinates of the owner that has most."""
+    """Return the largest number of coordinates of an owner."""
     return max(piece.offset + piece.stop - piece.start for piece in pieces)
 
 
 def break_ties_(votes: Sequence[Tensor], shard: Bucket, stream: str) -> None:
-    """Put a keyed coin, +-1/2, where the votes of an even number of workers cancel out.
+    """Replace cancelled votes of an even number of workers by keyed coins, +-1/2.
 
     Args:
         votes: on each piece [1, N].
         shard: the pieces of one owner.
-        stream: of the coins.
+        stream: name of the random stream of the coins.
     """
     if votes:
         sizes = [vote.numel() for vote in votes]
@@ -113,7 +113,7 @@ def break_ties_(votes: Sequence[Tensor], shard: Bucket, stream: str) -> None:
         blocks = fresh(lambda moment: blocks_of(shard.at(moment).keys(stream), counts, cpu), shard, votes[0].device)
         coins = (0.5 - integers_of(blocks, 1)).to(votes[0].dtype)
         pairs = [(vote, coins[:, : -size % BLOCK]) for vote, size in zip(votes, sizes, strict=True)]
-        all_votes = torch.cat([part for pair in pairs for part in pair], dim=1)  # what fills up is of no interest
+        all_votes = torch.cat([part for pair in pairs for part in pair], dim=1)  # coins pad each vote to whole blocks
         decided = torch.where(all_votes == 0, coins, all_votes).split([BLOCK * n for n in counts], dim=1)
         torch._foreach_copy_(list(votes), [own[:, :size] for own, size in zip(decided, sizes, strict=True)])
 
@@ -138,7 +138,7 @@ def _why_dense(compressor: "TwoWay", spec: TensorSpec, level: float, workers: in
 
 
 def _probe_input(compressor: "TwoWay", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
-    """As the local workers alone would exchange, with pieces for so many owners, cut from all tensors at once."""
+    """Probe an exchange of the local workers only, with pieces for that many owners, cut from all tensors at once."""
     alone = TwoWay(compressor.inner, False, compressor.server, compressor.align, compressor.ties)
     alone.pieces = alone._by_name(ctx.specs, len(ps_W[0]) if ps_W else 1)
     pairs = zip(ctx.specs, ctx.levels, strict=True)
@@ -152,14 +152,15 @@ def _probe_input(compressor: "TwoWay", ps_W: Sequence[Tensor], ctx: Context, sta
 class TwoWay(Wrapper):
     """update = C( mean_w C(x_w) + e~ ),  e~ <- its argument - update: workers to owner to workers, both compressed.
 
-    Every worker owns a shard of the coordinates: all-to-all of the messages, the owner decodes them, averages in the
-    order of the workers, adds its residual, compresses again; all-gather. Wire per worker 2 (A-1)/A x message, as a
-    ring, at any number of workers. With plain signs and no residual this is majority vote.
+    Every worker owns a shard of the coordinates. Messages are exchanged by all-to-all; the owner decodes them, averages
+    in the order of the workers, adds its residual, and compresses again; the results are exchanged by all-gather. Wire
+    bytes per worker are 2 (A-1)/A x message, as of a ring, at any number of workers. With plain signs and no residual
+    this is majority vote.
 
-    The owner keeps what its message lost (e~) where it has a `residual`; otherwise that is lost. One `literal` server
-    is worker 0. Pieces and tensors: see `cut_shards`. Ties of a vote are decided by a keyed coin each (`random`), or
-    are +1 (`plus`): an even number of workers ties often (4 of them on noise: in 3 of 8 coordinates), and always +1 is
-    then a drift of all parameters.
+    With `residual` the owner stores the loss of its message (e~); otherwise that is lost. One `literal` server is
+    worker 0. Pieces and tensors: see `cut_shards`. Ties of a vote are each decided by a keyed coin (`random`), or are
+    +1 (`plus`). An even number of workers ties often (4 of them on noise: in 3 of 8 coordinates), and +1 for all ties
+    is a drift of all parameters.
 
     Source: Zheng, Huang, Kwok 2019 (arXiv 1905.10936); Bernstein et al. 2018 (majority vote).
     """
@@ -194,7 +195,7 @@ class TwoWay(Wrapper):
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)
         by_name = self._by_name(specs, comm.workers)
-        self.pieces.update(by_name)  # tensors that are exchanged together share their pieces out among themselves
+        self.pieces.update(by_name)  # each group of tensors that is exchanged together has its own shards
         forget(self)
         pieces = [piece for pieces in by_name.values() for piece in pieces]
         if self.residual and pieces:
@@ -208,7 +209,10 @@ class TwoWay(Wrapper):
     def shared_anew(
         self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
     ) -> dict[str, dict[str, Tensor]]:
-        """Owners' residuals follow their coordinates; where buckets were cut otherwise, they are dropped."""
+        """Return one worker's share of the state; owners' residuals follow their coordinates.
+
+        If buckets were cut differently, the owners' residuals are dropped.
+        """
         prefix = f"{STATE} from "
         others_A = [{name: kept[name] for name in kept if not name.startswith(prefix)} for kept in kept_A]
         own = self.inner.shared_anew(others_A, worker, workers)
@@ -218,7 +222,7 @@ class TwoWay(Wrapper):
         return own
 
     def _moved(self, key: str, residuals_A: Sequence[Tensor], worker: int, workers: int) -> Tensor | None:
-        """An owner's residual [N], of those of all owners before; None = they are not of the same tensors."""
+        """Return an owner's residual [N], from those of all previous owners; None = they belong to other tensors."""
         names = [name for name, kept_in in self.kept_in.items() if kept_in == key]
         specs = [TensorSpec(name, (1, sum(piece.stop - piece.start for piece in self.pieces[name]))) for name in names]
         before = cut_shards(specs, len(residuals_A), self.server, self.align)
@@ -244,7 +248,7 @@ class TwoWay(Wrapper):
         return [Transfer("all_to_all", nbytes), Transfer("all_gather_shards", nbytes)]
 
     def takes_feedback(self, spec: TensorSpec, level: float | None, workers: int) -> bool:
-        """As the compressor that it wraps, of tensors that travel through owners."""
+        """Whether the inner compressor takes feedback, for tensors that are sent through owners."""
         taken = level is not None and self.inner.takes_feedback(spec, level, workers)
         return taken and level is not None and self.pays(spec, level, workers)
 
@@ -266,19 +270,19 @@ class TwoWay(Wrapper):
                 for piece in self.pieces[name]:
                     owned[piece.owner].append((piece, index[name]))
 
-        # 1 every worker compresses every piece
+        # 1. every worker compresses every piece
         everything = [entry for entries in owned for entry in entries]
         flat_W = {i: in_rows(xs_W[i]) for i in levels}
         bucket = self._bucket(everything, ctx, [flat_W[i][:, p.start : p.stop] for p, i in everything], comm.local)
         feedback = ctx.feedback.cut([(i, p.start, p.stop) for p, i in everything]) if ctx.feedback else None
         bucket = replace(bucket, feedback=feedback)
 
-        # 2 the owner of a piece gets it from all workers, and averages
+        # 2. the owner of a piece receives it from all workers, and averages
         with _naming(everything, ctx, named):
             handed = hand_to_owners(self.inner, bucket, list(map(len, owned)), comm)
         sent, sizes = handed.message, [layout.nbytes for layout in handed.layouts]
 
-        # 3 adds what it has kept, compresses again
+        # 3. the owner adds its residual, and compresses again
         answers = []
         for row, means in enumerate(handed.means_W if levels else []):
             entries, owner = owned[first + row], first + row
@@ -295,7 +299,7 @@ class TwoWay(Wrapper):
             with _naming(entries, ctx, named + row):
                 answers.append(self.inner.encode_fed(shard).rows[0])
 
-        # 4 all workers get all pieces
+        # 4. all workers receive all pieces
         if levels:
             target = target_like([xs_W[i][0] for i in levels], self.inner.takes_empty)
             for i, sums in zip(levels, target.rows_R, strict=True):
@@ -319,7 +323,7 @@ class TwoWay(Wrapper):
         return Exchanged(update, subtract_sent_)
 
     def _kept(self, entries: Sequence[tuple[Piece, int]], row: int, state: State) -> list[Tensor]:
-        """What a local owner has kept of its pieces, [1, N] each; empty where nothing is."""
+        """Return the residuals of a local owner's pieces, [1, N] each; empty if there are none."""
         keys = [self.kept_in.get(piece.name, "") for piece, _ in entries]
         if not all(key in state for key in keys):
             return []
@@ -331,14 +335,14 @@ class TwoWay(Wrapper):
     def _bucket(
         entries: Sequence[tuple[Piece, int]], ctx: Context, xs_W: Sequence[Tensor], workers: Sequence[int]
     ) -> Bucket:
-        """Pieces [W, N] as tensors of their own."""
+        """Return a bucket of pieces [W, N] as separate tensors."""
         specs, levels = _specs_and_levels(entries, ctx)
         return Bucket(ctx.step, specs, levels, ctx.seed, (), ctx.codebooks, xs_W=xs_W, workers=workers)
 
 
 @contextlib.contextmanager
 def _naming(entries: Sequence[tuple[Piece, int]], ctx: Context, first_named: int) -> Iterator[None]:
-    """Around the encoding of pieces: an error names the tensor that a piece is of, and the worker."""
+    """Turn an error in the encoding of pieces into one that names the tensor of the piece, and the worker."""
     try:
         yield
     except NonFiniteRow as bad:
@@ -347,5 +351,5 @@ def _naming(entries: Sequence[tuple[Piece, int]], ctx: Context, first_named: int
 
 
 def _specs_and_levels(entries: Sequence[tuple[Piece, int]], ctx: Context) -> tuple[list[TensorSpec], list[float]]:
-    """Pieces as tensors of their own, and their levels."""
+    """Return the specs and levels of pieces as separate tensors."""
     return [piece.spec for piece, _ in entries], [ctx.levels[i] for _, i in entries]

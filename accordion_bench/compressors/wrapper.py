@@ -1,4 +1,4 @@
-"""Wrapper: a compressor around another one."""
+"""Wrapper: base class of compressors around another compressor."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -43,10 +43,10 @@ def _probe_input(compressor: "Wrapper", ps_W: Sequence[Tensor], ctx: Context, st
 
 @with_options
 class Wrapper(Compressor):
-    """A compressor around another one; what it does not change is the inner one's.
+    """A compressor around another one; everything that it does not override is delegated to the inner compressor.
 
-    A subclass that declares traits of its own keeps them, and its description; one that makes its inner compressor
-    itself does so before `super().__post_init__()`.
+    A subclass that declares traits keeps them, and its description. A subclass that creates its inner compressor does
+    so before `super().__post_init__()`.
     """
 
     inner: Compressor

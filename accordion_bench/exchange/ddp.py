@@ -1,4 +1,4 @@
-"""The yardstick: torch's DistributedDataParallel and its own communication hooks, in our harness."""
+"""torch's DistributedDataParallel with its communication hooks, as a reference in place of an `Exchange`."""
 
 import contextlib
 import math
@@ -33,25 +33,25 @@ UNMEASURED = (
 
 
 class DDPExchange(Exchange):
-    """DistributedDataParallel in the place of an exchange: gradients are means already when the backward pass ends.
+    """DistributedDataParallel in place of an exchange: gradients are already means at the end of the backward pass.
 
-    Which hook exchanges them follows from the compressor. The ledger is charged with what the hook hands to the
-    collectives, bucket by bucket; what a third-party hook sends is not known, so that the ledger is not complete. The
-    waiting is inside the backward pass, so that its time is no column of its own.
+    The compressor determines the hook that exchanges them. The ledger is charged with the hook's payload, bucket by
+    bucket. The payload of a third-party hook is unknown, so that the ledger is then incomplete. The wait is part of the
+    backward pass, so that its time is not measured separately.
 
     Args:
-        axis: of one worker in each of several processes; its model is wrapped, buffers stay the workers' own.
+        axis: of one worker in each of several processes; its model is wrapped, and each worker keeps its own buffers.
         node: the compressor's options.
         ladder: the compressor's one level.
         seed: for keyed draws.
-        bucket_cap_mb: MB of gradients that are exchanged together; None = torch's 1, then 25.
-        hook: a third-party hook, in the place of the compressor's; None = the compressor's.
+        bucket_cap_mb: MB of gradients per bucket; None = torch's 1, then 25.
+        hook: a third-party hook, in place of the compressor's; None = the compressor's.
 
     Attributes:
-        module: what is to be called in the place of the model, in training.
-        hook_state: torch's, of PowerSGD; or the foreign hook's.
-        resumable: whether nothing is lost with the process; torch's PowerSGD state cannot be put into new buckets, and
-            a foreign one may have no `state_dict`.
+        module: module to call in place of the model during training.
+        hook_state: torch's state of PowerSGD, or the third-party hook's state.
+        resumable: whether a checkpoint restores the whole state; torch's PowerSGD state cannot be moved to new buckets,
+            and a third-party state may have no `state_dict`.
     """
 
     waited_in_backward = True
@@ -74,9 +74,9 @@ class DDPExchange(Exchange):
         if wants_one_bucket(compressor, hook) and dist.get_backend() == "gloo":
             cap = math.ceil(self.numel * self._element_size / MB) + 1
         with python_warnings.catch_warnings():
-            # what is to take the place of broadcast_buffers copies rank 0's buffers at the start
+            # the replacement of broadcast_buffers would copy rank 0's buffers at the start
             python_warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
-            # the parameters have been broadcast by the trainer
+            # the trainer has already broadcast the parameters
             self.module = DistributedDataParallel(
                 axis.model, broadcast_buffers=False, init_sync=False, bucket_cap_mb=cap
             )
@@ -104,25 +104,25 @@ class DDPExchange(Exchange):
         self._shapes: list[list[torch.Size]] = []  # of each bucket's gradients
 
     def no_sync(self) -> contextlib.AbstractContextManager:
-        """Around the forward pass of a micro-batch whose gradients are only added up."""
+        """Return a context for the forward pass of a micro-batch whose gradients are only accumulated."""
         return self.module.no_sync()
 
     def __call__(self, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
-        """The gradients as DistributedDataParallel has left them.
+        """Return the gradients that DistributedDataParallel has averaged.
 
         Raises:
-            NonFinite: a mean gradient is NaN or infinite, which all workers see.
+            NonFinite: a mean gradient is NaN or infinite, on all workers.
         """
         self.charge(info)
         self.refuse_non_finite(xs_W)
         return [x_W[0] for x_W in xs_W]
 
     def charge(self, info: StepInfo) -> None:
-        """Count what the hook has sent in this step's backward pass."""
+        """Charge the ledger with the hook's payload in this step's backward pass."""
         if self.foreign:
             return
         self.comm.ledger.paper_count(self.paper_floats(self.levels(info)))
-        if self._calls < 2:  # before its second forward pass it puts the gradients into new buckets, once
+        if self._calls < 2:  # DDP rebuilds its buckets once, before the second forward pass
             buckets = self.module.reducer._get_zeros_like_grad_buckets()
             self._shapes = [[gradient.shape for gradient in bucket.gradients()] for bucket in buckets]
         compresses = self._calls >= self.start_step
@@ -132,17 +132,17 @@ class DDPExchange(Exchange):
                 self.comm.ledger.all_reduce(entries)
 
     def worker_state(self, row: int) -> dict[str, Any]:
-        """What the foreign hook's state gives for checkpoints; nothing where there is none."""
+        """Return the third-party hook's `state_dict` for checkpoints; empty if there is none."""
         kept = self.foreign and self.hook_state is not None
         return {"hook_state": self.hook_state.state_dict()} if kept else {}
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
-        """Continue from `worker_state()`."""
+        """Restore the result of `worker_state()`."""
         if "hook_state" in state:
             self.hook_state.load_state_dict(state["hook_state"])
 
     def _messages(self, shapes: Sequence[torch.Size], compresses: bool) -> list[int]:
-        """Bytes of each all-reduce of one bucket."""
+        """Return the bytes of each all-reduce of one bucket."""
         numel = sum(shape.numel() for shape in shapes)
         if isinstance(self.compressor, Cast):
             return [numel * self.compressor.narrow.itemsize]
@@ -150,7 +150,7 @@ class DDPExchange(Exchange):
             return [numel * self._element_size]
         dense = p = q = 0
         for shape in shapes:
-            n, m = shape[0], shape[1:].numel()  # vectors, too, may have factors in torch's hook
+            n, m = shape[0], shape[1:].numel()  # torch's hook may also factorise vectors
             rank = self.compressor.paying_rank(n, m, self.compressor.rank)
             if rank is None:
                 dense += n * m
@@ -160,11 +160,11 @@ class DDPExchange(Exchange):
 
 
 def wants_one_bucket(compressor: Compressor, hook: ForeignHook | None) -> bool:
-    """Whether torch's PowerSGD is run, which starts collectives in callbacks: gloo aborts with several buckets."""
+    """Whether torch's PowerSGD hook is used; it starts collectives in callbacks: gloo aborts with several buckets."""
     return isinstance(compressor, PowerSGD) or (hook is not None and hook.function() in TORCHS_POWERSGD)
 
 
 def bare(node: Config) -> Compressor:
-    """The compressor without its wrappers: error feedback is inside torch's hook."""
+    """Return the compressor without its wrappers, because torch's hook contains the error feedback."""
     off: Config = {key: False for key in ("error_feedback", "worker_momentum") if key in node}
     return wrapped_compressor({**node, **off}).compressor

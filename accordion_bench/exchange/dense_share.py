@@ -1,4 +1,4 @@
-"""What travels dense although it has a level: how much of an exchange, why, and what to type instead."""
+"""Warnings about tensors that are exchanged dense although they have a level: how many, why, and alternatives."""
 
 from collections.abc import Sequence
 
@@ -8,19 +8,19 @@ from accordion_bench.options.checks import Wording, typed
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
 
-TOLD = 0.01  # share of the coordinates from which it is told: biases and other small tensors do not matter
-REASONS = 2  # that are told, those of most coordinates
+TOLD = 0.01  # lower bound of the share of coordinates for a warning; biases and other small tensors do not matter
+REASONS = 2  # number of reasons in a warning, those of most coordinates
 
 
 def why_dense(
     compressor: Compressor, sent: Sequence[TensorSpec], levels: Sequence[float | None], workers: int
 ) -> dict[WhyDense, list[TensorSpec]]:
-    """By reason, what travels dense although it has a level; those of most coordinates first.
+    """Return, by reason, the units that are exchanged dense although they have a level; most coordinates first.
 
     Args:
-        compressor: with its wrappers.
-        sent: what travels as one: tensors, buckets, the model.
-        levels: of each; None = dense by intent.
+        compressor: in its wrappers.
+        sent: the units of exchange: tensors, buckets, or the model.
+        levels: of each unit; None = dense as configured.
         workers: that take part.
     """
     found: dict[WhyDense, list[TensorSpec]] = {}
@@ -38,7 +38,7 @@ def goes_dense(
     workers: int,
     worded: Wording = typed,
 ) -> str:
-    """The same in one sentence, with the ways out as they are worded; "" where it is next to nothing."""
+    """Return a warning about dense units, with alternatives as `worded`; "" below 1 % of the coordinates."""
     found, whole = why_dense(compressor, sent, levels, workers), _numel(sent)
     share = sum(map(_numel, found.values())) / max(whole, 1)
     if share < TOLD:

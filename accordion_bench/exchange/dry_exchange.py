@@ -1,4 +1,4 @@
-"""Looking at what an exchange would do: nothing is sent, and no state changes."""
+"""Dry exchanges: probe the error and bytes of an exchange without communication or a change of state."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,12 +17,12 @@ from accordion_bench.position import StepInfo
 
 @torch.no_grad()
 def probe_exchange(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo, first: bool = False) -> Probed:
-    """Error and bytes per sent tensor as under the plan.
+    """Return error and bytes per exchanged unit under the plan.
 
     Args:
-        exchange: that would be made.
+        exchange: the exchange to probe.
         xs_W, info: as for an exchange.
-        first: of the first local worker alone, not of all.
+        first: whether to probe only the first local worker.
     """
     state = exchange.state
     if first:
@@ -32,15 +32,15 @@ def probe_exchange(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo, f
 
 @torch.no_grad()
 def compressor_input(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
-    """What the first local worker would compress, with its residual and momentum, [1, ...] as it travels."""
+    """Return the compressor's input on the first local worker, with residual and momentum, [1, ...] per unit."""
     own, ctx = exchange.as_sent([x_W[:1] for x_W in xs_W]), exchange.context(info)
     found = exchange.compressor.compressor_input(own, ctx, state_of_first(exchange), exchange.comm.workers)
-    # not a view of gradients that the next step overwrites
+    # the next step overwrites the gradients, so that views of them are copied
     return [p.clone() if p.data_ptr() == x.data_ptr() else p for p, x in zip(found, own, strict=True)]
 
 
 def state_of_first(exchange: Exchange) -> State:
-    """The state of the first local worker alone, not copied."""
+    """Return the state of the first local worker only, without copies."""
     return {
         name: {key: value[:1] if key.endswith("_W") else value for key, value in entries.items()}
         for name, entries in exchange.state.items()
@@ -51,14 +51,14 @@ def state_of_first(exchange: Exchange) -> State:
 def measure_level(
     exchange: Exchange, xs_W: Sequence[Tensor], level: int, info: StepInfo, is_input: bool = False
 ) -> dict[str, Measured]:
-    """What one level of the ladder would cost and lose on the first local worker, per tensor that has levels.
+    """Return bytes and error of one level of the ladder on the first local worker, per unit that has levels.
 
     Args:
-        exchange: that would be made.
-        xs_W: what is to be exchanged, or, where `is_input`, what `compressor_input` has made of it.
+        exchange: the exchange to probe.
+        xs_W: tensors to exchange, or, with `is_input`, results of `compressor_input`.
         level: index into the ladder.
         info: as for an exchange.
-        is_input: residual, momentum and learning rate are in `xs_W`.
+        is_input: whether `xs_W` already include residual, momentum and learning rate.
     """
     plan = info.plan
     ctx = exchange.context(replace(info, plan=plan.with_levels(dict.fromkeys(plan.levels, level))))
@@ -69,7 +69,7 @@ def measure_level(
 
 
 def cut_into_buckets(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> list[list[Buckets]]:
-    """The quantiser's buckets of each local worker's tensors, where a policy asks for them.
+    """Return the quantiser's buckets of each local worker's tensors, for policies that request them.
 
     Raises:
         NonFinite: a tensor, or the norm of a bucket, is NaN or infinite.

@@ -1,4 +1,4 @@
-"""Exchange: which tensors travel, at which level, in which order; owns the compressor's state."""
+"""Exchange: group tensors into units and buckets, compress them at the plan's levels, keep the compressor's state."""
 
 import contextlib
 import copy
@@ -28,23 +28,23 @@ from accordion_bench.tensors.same_shape import in_rows
 
 @dataclass(frozen=True)
 class SendOptions:
-    """How an exchange sends its tensors.
+    """How an exchange groups and sends its tensors.
 
     Args:
         seed: for keyed draws.
-        scope: `tensor`: each tensor by itself. `model`: all tensors as one vector with one level. `bucket`: consecutive
-            tensors as one vector of at most `block_size` coordinates.
-        block_size: for `bucket`.
-        start_step: dense all-reduce before this step.
-        bucket_mb: MB that a worker hands over in one exchange, in the first bucket and in the others: of messages at
-            the weakest level, not of gradients, since it is for messages that a round of collectives pays; of those
-            after `start_step`. A bucket is full when it has reached them, or when there is nothing left.
-        gradient_mb: MB of gradients at which a bucket is full, too, where tensors are on a device or travel coordinate
-            by coordinate; elsewhere a bucket more takes its time from the backward pass.
-        exempt: names of tensors that always travel dense.
-        together: which units are exchanged together, as `Exchange.buckets` says it; None = as their sizes say.
-        parts: units, by index, that are exchanged at different times, so that no bucket has units of two parts; None =
-            all of them at once.
+        scope: unit of compression. `tensor`: each tensor by itself. `model`: all tensors as one vector with one level.
+            `bucket`: consecutive tensors as one vector of at most `block_size` coordinates.
+        block_size: coordinates of a unit, for `bucket`.
+        start_step: steps before this one use a dense all-reduce.
+        bucket_mb: MB of payload per bucket and worker, for the first bucket and for the others. The size counts
+            messages at the weakest level after `start_step`, and not gradients, because messages amortise the latency
+            of a round. A bucket is complete when it has reached this size, or when no units are left.
+        gradient_mb: MB of gradients at which a bucket is also complete, on a device, or if coordinates are independent.
+            Elsewhere each further bucket would slow down the backward pass.
+        exempt: names of tensors that are always exchanged dense.
+        together: units of each bucket, see `Exchange.buckets`; None = by size.
+        parts: units, by index, that are exchanged at different times, so that no bucket contains units of two parts;
+            None = all units at once.
     """
 
     seed: int = 0
@@ -62,32 +62,32 @@ PLAIN = SendOptions()
 
 
 class Exchange:
-    """Calls a compressor with what the plan says, bucket by bucket, the last tensors of the model first.
+    """Exchange of tensors by a compressor at the plan's levels, bucket by bucket, from the last tensors of the model.
 
-    Where workers have unequal batches, each one's tensors are weighted before they are compressed, see
-    `Comm.weighted`. Every bucket is an exchange by itself, so that it makes no difference to the result whether it
-    takes place as soon as its gradients are there (`Overlap`) or after the backward pass (`__call__`).
+    If workers have unequal batches, each worker's tensors are weighted before compression, see `Comm.weighted`. Every
+    bucket is exchanged independently. The result is therefore the same whether a bucket is exchanged as soon as its
+    gradients are ready (`Overlap`) or after the backward pass (`__call__`).
 
     Args:
-        compressor: with its wrappers.
+        compressor: in its wrappers.
         specs: the tensors, in the model's order; the same on every worker.
-        ladder: the values behind the plan's levels.
+        ladder: the knob's values that the plan's levels index.
         comm: collectives.
-        like: gives type and device of the tensors; half-precision tensors are exchanged in float32.
-        options: how they are sent.
+        like: defines dtype and device of the tensors; half-precision tensors are exchanged in float32.
+        options: how tensors are grouped and sent.
 
     Attributes:
-        what: gradients or differences, for messages.
-        finite: looks at what is exchanged.
-        units: which tensors travel as one, by index.
-        buckets: which units are exchanged together, in the order in which they travel.
-        members: which tensors, by index, are in a bucket.
-        bucket_of: in which bucket a tensor is.
-        number: of the part that this is, see `part`; None = it is a whole.
+        what: noun for error messages, `gradient` or `difference`.
+        finite: check for non-finite values.
+        units: tensors of each unit of compression, by index.
+        buckets: units of each bucket, in the order of exchange.
+        members: tensors of each bucket, by index.
+        bucket_of: bucket of each tensor.
+        number: number of this part, see `part`; None = not a part.
 
     Class attributes:
-        waited_in_backward: whether the waiting is over when the backward pass ends.
-        alike: whether every step exchanges among the same workers, and by the compressor alone.
+        waited_in_backward: whether the wait for the exchange ends with the backward pass.
+        alike: whether every step exchanges among the same workers, and only by the compressor.
     """
 
     waited_in_backward = False
@@ -138,30 +138,30 @@ class Exchange:
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing is known of any levels yet."""
+        """Clear the results cached for previous levels."""
         self._counted: tuple[tuple[list[float | None], int], int | None] = ([], 0), 0
         self._dense: tuple[list[float | None], str] = [], ""
         self._predicted: tuple[list[float | None], int] = [], 0
         self._taken: tuple[list[float | None], list[bool]] = [], []
 
     def _weakest_bytes(self) -> list[float]:
-        """Payload of each sent tensor at the weakest level that a plan may choose."""
+        """Return the payload bytes of each unit at the weakest level that a plan may choose."""
         levels = self.levels(StepInfo(self.weakest(), self.start_step, epoch=math.inf))
         pairs = zip(self.sent, levels, strict=True)
         return [payload_bytes(self.compressor, spec, level, self.comm.workers) for spec, level in pairs]
 
     @property
     def kind(self) -> ExchangeKind:
-        """For the clock, to which an exchange among some of the workers is one of all."""
+        """Kind of exchange for the clock; an exchange among some of the workers has the kind of one among all."""
         what = self.what if self.number is None else f"{self.what} {self.number}"
         return ExchangeKind(what, self.workers)
 
     def part(self, number: int, tensors: Sequence[int]) -> "Exchange":
-        """The exchange of some tensors alone: with the same compressor and state, and times of its own.
+        """Return an exchange of some tensors, with the same compressor and state, but timed separately.
 
         Args:
-            number: names it.
-            tensors: by index, those of whole buckets; each travels by itself.
+            number: identifies the part.
+            tensors: indices of the tensors of whole buckets; each tensor is a unit.
         """
         own, at = copy.copy(self), {tensor: i for i, tensor in enumerate(tensors)}
         buckets = [bucket for bucket, members in enumerate(self.members) if members[0] in at]
@@ -177,12 +177,12 @@ class Exchange:
         return own
 
     def resized(self) -> None:
-        """The number of workers of `comm` is another one now."""
+        """Update the number of workers after a change of `comm`."""
         self.workers = self.comm.workers
         self._forget()
 
     def keep(self) -> Callable[[], None]:
-        """Keep a copy of the compressor's state; returns what puts it back."""
+        """Copy the compressor's state, and return a function that restores it."""
         before = copy.deepcopy(self.state)
 
         def put_back() -> None:
@@ -194,7 +194,7 @@ class Exchange:
                     del now[key]
                 for key, value in own.items():
                     if isinstance(value, Tensor) and key in now:
-                        now[key].copy_(value)  # which may be part of a larger one
+                        now[key].copy_(value)  # in place, because it may be a view of a larger tensor
                     else:
                         now[key] = copy.deepcopy(value)
 
@@ -202,7 +202,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def among(self, some: Comm) -> Iterator[None]:
-        """Inside, tensors are exchanged among some of the workers, by these collectives."""
+        """Return a context in which tensors are exchanged among some of the workers, by the given collectives."""
         everyone, self.comm = self.comm, some
         try:
             yield
@@ -210,37 +210,37 @@ class Exchange:
             self.comm = everyone
 
     def levels(self, info: StepInfo) -> list[float | None]:
-        """The knob's value for each sent tensor, 1 without a knob; None = dense."""
+        """Return the knob's value of each unit, 1 without a knob; None = dense."""
         if info.step < self.start_step:
             return [None] * len(self.sent)
         if not self.compressor.traits.knob:
             return list(self._without_knob)
 
-        if self._indices[0] is not info.plan:  # which lasts for many steps
+        if self._indices[0] is not info.plan:  # a plan is valid for many steps
             indices = [info.plan.levels.get(spec.name) if spec.numel else None for spec in self.sent]
             self._indices = info.plan, indices
         values = [self.compressor.scheduled(value, info.epoch) for value in self.ladder.values]
         return [None if index is None else values[index] for index in self._indices[1]]
 
     def predicted_bytes(self, info: StepInfo) -> int:
-        """Payload that this step will hand to the collectives, from sizes and from whose turn it is.
+        """Return the payload bytes of this step, predicted from sizes and the turn of the compressor.
 
-        As of float32 tensors, and of a learning rate above 0.
+        Assumes float32 tensors and a learning rate above 0.
         """
         levels, workers = self.levels(info), self.comm.workers
-        if levels != self._predicted[0] or self.compressor.traits.cycle > 1:  # else a plan lasts for many steps
+        if levels != self._predicted[0] or self.compressor.traits.cycle > 1:  # a plan is valid for many steps
             pairs = zip(self.sent, levels, strict=True)
             payload = sum(coming_bytes(self.compressor, spec, level, workers, self.state) for spec, level in pairs)
             self._predicted = levels, round(payload)
         return self._predicted[1]
 
     def mean_bytes(self, info: StepInfo) -> int:
-        """The same as a mean over all turns."""
+        """Return the payload bytes as a mean over all turns."""
         pairs = zip(self.sent, self.levels(info), strict=True)
         return round(sum(payload_bytes(self.compressor, spec, level, self.comm.workers) for spec, level in pairs))
 
     def steps_taken(self, info: StepInfo) -> list[bool]:
-        """Of each tensor, whether its update is its step, which the optimizer must not take again."""
+        """Return for each tensor whether its update is its step, which the optimizer must not take again."""
         levels = self.levels(info)
         if levels != self._taken[0]:
             taken = [False] * len(self.specs)
@@ -251,19 +251,19 @@ class Exchange:
         return self._taken[1]
 
     def goes_dense(self, info: StepInfo, worded: Wording = typed) -> str:
-        """What of this step travels dense although it has a level, and why, in a sentence; "" = next to nothing."""
+        """Return a warning about units of this step that are dense although they have a level; "" if negligible."""
         levels = self.levels(info)
         if levels != self._dense[0]:
             self._dense = levels, goes_dense(self.compressor, self.sent, levels, self.comm.workers, worded)
         return self._dense[1]
 
     def weakest(self) -> Plan:
-        """The plan with the weakest level of all that a policy may choose."""
+        """Return the plan with the weakest level that a policy may choose."""
         names = levelled(self.compressor, self.sent, self.exempt)
         return Plan(dict.fromkeys(names, len(self.ladder.values) - 1) if self.ladder.values else {}, 1)
 
     def paper_floats(self, levels: list[float | None]) -> int | None:
-        """Volume of one exchange at these levels as the Accordion paper counts it; None = it has no count for this."""
+        """Return the floats of one exchange at these levels as the Accordion paper counts them; None = no count."""
         asked = levels, self.comm.workers
         if asked != self._counted[0]:
             pairs = zip(self.sent, levels, strict=True)
@@ -284,8 +284,8 @@ class Exchange:
             the updates [...], one per spec.
 
         Raises:
-            NonFinite: a gradient is NaN or infinite; on a CPU nothing was sent and no state has changed. Or what a
-                wrapper made of finite gradients is; then its state has.
+            NonFinite: a gradient is NaN or infinite; on a CPU nothing was sent, and no state has changed. Or a
+                wrapper's result for finite gradients is; then its state has changed.
         """
         if not self.finite.late:
             self.refuse_non_finite(xs_W)
@@ -295,7 +295,7 @@ class Exchange:
 
     @torch.no_grad()
     def unread(self, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
-        """The same, without a look at what is not finite: where looks are late they are noted."""
+        """Exchange tensors without checking for non-finite values; on a device they are noted for a later check."""
         ctx = self.begin(info)
         updates: list[Tensor | None] = [None] * len(self.specs)
         for bucket, members in enumerate(self.members):
@@ -306,11 +306,11 @@ class Exchange:
 
     @property
     def replays(self) -> bool:
-        """Whether a device may repeat an exchange by itself: nothing is read before it is over."""
+        """Whether a device may replay an exchange: the host reads nothing before its end."""
         return self.alike and self.finite.late and self.compressor.traits.replays
 
     def work(self, xs_W: Sequence[Tensor], info: StepInfo) -> CapturedWork:
-        """`unread` as work that may be captured; what it writes is the compressor's state."""
+        """Return `unread` as work that can be captured, which changes the compressor's state."""
         ctx, books = self.context(info), tuple(sorted(info.plan.codebooks.items()))
         own, clock = [x for number in range(len(self.buckets)) for x in self.state_of(number)], self.comm.clock
         where = tuple(x.data_ptr() for x in (*xs_W, *own))
@@ -319,19 +319,19 @@ class Exchange:
         return CapturedWork(EXCHANGE, key, [stage], lambda: own, moment=ctx)
 
     def begin(self, info: StepInfo) -> Context:
-        """What the compressor may know of this step; the exchange of all buckets is counted with it."""
+        """Return the context of this step, and count the floats of all its buckets."""
         ctx = self.context(info)
         self.comm.ledger.paper_count(self.paper_floats(list(ctx.levels)))
         return ctx
 
     @torch.no_grad()
     def send(self, number: int, xs_W: Sequence[Tensor], ctx: Context) -> list[Tensor]:
-        """As `bucket`; where looks are late, one tensor more than updates, with what `receive` is to note."""
+        """Exchange a bucket as `bucket` does; on a device, append a tensor of magnitudes for `receive` to check."""
         updates = self.bucket(number, xs_W, ctx)
         return [*updates, largest([*_rows(xs_W), *updates])] if self.finite.late else updates
 
     def receive(self, number: int, left: list[Tensor]) -> list[Tensor]:
-        """The updates of a bucket, of all that `send` has left, in the thread that trains."""
+        """Return the updates of a bucket from the result of `send`, in the training thread."""
         if not self.finite.late:
             return left
         *updates, magnitudes = left
@@ -343,7 +343,7 @@ class Exchange:
         return updates
 
     def state_of(self, number: int) -> Iterator[Tensor]:
-        """The tensors of the compressor's state that the exchange of a bucket reads and changes."""
+        """Yield the tensors of the compressor's state that the exchange of a bucket reads and changes."""
         for key in self._keys[number]:
             yield from (value for value in self.state.get(key, {}).values() if isinstance(value, Tensor))
 
@@ -376,7 +376,7 @@ class Exchange:
         return [_as_given(update, shape, x_W) for update, shape, x_W in zip(updates, shapes, xs_W, strict=True)]
 
     def context(self, info: StepInfo) -> Context:
-        """What the compressor may know of this step."""
+        """Return the compressor's context of this step."""
         lr = info.lr
         if isinstance(lr, int | float):
             of_unit: list[float] = [lr] * len(self.units)
@@ -387,11 +387,11 @@ class Exchange:
         return Context(info.step, self.sent, self.levels(info), self.seed, of_unit, info.plan.codebooks)
 
     def as_sent(self, xs_W: Sequence[Tensor]) -> list[Tensor]:
-        """All tensors as they travel: in the units of the scope, half precision as float32, weighted by samples."""
+        """Return all tensors as units of the scope, with half precision as float32, weighted by samples."""
         return self._join(xs_W, [len(unit) for unit in self.units])
 
     def _join(self, xs_W: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-        """Join so many tensors each to one unit."""
+        """Concatenate consecutive tensors to units, given the number of tensors of each unit."""
         wide_W = [self.comm.weighted(x.float() if x.element_size() == 2 else x) for x in xs_W]
         if self.scope == "tensor":
             return wide_W
@@ -401,10 +401,10 @@ class Exchange:
 
     @torch.no_grad()
     def refuse_non_finite(self, xs_W: Sequence[Tensor], what: str | None = None) -> None:
-        """Refuse tensors [W, ...], one per spec, that are not finite; with them whatever was noted of this step.
+        """Check that tensors [W, ...], one per spec, are finite, together with the values noted in this step.
 
         Raises:
-            NonFinite: naming the first one, and its worker.
+            NonFinite: names the first non-finite tensor, and its worker.
         """
         if not self.finite.late:
             if bad := self.non_finite(xs_W, what):
@@ -416,7 +416,7 @@ class Exchange:
         self.finite.refuse()
 
     def _row(self, members: Sequence[int], number: int, what: str | None = None) -> str:
-        """A worker's tensor, by the number of its row among those of some tensors."""
+        """Return a description of a worker's tensor, given the number of its row among the rows of some tensors."""
         which, row = divmod(number, self.comm.local_workers)
         name, worker = self.specs[members[which]].name, self.comm.first_named + row
         return f"the {what or self.what} of {name} on worker {worker}"
@@ -424,12 +424,12 @@ class Exchange:
     def non_finite(
         self, xs_W: Sequence[Tensor], what: str | None = None, members: Sequence[int] | None = None
     ) -> str | None:
-        """The first (parameter, worker) whose tensor is not finite; one pass where all are.
+        """Return a description of the first non-finite tensor and its worker; None, after one pass, if all are finite.
 
         Args:
             xs_W: tensors [W, ...].
-            what: they are; default: what is exchanged.
-            members: which tensors they are, by index; default: one per spec.
+            what: noun for the tensors; default: the noun of this exchange.
+            members: indices of the tensors; default: one per spec.
         """
         if all_finite(xs_W):
             return None
@@ -441,11 +441,11 @@ class Exchange:
 
 
 def _as_given(update: Tensor, shape: Sequence[int], like: Tensor) -> Tensor:
-    """An update in the shape of its tensor and the type of its gradient; as it is where it has them."""
+    """Return an update with the shape of its tensor and the dtype of its gradient, without a copy if it has both."""
     shaped = update if update.shape == shape else update.view(shape)
     return shaped if shaped.dtype == like.dtype else shaped.to(like.dtype)
 
 
 def _rows(xs_W: Sequence[Tensor]) -> list[Tensor]:
-    """Each local worker's part of each tensor [W, ...]; where there is one worker, no views are made."""
+    """Return each local worker's part of each tensor [W, ...]; with one worker no views are made."""
     return [row for x_W in xs_W for row in ([x_W] if len(x_W) == 1 else x_W)]

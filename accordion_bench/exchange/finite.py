@@ -1,7 +1,7 @@
-"""Whether what is computed and exchanged is finite: on a device, all of a step is read at once.
+"""Check that tensors are finite; on a device, all values of a step are read at once.
 
-A CPU looks at tensors before they are used. On a device each such look is a wait of the host. There the largest
-magnitudes are computed as work like any other, and one copy to the host decides, before anything is applied.
+On a CPU tensors are checked before use. On a device each check would synchronise with the host. There the largest
+magnitudes are computed on the device, and one copy to the host decides, before any update is applied.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from accordion_bench.tensors.same_shape import joined
 
 
 class Look(NamedTuple):
-    """Numbers on a device, none of which may be NaN or infinite.
+    """A check of numbers on a device, none of which may be NaN or infinite.
 
-    length: how many.
-    told: the sentence about one that is, by its index and value.
-    common: whose workers all have the same numbers; None = they are this process's own.
+    length: how many numbers.
+    told: returns the error message for a non-finite number, given its index and value.
+    common: communicator whose workers all have the same numbers; None = the numbers are local to this process.
     """
 
     length: int
@@ -35,13 +35,13 @@ Noted = tuple[Tensor, Sequence[Look]]
 
 
 class Finite:
-    """What is to be looked at in a step.
+    """The checks of a step.
 
     Args:
-        device: where tensors live.
+        device: of the tensors.
 
     Attributes:
-        late: looks are noted, to be read together; else each look is made at once.
+        late: whether checks are noted and read together; if not, each check is made at once.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,16 +49,16 @@ class Finite:
         self._noted: list[Noted] = []
 
     def note(self, values: Tensor, *looks: Look) -> None:
-        """Numbers [n], of any type, that are to be read with the others of this step, by looks at consecutive ones."""
+        """Note numbers [n] of any dtype for the check of this step; each look covers the next `length` numbers."""
         self._noted.append((values, looks))
 
     def forget(self) -> None:
-        """Nothing of what was noted will be read."""
+        """Discard all noted numbers."""
         self._noted = []
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[list[Callable[[], None]]]:
-        """Inside, looks are kept, not noted; they are noted by calling what the list holds afterwards."""
+        """Return a context in which numbers are held back; calling the entries of its list afterwards notes them."""
         before, self._noted = self._noted, []
         again: list[Callable[[], None]] = []
         try:
@@ -69,13 +69,13 @@ class Finite:
             again.append(lambda: self._noted.extend(noted))
 
     def refuse(self) -> None:
-        """Read what was noted, in one copy to the host.
+        """Read the noted numbers in one copy to the host, and refuse non-finite ones.
 
-        What all workers have in common all of them refuse; so the one who knows where it comes from tells the others.
+        If common numbers are non-finite, all workers fail together; a worker that knows the source informs the others.
 
         Raises:
-            NonFinite: something is NaN or infinite; the sentence is about the first, of the processes' own before those
-                in common.
+            NonFinite: a number is NaN or infinite; the message is about the first one, local numbers before common
+                ones.
         """
         noted, self._noted = self._noted, []
         if not noted:
@@ -100,9 +100,9 @@ class Finite:
 
 
 def all_finite(xs: Sequence[Tensor]) -> bool:
-    """Whether tensors of one device are, in one pass and one call, that of torch's gradient scaler.
+    """Whether all tensors of one device are finite, in one pass by the kernel of torch's gradient scaler.
 
-    It writes back each number, times one. A sum of each tensor would cost a step of a small network 3 % more.
+    The kernel writes back each number, times one. A sum of each tensor would cost a step of a small network 3 % more.
     """
     if not xs:
         return True
@@ -112,6 +112,6 @@ def all_finite(xs: Sequence[Tensor]) -> bool:
 
 
 def largest(xs: Sequence[Tensor]) -> Tensor:
-    """The largest magnitude in each tensor that is not empty, [n]; NaN where there is a NaN; waits for nothing."""
+    """Return the largest magnitude in each non-empty tensor, [n], NaN if it contains NaN; does not synchronise."""
     filled = [x for x in xs if x.numel()]
     return torch.stack(torch._foreach_norm(filled, math.inf)) if filled else torch.zeros(0, device=xs[0].device)

@@ -1,4 +1,4 @@
-"""A communication hook of DistributedDataParallel of a third party, named by a run."""
+"""Third-party communication hooks of DistributedDataParallel, given by their import path."""
 
 import inspect
 import re
@@ -21,7 +21,7 @@ SAVED_BY = ("state_dict", "load_state_dict")
 
 @dataclass(frozen=True)
 class ForeignHook:
-    """A hook by its name, and what makes its state.
+    """A hook and the factory of its state, by import path.
 
     Args:
         path: `package.module:function`; called for each bucket as function(state, bucket), returns a Future of the mean
@@ -36,20 +36,20 @@ class ForeignHook:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def function(self) -> Callable:
-        """The hook.
+        """Return the hook.
 
         Raises:
-            ConfigError: it cannot be imported, or takes something else than a state and a bucket.
+            ConfigError: it cannot be imported, or does not take a state and a bucket.
         """
         found = _callable("comm.hook", self.path, "function", EXAMPLE)
-        named = hasattr(found, "__qualname__")  # which torch asks for
+        named = hasattr(found, "__qualname__")  # required by torch
         if not named or list(_parameters(found))[1:2] != ["bucket"] or not _takes(found, None, None):
             rule = "a function of two arguments, state and bucket, the second of this name"
             raise ConfigError(f"comm.hook must be {rule}, got {self.path}; type comm.hook={EXAMPLE}, say")
         return found
 
     def factory(self) -> Callable | None:
-        """What makes the state; None where there is none.
+        """Return the factory of the state; None if there is none.
 
         Raises:
             ConfigError: it cannot be imported, or does not take a process group and the options.
@@ -67,10 +67,10 @@ class ForeignHook:
         return found
 
     def register(self, module: DistributedDataParallel) -> Any:
-        """Let a module use the hook; returns its new state.
+        """Register the hook with a module, and return its new state.
 
         Raises:
-            ConfigError: the factory refuses its options, or the module the hook.
+            ConfigError: the factory refuses its options, or the module refuses the hook.
         """
         state = self._new_state()
         try:
@@ -83,7 +83,7 @@ class ForeignHook:
         return state
 
     def _new_state(self) -> Any:
-        """The state of this process, whose process group has been made."""
+        """Return the state of this process, whose process group must exist."""
         make = self.factory()
         if make is None:
             return None
@@ -97,10 +97,10 @@ class ForeignHook:
 
 
 def refuse_hook(path: object, state_path: object, options: object) -> None:
-    """Refuse what cannot be a hook, what makes its state, and its options, whatever the rest of the run; None = none.
+    """Check the options of a hook, its state and the state's options, independent of the rest of the run; None = unset.
 
     Raises:
-        ConfigError: naming the option.
+        ConfigError: names the option.
     """
     if path is not None:
         _parts("comm.hook", path, "function", EXAMPLE)
@@ -115,15 +115,15 @@ def refuse_hook(path: object, state_path: object, options: object) -> None:
 
 
 def can_be_saved(state: Any) -> bool:
-    """Whether a hook's state, or the class of one, has `state_dict` and `load_state_dict`."""
+    """Whether a hook's state, or its class, has `state_dict` and `load_state_dict`."""
     return all(callable(getattr(state, name, None)) for name in SAVED_BY)
 
 
 def _parts(key: str, path: object, what: str, example: str) -> tuple[str, str, str]:
-    """Module and name that a path is made of, and the rule.
+    """Split a path into module and name, and return them with the rule for error messages.
 
     Raises:
-        ConfigError: it is not made so.
+        ConfigError: the path has another form.
     """
     rule = f"{key} must be package.module:{what} of a module that can be imported, got {checks.show(path)}"
     named = PATH.fullmatch(path) if isinstance(path, str) else None
@@ -133,7 +133,7 @@ def _parts(key: str, path: object, what: str, example: str) -> tuple[str, str, s
 
 
 def _callable(key: str, path: str, what: str, example: str) -> Callable:
-    """What a path names."""
+    """Import the callable that a path names."""
     module, name, rule = _parts(key, path, what, example)
     found = imported(module, name, rule, f"{key}={example}, say")
     if not callable(found):
@@ -142,7 +142,7 @@ def _callable(key: str, path: str, what: str, example: str) -> Callable:
 
 
 def _parameters(called: Callable) -> Mapping[str, inspect.Parameter]:
-    """By name; none where Python cannot tell, as of some functions in C."""
+    """Return the parameters of a callable by name; empty if Python cannot inspect it, such as some C functions."""
     try:
         return inspect.signature(called).parameters
     except ValueError:
@@ -150,7 +150,7 @@ def _parameters(called: Callable) -> Mapping[str, inspect.Parameter]:
 
 
 def _takes(called: Callable, *arguments: Any, **options: Any) -> bool:
-    """Whether it can be called with these; yes where Python cannot tell."""
+    """Whether a callable accepts these arguments; True if Python cannot inspect it."""
     try:
         inspect.signature(called).bind(*arguments, **options)
     except TypeError:

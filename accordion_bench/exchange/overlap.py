@@ -1,4 +1,4 @@
-"""Overlap: buckets of gradients are exchanged while the backward pass goes on."""
+"""Overlap: exchange buckets of gradients during the backward pass."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from accordion_bench.position import StepInfo
 
 
 class Armed(NamedTuple):
-    """An exchange whose buckets leave as they fill; without a context, it is only noted when they would."""
+    """An exchange whose buckets are submitted as they fill; without a context, only their ready times are noted."""
 
     exchange: Exchange
     ctx: Context | None
@@ -25,18 +25,18 @@ class Armed(NamedTuple):
 
 
 class Overlap:
-    """Hands each bucket over to the transport as soon as the last worker of this process has its gradients.
+    """Submits each bucket to the transport as soon as the last worker of this process has its gradients.
 
-    Buckets leave in their fixed order: one that fills early waits for those before it. What the backward pass has not
-    reached by its end has a zero gradient and leaves then.
+    Buckets are submitted in a fixed order: a bucket that fills early waits for the earlier buckets. Parameters that the
+    backward pass did not reach have a zero gradient, and their buckets are submitted at its end.
 
-    A lone worker's buckets go nowhere, so that nothing is noted of them.
+    A lone worker exchanges nothing, so that no ready times are noted.
 
     Args:
-        axis: whose gradients.
-        comm: through whose transport exchanges are made.
-        transport: whether exchanges have a thread of their own.
-        allowed: buckets leave early; else it is only noted when they are ready, for the modelled clock.
+        axis: replicas whose gradients are exchanged.
+        comm: communicator whose transport runs the exchanges.
+        transport: whether exchanges run in a separate thread.
+        allowed: whether buckets are submitted early; if not, only their ready times are noted, for the modelled clock.
     """
 
     def __init__(self, axis: Replicas, comm: Comm, transport: bool, allowed: bool) -> None:
@@ -44,25 +44,25 @@ class Overlap:
         self.armed: Armed | None = None
         if transport:
             comm.transport = Transport(comm.device)
-        self.notes = transport or comm.workers > 1  # what a lone worker has ready goes nowhere
+        self.notes = transport or comm.workers > 1  # a lone worker exchanges nothing
 
     def listen(self) -> None:
-        """From here on autograd says which gradients have arrived."""
+        """Register autograd hooks that report the arrival of gradients."""
         for i, param in enumerate(self.axis.params if self.notes else []):
             param.register_post_accumulate_grad_hook(lambda _, i=i: self.arrived(i))
 
     def arm(self, exchange: Exchange, ctx: Context | None) -> None:
-        """From here on, gradients are those of the last worker's last micro-batch.
+        """Start collecting gradients, which are those of the last worker's last micro-batch.
 
         Args:
-            exchange: that they go to.
-            ctx: of this step; None = buckets do not leave yet.
+            exchange: receives the gradients.
+            ctx: of this step; None = buckets are not submitted early.
         """
         if self.notes:
             self.armed = Armed(exchange, ctx, [{} for _ in exchange.buckets], [])
 
     def arrived(self, i: int) -> None:
-        """The last gradient of this step for one parameter is there."""
+        """Record the last gradient of this step for one parameter, and submit its bucket if it is full."""
         if self.armed is None:
             return
         exchange, ctx, xs_W, _ = self.armed
@@ -73,7 +73,7 @@ class Overlap:
             self._leave()
 
     def _leave(self) -> None:
-        """Hand over the buckets that are full, in their order."""
+        """Submit the buckets that are full, in their order."""
         assert self.armed is not None
         exchange, ctx, xs_W, under_way = self.armed
         while (number := len(under_way)) < len(xs_W) and len(xs_W[number]) == len(exchange.members[number]):
@@ -88,7 +88,7 @@ class Overlap:
         return self.comm.transport.submit(work, xs_W, functools.partial(exchange.state_of, number))
 
     def complete(self) -> None:
-        """The backward pass is over, and all gradients are in their rows."""
+        """Submit the remaining buckets after the backward pass, when all gradients are in their rows."""
         if self.armed is None:
             return
         if self.armed.ctx is None:
@@ -100,7 +100,7 @@ class Overlap:
         self._leave()
 
     def join(self) -> list[Tensor]:
-        """Wait for all buckets; the updates [...], one per spec.
+        """Wait for all buckets, and return the updates [...], one per spec.
 
         Raises:
             NonFinite: a gradient is NaN or infinite.
@@ -110,7 +110,7 @@ class Overlap:
         return self._landed(exchange, under_way)
 
     def launch(self, exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> Callable[[], list[Tensor]]:
-        """Hand over tensors that are there, and that will not be changed; returns what waits for the updates.
+        """Submit tensors that will not be changed, and return a function that waits for the updates.
 
         Args:
             exchange, xs_W, info: as for `Exchange`, in the units of the parameters.
@@ -119,7 +119,7 @@ class Overlap:
         alone = self.comm.local_workers == 1
         if alone:
             since = clock.launched(len(exchange.members))
-        else:  # what several workers compute one after another hides nothing of one worker's exchange
+        else:  # local workers compute one after another, which hides nothing of one worker's exchange
             clock.waits(exchange.kind)
         numbered = enumerate(exchange.members)
         under_way = [self._submit(exchange, number, [xs_W[i] for i in own], ctx) for number, own in numbered]
@@ -146,10 +146,10 @@ class Overlap:
 
 
 def checked(exchange: Exchange, number: int, xs_W: Sequence[Tensor], ctx: Context) -> list[Tensor]:
-    """Exchange one bucket, on a CPU after a look at its gradients; returns what `Exchange.receive` takes.
+    """Exchange one bucket, on a CPU after a check of its gradients; returns the input of `Exchange.receive`.
 
     Raises:
-        NonFinite: one is NaN or infinite; earlier buckets of the step may have been sent.
+        NonFinite: a gradient is NaN or infinite; earlier buckets of the step may have been sent.
     """
     if not exchange.finite.late and (bad := exchange.non_finite(xs_W, members=exchange.members[number])):
         raise NonFinite(f"{bad} is not finite")

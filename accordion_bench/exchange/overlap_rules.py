@@ -1,4 +1,4 @@
-"""Whether gradients are exchanged during the backward pass, and in how large buckets."""
+"""Rules for the exchange of gradients during the backward pass, and for the size of buckets."""
 
 import math
 from dataclasses import dataclass
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.plan import WHOLE_MODEL
 
-DEFAULT_BUCKETS = (1.0, 25.0)  # MB, as DistributedDataParallel: a small first one, so that something leaves early
+DEFAULT_BUCKETS = (1.0, 25.0)  # MB, as DistributedDataParallel: a small first bucket is submitted early
 DEFAULT_GRADIENTS = 25.0  # MB
 
 
 @dataclass(frozen=True)
 class ExchangeOptions:
-    """What of a run decides how and when gradients are exchanged.
+    """Options of a run that determine how and when gradients are exchanged.
 
     Args:
         engine: `exchange`, or `ddp`: stock DistributedDataParallel with its own hooks.
-        overlap: exchanges have a thread of their own; None = between processes.
-        bucket_cap_mb: MB of messages that are exchanged together; None = 1, then 25, and at most 25 MB of gradients on
-            a device, of casts everywhere.
-        float16: the loss is scaled, so that all gradients are looked at before any is used.
-        clips: each worker's gradients are clipped, by the norm of all of them.
-        elastic: workers come and go: an exchange that is repeated begins with all gradients.
+        overlap: whether exchanges run in a separate thread; None = if there are several processes.
+        bucket_cap_mb: MB of messages per bucket; None = 1, then 25, and at most 25 MB of gradients on a device, for
+            casts everywhere.
+        float16: whether the loss is scaled, so that all gradients are checked before any is used.
+        clips: whether each worker's gradients are clipped, by their global norm.
+        elastic: whether workers may join and leave, so that an exchange may be repeated with all gradients.
     """
 
     engine: str = "exchange"
@@ -32,11 +32,11 @@ class ExchangeOptions:
     elastic: bool = False
 
     def overlaps(self, processes: int) -> bool:
-        """Whether exchanges have a thread of their own: between processes, unless `comm.overlap` says otherwise."""
+        """Whether exchanges run in a separate thread: with several processes, unless `comm.overlap` overrides this."""
         return self.engine != "ddp" and (processes > 1 if self.overlap is None else self.overlap)
 
     def after_backward(self, wrapped: Wrapped, processes: int) -> str:
-        """Why gradients are exchanged after the backward pass in this run; "" = they need not be."""
+        """Return why gradients are exchanged after the backward pass in this run; "" = earlier exchange is possible."""
         if self.engine == "ddp":
             return "comm.engine=ddp does so itself"
         if not self.overlaps(processes):
@@ -46,7 +46,7 @@ class ExchangeOptions:
         return self.looks_first(wrapped)
 
     def looks_first(self, wrapped: Wrapped) -> str:
-        """Why gradients may not be handed over before all of them are there; "" = they may."""
+        """Return why all gradients must be available before any is submitted; "" = this is not required."""
         if self.float16:
             return "precision=float16 looks at all gradients first"
         if self.clips:
@@ -65,9 +65,9 @@ class ExchangeOptions:
 
     @property
     def gradient_mb(self) -> float:
-        """MB of gradients at which a bucket is full on a device, and of casts everywhere, however little is sent.
+        """MB of gradients at which a bucket is complete on a device, and for casts everywhere, for any payload.
 
-        There the exchange of a bucket hides behind the rest of the backward pass, and takes no core from it. Casts take
-        as much in one bucket as in several.
+        There the exchange of a bucket is hidden behind the rest of the backward pass without using a core. Casts take
+        the same time in one bucket as in several.
         """
         return DEFAULT_GRADIENTS if self.bucket_cap_mb is None else math.inf

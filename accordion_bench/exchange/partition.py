@@ -1,4 +1,4 @@
-"""Which tensors travel as one, and which are exchanged together."""
+"""Partition of tensors into units of compression, and of units into buckets."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -15,15 +15,15 @@ def bucketed(
     gradients: Sequence[float] = (),
     gradient_mb: float = math.inf,
 ) -> list[list[int]]:
-    """Which units are exchanged together: from the last one on, until `bucket_mb` (the first, the others) is reached.
+    """Group units into buckets: from the last unit on, until `bucket_mb` (the first bucket, the others) is reached.
 
-    Gradients come in about this order. The units of a bucket stand in the model's order.
+    Gradients become ready in about this order. Units within a bucket have the model's order.
 
     Args:
         sizes: bytes of each unit's message.
-        bucket_mb: of messages, in the first bucket and in the others.
-        gradients: bytes of each unit's gradients; needed where `gradient_mb` is finite.
-        gradient_mb: of gradients, at which a bucket is full as well.
+        bucket_mb: MB of messages, in the first bucket and in the others.
+        gradients: bytes of each unit's gradients; required if `gradient_mb` is finite.
+        gradient_mb: MB of gradients at which a bucket is also complete.
     """
     buckets: list[list[int]] = []
     filled = limit = computed = 0.0
@@ -45,11 +45,11 @@ def bucketed_in_parts(
     gradient_mb: float,
     parts: Sequence[Sequence[int]] | None,
 ) -> list[list[int]]:
-    """As `bucketed`, where no bucket has units of two parts: those of the first part, of the second, and so on.
+    """Group units as `bucketed` does, but part by part, so that no bucket contains units of two parts.
 
     Args:
         sizes, bucket_mb, gradients, gradient_mb: see `bucketed`.
-        parts: units, by index, in the model's order; None = one part of all.
+        parts: units, by index, in the model's order; None = one part of all units.
     """
     if parts is None:
         return bucketed(sizes, bucket_mb, gradients, gradient_mb)
@@ -61,7 +61,7 @@ def bucketed_in_parts(
 
 
 def sent_units(specs: Sequence[TensorSpec], scope: str, block_size: int | None = None) -> list[list[int]]:
-    """Which tensors, by index, travel as one unit."""
+    """Return the tensors, by index, of each unit of compression."""
     if scope == "tensor":
         return [[i] for i in range(len(specs))]
     limit = float("inf") if scope == WHOLE_MODEL or block_size is None else block_size
@@ -77,7 +77,7 @@ def sent_units(specs: Sequence[TensorSpec], scope: str, block_size: int | None =
 
 
 def unit_spec(specs: Sequence[TensorSpec], unit: Sequence[int], scope: str) -> TensorSpec:
-    """One unit as a tensor: itself, or a vector [1, N] of two dimensions, so that every method takes it."""
+    """Return the spec of a unit: its tensor, or a vector as [1, N] with two dimensions, which every method accepts."""
     if scope == "tensor":
         return specs[unit[0]]
     name = WHOLE_MODEL if scope == WHOLE_MODEL else BLOCK + specs[unit[0]].name
@@ -85,12 +85,12 @@ def unit_spec(specs: Sequence[TensorSpec], unit: Sequence[int], scope: str) -> T
 
 
 def sent_specs(specs: Sequence[TensorSpec], scope: str, block_size: int | None = None) -> list[TensorSpec]:
-    """What travels as one unit: each tensor, a bucket, or the whole model as one vector."""
+    """Return the specs of all units: each tensor, each bucket, or the whole model as one vector."""
     return [unit_spec(specs, unit, scope) for unit in sent_units(specs, scope, block_size)]
 
 
 def levelled(compressor: Compressor, sent: Sequence[TensorSpec], exempt: Collection[str] = ()) -> list[str]:
-    """Names of the tensors that get a level: those of enough dimensions, not exempt; tables where it takes them."""
+    """Return the names of units with a level: at least `min_ndim` dimensions, not exempt, tables if `traits.tables`."""
     traits = compressor.traits
     if not traits.knob:
         return []

@@ -1,4 +1,4 @@
-"""Preloading: what a compressor loads and compiles at its first use is in no measured step."""
+"""Preloading: load and compile a compressor's kernels before any measured step."""
 
 import copy
 import math
@@ -15,21 +15,21 @@ from accordion_bench.plan import Ladder, TensorSpec
 from accordion_bench.position import StepInfo
 
 MATRIX, NUMBER = TensorSpec("matrix", (5, 27)), TensorSpec("number", (1,))
-BUCKETS = [MATRIX], [MATRIX, NUMBER]  # the number travels dense, which makes the codes a part of the message
+BUCKETS = [MATRIX], [MATRIX, NUMBER]  # the number is exchanged dense, so that the codes are only part of the message
 
 
 def preload(wrapped: Wrapped, ladder: Ladder, codebooks: Mapping[int, tuple[float, ...]], like: Tensor) -> None:
     """Exchange small tensors at every level, between two workers of this process, on a copy of the compressor.
 
-    The first step is in no measured time, but not every run compresses in it: a local method exchanges later, 1-bit
-    Adam begins dense. Importing numba and reading machine code takes a second, compiling it several. A compressor
-    without kernels has nothing to load.
+    The first step is excluded from measured time, but not every run compresses in it: a local method exchanges later,
+    and 1-bit Adam starts dense. Importing numba and reading machine code takes a second, compiling it several seconds.
+    For a compressor without kernels this is a no-op.
 
     Args:
-        wrapped: the compressor in its wrappers; it stays as it is.
-        ladder: the values behind levels.
+        wrapped: the compressor in its wrappers; unchanged.
+        ladder: the knob's values.
         codebooks: of the plan.
-        like: a tensor of the type and on the device of what will be exchanged.
+        like: a tensor of the dtype and on the device of the tensors to exchange.
     """
     if like.device.type not in wrapped.compressor.description.kernels:
         return

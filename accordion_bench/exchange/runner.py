@@ -1,4 +1,4 @@
-"""The runner: makes exchanges and runs them, for whatever scheme decides when."""
+"""ExchangeRunner: creates and runs the exchanges of a training for any synchronisation scheme."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -19,11 +19,11 @@ from accordion_bench.position import Position, Rate, StepInfo
 
 
 class CompletedExchange(NamedTuple):
-    """An exchange that has been made; of groups side by side, the first one's.
+    """A completed exchange; with groups, the first group's.
 
-    exchange: that was run.
-    xs_W: what it has exchanged, tensors [rows, ...].
-    updates: what came of it [...], for each group.
+    exchange: the exchange that was run.
+    xs_W: its inputs, tensors [rows, ...].
+    updates: its results [...], for each group.
     """
 
     exchange: Exchange
@@ -32,28 +32,28 @@ class CompletedExchange(NamedTuple):
 
 
 class Observer(Protocol):
-    """Who looks at what is exchanged."""
+    """Receiver of callbacks before and after each exchange."""
 
     @property
     def wanted(self) -> bool:
-        """Whether a policy may want to look at an exchange, at any time."""
+        """Whether a policy may want to inspect an exchange at any time."""
 
     def look_at(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], info: StepInfo) -> None:
-        """Before an exchange."""
+        """Inspect tensors before an exchange."""
 
     def look_back(self, exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]) -> None:
-        """After an exchange."""
+        """Inspect inputs and updates after an exchange."""
 
     def units_change(self) -> None:
-        """From here on differences of parameters are exchanged, no more gradients."""
+        """Prepare for exchanges of differences of parameters, which replace those of gradients."""
 
 
 class Exchanging(Protocol):
-    """What the workers of a training send each other."""
+    """Compressors of a training."""
 
     @property
     def ladder(self) -> Ladder:
-        """The values behind the plan's levels."""
+        """The knob's values that the plan's levels index."""
 
     @property
     def wrapped(self) -> Wrapped:
@@ -61,25 +61,25 @@ class Exchanging(Protocol):
 
     @property
     def differences(self) -> Callable[[], Wrapped]:
-        """Makes the compressor of differences of parameters."""
+        """Factory of the compressor of differences of parameters."""
 
 
 class ExchangeRunner:
-    """Makes the exchanges of a run, and runs them between the laps of the clock.
+    """Creates the exchanges of a run, runs them, and attributes their time to parts of the step.
 
     Args:
-        position: where training stands.
-        overlap: the buckets that leave during the backward pass; its tensors are exchanged.
-        observer: looks at every exchange before and after it.
-        methods: what is sent.
-        options: in how large buckets.
+        position: current step and epoch of the training.
+        overlap: submits buckets during the backward pass; its replicas' tensors are exchanged.
+        observer: called before and after every exchange.
+        methods: compressors of the training.
+        options: determine the bucket sizes.
         seed: for keyed draws.
 
     Attributes:
-        ddp: exchanges gradients in the place of our own exchange, where it is there.
-        finite: looks at what all exchanges of the run have exchanged, and at what others note there in a step.
-        together: which units exchanges take together, see `SendOptions`; None in a run.
-        do: does what may be captured.
+        ddp: exchanges gradients in place of `Exchange`, unless None.
+        finite: checks of the values of all exchanges, and of further values noted in a step.
+        together: units of each bucket, see `SendOptions`; None in a run.
+        do: runs work that may be captured.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class ExchangeRunner:
         parts: Sequence[Sequence[int]] | None = None,
         wrapped: Wrapped | None = None,
     ) -> Exchange:
-        """An exchange of gradients, or of differences of parameters.
+        """Return a new exchange of gradients, or of differences of parameters.
 
         Args:
-            of_differences: the latter.
+            of_differences: whether differences are exchanged.
             comm: the workers; None = all.
             seed: for keyed draws; None = the run's.
             parts: see `SendOptions`.
@@ -136,17 +136,17 @@ class ExchangeRunner:
         return exchange
 
     def preload(self) -> None:
-        """Before the first step: load what exchanges compute with, so that it is in no measured time."""
+        """Load the kernels of exchanges before the first step, so that no measured time includes it."""
         if self.ddp is None:
             preload(self.gradients, self.ladder, self.position.plan.codebooks, self.axis.like)
 
     def run(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], lr: Rate = 1.0) -> CompletedExchange:
-        """One exchange: of all workers, or of groups side by side.
+        """Run one exchange of all workers, or of each local group.
 
         Args:
             exchanges: one for each local group.
-            xs_W: what each is to exchange, tensors [rows, ...].
-            lr: learning rate, where `xs_W` are gradients; 1 where they are in the units of the parameters.
+            xs_W: inputs of each exchange, tensors [rows, ...].
+            lr: learning rate if `xs_W` are gradients; 1 if they have the units of the parameters.
         """
         clock, info = self.comm.clock, self.position.info(lr)
         clock.lap("update")
@@ -161,7 +161,7 @@ class ExchangeRunner:
                 return [self.overlap.join()]
             return [self.exchanged(exchange, x_W, info) for exchange, x_W in zip(exchanges, xs_W, strict=True)]
 
-        # where workers come and go there are no groups
+        # with elastic membership there are no groups
         updates = self.comm.membership.repeated(lambda: exchanged, exchanged, exchanges[0].keep)()
         if exchanges[0].comm is not self.comm:
             self.comm.ledger.absorb([exchange.comm.ledger for exchange in exchanges])
@@ -171,7 +171,7 @@ class ExchangeRunner:
         return CompletedExchange(exchanges[0], list(xs_W[0]), updates)
 
     def exchanged(self, exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
-        """The updates of an exchange, which may be captured where what is not finite is looked for afterwards."""
+        """Return the updates of an exchange, which is captured if non-finite values are checked afterwards."""
         if self.do is eagerly or not exchange.replays or exchange.comm is not self.comm:
             return exchange(xs_W, info)
         updates = self.do(exchange.work(xs_W, info))
@@ -179,15 +179,15 @@ class ExchangeRunner:
         return updates
 
     def units_change(self) -> None:
-        """From here on differences of parameters are exchanged, no more gradients."""
+        """Prepare for exchanges of differences of parameters, which replace those of gradients."""
         self.observer.units_change()
 
     @property
     def may_launch(self) -> bool:
-        """Whether an exchange may travel while training goes on: it has a thread, and nothing looks at it."""
+        """Whether an exchange can run while training continues: it has a thread, and no policy inspects it."""
         return self.comm.transport is not None and not self.observer.wanted
 
     def launch(self, exchange: Exchange, xs_W: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-        """Hand over differences that will not be changed; returns what waits for the updates."""
+        """Submit differences that will not be changed, and return a function that waits for the updates."""
         self.comm.clock.lap("update")
         return self.overlap.launch(exchange, xs_W, self.position.info())

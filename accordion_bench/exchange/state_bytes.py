@@ -1,4 +1,4 @@
-"""How many bytes the state of a compressor takes."""
+"""Size of a compressor's state in bytes."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,18 +9,18 @@ from accordion_bench.exchange.exchange import Exchange
 
 
 def state_bytes(exchange: Exchange, share: float = 1.0) -> float:
-    """Bytes of a compressor's state in a process with this share of the workers whose rows are there."""
+    """Return the bytes of a compressor's state in a process with the given share of the exchange's workers."""
     rows = [(key.endswith("_W"), value) for own in exchange.state.values() for key, value in own.items()]
     return sum((share if of_workers else 1) * size_of(tensors_in(value)) for of_workers, value in rows)
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes of some tensors."""
+    """Return the bytes of some tensors."""
     return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def tensors_in(node: Any) -> Iterator[Tensor]:
-    """All tensors in a nest of containers."""
+    """Yield all tensors in nested containers."""
     if isinstance(node, Tensor):
         yield node
     elif isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""What a worker that enters a run gets from the others, and what changes where workers come and go."""
+"""State for workers that join an elastic run, and callbacks for a change of the workers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Hooks:
-    """What only the loop knows.
+    """Callbacks into the training loop.
 
     Args:
-        state: gives what all workers have in common, and buffers of the model.
-        put: goes on from what another one's `state` gave.
-        deal: of samples; None = the loop has its own.
-        changed: called after the workers have changed, with the ranks of those that were lost, and how many processes
-            there were.
+        state: returns the state that all workers share, and buffers of the model.
+        put: restores the result of another worker's `state`.
+        deal: returns the assignment of samples; None = the loop assigns its own.
+        changed: called after the workers have changed, with the ranks of the lost processes and the previous number of
+            processes.
     """
 
     state: Callable[[], State]
@@ -31,11 +31,11 @@ class Hooks:
 class SharedState:
     """The state that all workers share: the `Owner` of an elastic membership.
 
-    A worker that enters goes on from what all have in common, with no residual; where workers take local steps that is
-    the last consensus, and its inner optimizer is new.
+    A worker that joins continues from the shared state, without a residual. If workers take local steps, the shared
+    state is the last consensus, and the new worker's inner optimizer starts empty.
 
     Args:
-        step: whose scheme and replicas they are.
+        step: provides the scheme and the replicas.
         hooks: of the loop.
     """
 

@@ -1,7 +1,7 @@
-"""One training step with communication. Its order is written here alone.
+"""One training step with communication; defines the order of its parts.
 
-The bench's trainer brings a backward pass, `ab.attach` brings hooks of a user's optimizer, the advisor's rehearsal
-brings made gradients.
+It is used by the bench's trainer with a backward pass, by `ab.attach` with hooks of a user's optimizer, and by the
+advisor's rehearsal with synthetic gradients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,27 +20,27 @@ from accordion_bench.sync.scheme import Sync, SyncContext
 
 
 class Communicating(Exchanging, Adapting, Protocol):
-    """The methods of a training: what is sent, when, and what adapts it."""
+    """The methods of a training: compressors, policies and the synchronisation scheme."""
 
     @property
     def sync(self) -> Sync:
-        """When and among whom."""
+        """The scheme that determines when and among which workers to exchange."""
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What of a training decides its steps, beside the methods.
+    """Options of a training's steps, in addition to the methods.
 
     Args:
         exchange: how and when gradients are exchanged.
         seed: for keyed draws.
-        clip_norm: largest global L2 norm of a gradient; None = any.
-        clip_mean: it is that of the exchanged mean, not of each worker's own gradient.
+        clip_norm: upper bound of the global L2 norm of a gradient; None = unbounded.
+        clip_mean: whether the exchanged mean is clipped, rather than each worker's own gradient.
         weight_decay: of the optimizer, for a compressor that applies it.
-        measure: what is recorded whatever policies want to know, see `PolicyRunner`.
-        store: of the run, in which processes tell each other things; None = there is none.
-        ddp: exchanges gradients in the place of our own exchange; None = our own does.
-        together: which units exchanges take together, see `SendOptions`; None = as their sizes say.
+        measure: metrics that are recorded regardless of policies, see `PolicyRunner`.
+        store: the run's store for communication between processes; None = no store.
+        ddp: exchanges gradients in place of `Exchange`; None = `Exchange` does.
+        together: units of each bucket, see `SendOptions`; None = by size.
     """
 
     exchange: ExchangeOptions = field(default_factory=ExchangeOptions)
@@ -58,31 +58,31 @@ class CommunicatingStep:
     """A step of all workers, from their own gradients to the parameters that the next step starts from.
 
         step.begin(batch_size)
-        step.arm(lr, step.leaving())    # before the last backward pass: its gradients may leave as they come
-        loss.backward()                 # the caller puts the gradients into `axis.gradients_W`
+        step.arm(lr, step.leaving())    # before the last backward pass: buckets may be submitted as they fill
+        loss.backward()                 # the caller stores the gradients in `axis.gradients_W`
         step.backward_over()
         step.before_update(lr)          # clipping, sums for policies, bytes of dense gradients, the scheme's exchange
         optimizer.step()
         step.after_update(lr)           # the scheme's exchange of parameters; policies decide
-        step.taken()                    # late look for values that are not finite; the position moves on
+        step.taken()                    # late check for non-finite values; advances the position
         step.over(samples)              # the clock closes the step
 
-    A step that all workers leave out has no `before_update` and no `after_update`.
+    A step that all workers skip has no `before_update` and no `after_update`.
 
     Args:
-        methods: what is sent, when, and what adapts it.
+        methods: compressors, policies and the synchronisation scheme.
         inner: the optimizers, for schemes that read their state; the caller takes their step.
-        position: where training stands.
-        overlap: lets gradients leave during the backward pass; it knows the replicas and the communicator.
-        batches: what the loop tells of its batches.
-        options: everything else.
+        position: current step and epoch of the training.
+        overlap: submits buckets during the backward pass; contains the replicas and the communicator.
+        batches: loss and sample counts of the loop's batches.
+        options: all other options.
 
     Attributes:
-        policies: collects what policies want to know, and does what they decide.
-        runner: makes exchanges and runs them.
+        policies: collects the signals of policies, and applies their decisions.
+        runner: creates and runs exchanges.
         sync: the scheme.
         axis, comm, clock: replicas of the local workers, their communicator, its clock.
-        under_way: the optimizer is about to step, or has, and the position has not moved on yet.
+        under_way: whether the optimizer is about to step, or has stepped, and the position has not advanced yet.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class CommunicatingStep:
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of all workers that is in force now."""
+        """The exchange of all workers that is currently in use."""
         return self.sync.exchange
 
     def begin(self, batch_size: int) -> None:
-        """A step begins under the plan in force, for the clock.
+        """Start the clock of a step under the current plan.
 
         Args:
             batch_size: samples per worker.
@@ -128,28 +128,28 @@ class CommunicatingStep:
     # ---- gradients
 
     def leaving(self) -> Exchange | None:
-        """The exchange whose buckets may leave as they fill in this step; None where something must look first."""
+        """Return the exchange whose buckets may be submitted as they fill; None if a policy inspects them first."""
         looks_first = self.runner.ddp is not None or self.policies.looks()
         return self.sync.gradients_go_to() if self.overlap.notes and not looks_first else None
 
     def arm(self, lr: Rate, exchange: Exchange | None) -> None:
-        """From here on the gradients that arrive are the last ones of this step.
+        """Start collecting the last gradients of this step.
 
         Args:
             lr: learning rate, one for all tensors or one for each.
-            exchange: as `leaving` has said it.
+            exchange: result of `leaving`.
         """
         if exchange is not None:
             self.overlap.arm(exchange, exchange.begin(self.position.info(lr)) if self.overlap.allowed else None)
 
     def backward_over(self) -> None:
-        """All gradients are in `axis.gradients_W`; those that have not left may do so now."""
+        """Submit the remaining buckets; all gradients must be in `axis.gradients_W`."""
         self.overlap.complete()
 
     # ---- around the optimizer's step
 
     def before_update(self, lr: Rate) -> None:
-        """From each worker's own gradients to those that the optimizer is to use.
+        """Turn each worker's own gradients into those that the optimizer uses.
 
         Args:
             lr: learning rate, one for all tensors or one for each.
@@ -167,7 +167,7 @@ class CommunicatingStep:
         self._before = self.sync.before_step(lr)
 
     def after_update(self, lr: Rate) -> None:
-        """From what the optimizer has left to the parameters and the plan of the next step.
+        """Turn the optimizer's result into the parameters and the plan of the next step.
 
         Args:
             lr: learning rate, one for all tensors or one for each.
@@ -186,29 +186,29 @@ class CommunicatingStep:
         self.clock.lap("policy")
 
     def give_up(self) -> None:
-        """Nothing will come of what `before_update` has exchanged."""
+        """Discard the result of `before_update`."""
         self._before = None
 
     # ---- the end
 
     def taken(self) -> None:
-        """The step has been taken, or left out by all workers.
+        """Complete the step, whether all workers took it or skipped it, and advance the position.
 
         Raises:
-            NonFinite: something that was noted in this step is NaN or infinite.
+            NonFinite: a value that was noted in this step is NaN or infinite.
         """
-        self.runner.finite.refuse()  # where no exchange has read it
+        self.runner.finite.refuse()  # values that no exchange has read
         self.position.step_taken()
         self.under_way = False
         self.comm.membership.border()
 
     @property
     def steps(self) -> int:
-        """That the workers have taken, the one that is not over yet among them."""
+        """Number of steps taken, including the current one."""
         return self.position.step + self.under_way
 
     def over(self, samples: int) -> None:
-        """The step is over, for the clock; from the first one on, times count.
+        """Close the step's measurement; times are counted from the second step on.
 
         Args:
             samples: of one worker.

@@ -1,1 +1,1 @@
-"""From options to the methods of a training, which fit together: compressor, policies, synchronisation scheme."""
+"""Build compressor, policies and synchronisation scheme from options, and check that they are compatible."""

@@ -1,4 +1,4 @@
-"""The methods of a training, built from what was chosen and checked against each other."""
+"""Build the methods of a training from the chosen options, and check them against each other."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,14 +27,14 @@ from accordion_bench.sync.scheme import Sync
 
 @dataclass(frozen=True)
 class Methods:
-    """What communicates, what adapts it, and when.
+    """Compressors, policies and synchronisation scheme of a training.
 
-    wrapped: the compressor of gradients; of differences where no gradients are ever exchanged.
-    differences: makes the compressor of differences of parameters, where workers take local steps.
+    wrapped: the compressor of gradients, or of differences if gradients are never exchanged.
+    differences: factory of the compressor of differences of parameters, if workers take local steps.
     policies: by name, in the order in which they decide.
-    ladder: the values behind the plan's levels.
-    codebooks: quantisation levels by number of bits, where a policy drives them.
-    run: what is known of the training.
+    ladder: the knob's values that the plan's levels index.
+    codebooks: quantisation levels by number of bits, if a policy drives them.
+    run: facts of the training.
     """
 
     wrapped: Wrapped
@@ -46,10 +46,10 @@ class Methods:
     run: RunFacts
 
     def plan_for(self, specs: Sequence[TensorSpec]) -> Plan:
-        """The plan before the first step, after every policy has started.
+        """Return the plan before the first step, after every policy has started.
 
         Raises:
-            ConfigError: a policy's option does not fit the run, or its plan is none.
+            ConfigError: a policy's option does not fit the run, or its plan is invalid.
         """
         wrapped, weakest = self.wrapped, len(self.ladder.values) - 1
         sent = sent_specs(specs, wrapped.scope, wrapped.block_size)
@@ -66,15 +66,15 @@ class Methods:
 
 
 def build_methods(chosen: Chosen, run: RunFacts, workers_per_process: int) -> Methods:
-    """Build the methods and check them, each by itself and against each other.
+    """Build the methods and check them, individually and against each other.
 
     Args:
         chosen: names and options.
-        run: what is known of the training.
+        run: facts of the training.
         workers_per_process: W.
 
     Raises:
-        ConfigError: a value breaks a rule, or two choices do not go together.
+        ConfigError: a value breaks a rule, or two choices are incompatible.
     """
     name = chosen.compressor_name
     policies = {policy: build(node, f"adaptive.{policy}") for policy, node in chosen.adaptive.items()}
@@ -103,7 +103,7 @@ def build_methods(chosen: Chosen, run: RunFacts, workers_per_process: int) -> Me
 
 
 def of_unequal(methods: Methods, batches: Sequence[int], chosen: Chosen) -> Methods:
-    """The methods of a loop in which workers turn out to have batches of their own.
+    """Return the methods for a loop whose workers have different batch sizes.
 
     Raises:
         ValueRefused: as `refuse_unequal`.
@@ -116,15 +116,15 @@ def of_unequal(methods: Methods, batches: Sequence[int], chosen: Chosen) -> Meth
 
 
 def refuse_unequal(batches: Sequence[int], chosen: Chosen, methods: Methods) -> None:
-    """Refuse batches that differ from worker to worker where a mean cannot be weighted by samples.
+    """Refuse batches that differ between workers if the method's mean cannot be weighted by samples.
 
     Args:
-        batches: samples per step of each worker; () = all have as many.
-        chosen: names the methods.
-        methods: whose means it is about.
+        batches: samples per step of each worker; () = equal for all.
+        chosen: names of the methods.
+        methods: the methods to check.
 
     Raises:
-        ValueRefused: with the batch that all workers can have.
+        ValueRefused: with a batch size that all workers can have.
     """
     if not batches:
         return

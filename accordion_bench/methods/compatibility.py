@@ -1,6 +1,6 @@
-"""Which policies, compressors and synchronisation schemes go together: every pair runs, or is refused here.
+"""Compatibility of policies, compressors and synchronisation schemes: every pair runs, or is refused here.
 
-Each refusal is one sentence that says why, and what would work.
+Each refusal is one sentence that gives the reason and an alternative.
 """
 
 import functools
@@ -24,7 +24,7 @@ class Chosen:
     """The methods of a training, as options.
 
     Args:
-        compressor_name, sync_name: of the YAML files, for messages.
+        compressor_name, sync_name: names of the YAML files, for messages.
         compressor, sync: their options, with `_target_`.
         adaptive: the options of each policy by its name, in order.
         optimizer: the options of the optimizer, with `_target_`.
@@ -38,11 +38,11 @@ class Chosen:
     optimizer: Config = field(default_factory=dict)
 
 
-NO_FREE_LEVEL = (-1.0, 0.0, 1.0)  # the ends are fixed, and so is 0
+NO_FREE_LEVEL = (-1.0, 0.0, 1.0)  # both ends and 0 are fixed
 
 
 def ladder_of(compressor: Compressor, policies: dict[str, Policy]) -> Ladder:
-    """The levels that plans may hold: those of all policies that drive them, or the configured one."""
+    """Return the levels that plans may contain: those of all policies that drive them, or the configured one."""
     traits = compressor.traits
     drivers = {name: policy for name, policy in policies.items() if policy.drives == "level"}
     if not drivers:
@@ -58,7 +58,7 @@ def ladder_of(compressor: Compressor, policies: dict[str, Policy]) -> Ladder:
         for key, value in zip([first, *rest * len(own)], own, strict=False):
             try:
                 values.add(compressor.check_level(key, value))
-            except ValueRefused as refused:  # maybe of another option of the compressor
+            except ValueRefused as refused:  # possibly because of another option of the compressor
                 raise refused.under(f"adaptive.{driver}" if refused.key == key else "compressor") from None
     return Ladder(traits.knob, tuple(sorted(values)), traits.pair)
 
@@ -66,7 +66,7 @@ def ladder_of(compressor: Compressor, policies: dict[str, Policy]) -> Ladder:
 def codebooks_of(
     compressor: Compressor, policies: dict[str, Policy], ladder: Ladder, name: str
 ) -> dict[int, tuple[float, ...]]:
-    """Where a policy drives codebooks: one per number of bits that the plan may choose, the compressor's own."""
+    """Return the compressor's codebook for each number of bits of the ladder, if a policy drives codebooks; else {}."""
     driver = next((name for name, policy in policies.items() if policy.drives == "codebook"), None)
     if driver is None:
         return {}
@@ -94,10 +94,10 @@ def codebooks_of(
 
 
 def refuse_pairs(chosen: Chosen, compressor: Compressor, policies: dict[str, Policy], sync: Sync) -> None:
-    """Refuse what does not go together.
+    """Refuse incompatible choices.
 
     Raises:
-        ConfigError: for the first pair.
+        ConfigError: for the first incompatible pair.
     """
     name = chosen.compressor_name
     two_drivers(policies)
@@ -131,10 +131,10 @@ def refuse_pairs(chosen: Chosen, compressor: Compressor, policies: dict[str, Pol
 
 
 def refuse_clipping_after(sync: Sync, compressor: Compressor) -> None:
-    """Refuse `clip_at=after` where what comes of an exchange is no gradient.
+    """Refuse `clip_at=after` if the update is not a gradient.
 
     Raises:
-        ValueRefused: it is none.
+        ValueRefused: with the reason.
     """
     if sync.local or compressor.traits.optimizer.owns:
         what = "workers take local steps" if sync.local else "the compressor takes the step itself"
@@ -142,11 +142,11 @@ def refuse_clipping_after(sync: Sync, compressor: Compressor) -> None:
 
 
 def among_some(wrapped: Wrapped, name: str) -> None:
-    """Where late workers are left out, messages must not depend on who takes part in an averaging.
+    """Refuse a compressor whose messages depend on the participants, for schemes that leave out late workers.
 
     Args:
         wrapped: the compressor.
-        name: its.
+        name: its name.
     """
     why = ""
     if wrapped.collective == "two_way":
@@ -163,11 +163,11 @@ def among_some(wrapped: Wrapped, name: str) -> None:
 
 
 def refuse_of_all_workers(wrapped: Wrapped, name: str) -> None:
-    """Where workers come and go, no state may hang on who all of them are.
+    """Refuse a compressor whose state depends on the set of all workers, for elastic schemes.
 
     Args:
         wrapped: the compressor.
-        name: its.
+        name: its name.
     """
     why: str = ""
     instead: Config = {"compressor": "topk"}
@@ -185,7 +185,10 @@ def refuse_of_all_workers(wrapped: Wrapped, name: str) -> None:
 
 
 def two_drivers(policies: dict[str, Policy]) -> None:
-    """Two policies may not drive the same, unless the later one refines what the earlier one says."""
+    """Refuse two policies that drive the same quantity, unless the later one refines the earlier one's decision.
+
+    Policies that need two different schemes are also refused.
+    """
     drivers: dict[str, str] = {}
     for name, policy in policies.items():
         earlier = drivers.get(policy.drives)
@@ -209,7 +212,7 @@ def two_drivers(policies: dict[str, Policy]) -> None:
 
 
 def needs_sync(name: str, policies: dict[str, Policy], sync: Sync, scheme: str) -> None:
-    """A preset needs its own scheme; a policy of the period needs one that has a period."""
+    """Check that a policy's own scheme is chosen, and that a policy of the period has a scheme with a period."""
     policy = policies[name]
     if policy.syncs and scheme not in policy.syncs:
         others = [other for other in policies if other != name]
@@ -251,7 +254,7 @@ def needs_sync(name: str, policies: dict[str, Policy], sync: Sync, scheme: str) 
 
 
 def needs_gradients(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
-    """A policy that compares gradients needs them to be exchanged in every step."""
+    """Refuse a policy that compares gradients if they are not exchanged in every step."""
     if policy.needs_gradients and sync.local:
         raise ConfigError(
             f"adaptive={name} needs sync=every_step, got sync={scheme}, whose workers exchange differences of "
@@ -261,7 +264,7 @@ def needs_gradients(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
 
 
 def needs_all_tensors(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
-    """A policy that decides after exchanges compares all tensors in each."""
+    """Refuse a policy that compares all tensors after each exchange if exchanges contain some of them."""
     if sync.partial and policy.when == "exchange" and policy.drives != "period":
         raise ConfigError(
             f"adaptive={name} looks at all tensors in each exchange, got sync={scheme}, which averages some of them at "
@@ -271,7 +274,7 @@ def needs_all_tensors(name: str, policy: Policy, sync: Sync, scheme: str) -> Non
 
 
 def refuse_scope(wrapped: Wrapped, sync: Sync) -> None:
-    """Tensors that travel as one cannot be averaged at different times."""
+    """Refuse units of several tensors if tensors are averaged at different times."""
     rule = "tensor where parts of the model are averaged at different times"
     if sync.partial and wrapped.scope == WHOLE_MODEL:
         raise ValueRefused("compressor.scope", rule, "model", "tensor")
@@ -283,7 +286,7 @@ def refuse_scope(wrapped: Wrapped, sync: Sync) -> None:
 
 
 def needs_averages(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
-    """What steers a compressor, or looks at averages, needs a scheme that has one, or makes some."""
+    """Refuse a policy that steers a compressor, or uses averages, if the scheme has no averages."""
     if sync.without_averages and policy.drives in ("level", "codebook"):
         raise ConfigError(
             f"adaptive={name} steers a compressor, got sync={scheme}, {sync.without_averages}, so that it takes none",
@@ -297,7 +300,7 @@ def needs_averages(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
 
 
 def needs_levels(name: str, policy: Policy, compressor: Compressor, chosen: str) -> None:
-    """A policy of levels needs a compressor with a knob that it can turn."""
+    """Refuse a policy of levels if the compressor has no knob that it can steer."""
     if policy.drives != "level":
         return
     traits = compressor.traits
@@ -311,7 +314,7 @@ def needs_levels(name: str, policy: Policy, compressor: Compressor, chosen: str)
                 instead,
             )
         by_name = {c: knob for c, knob in knobs().items() if knob and (not policy.knobs or knob in policy.knobs)}
-        one_of_each = {knob: c for c, knob in by_name.items()}  # where there are many, one for each knob
+        one_of_each = {knob: c for c, knob in by_name.items()}  # if there are many, suggest one per knob
         names = list(by_name) if len(by_name) <= 5 else one_of_each.values()
         raise ConfigError(
             f"adaptive={name} needs a compressor with {kind} to choose from, got compressor={chosen}",
@@ -321,6 +324,6 @@ def needs_levels(name: str, policy: Policy, compressor: Compressor, chosen: str)
 
 @functools.cache
 def knobs() -> dict[str, str | None]:
-    """The knob of every compressor, found in the YAML files."""
+    """Return the knob of every compressor by the name of its YAML file."""
     files = yaml_files("compressor").items()
     return {name: wrapped_compressor(read_options(file)).compressor.traits.knob for name, file in files}

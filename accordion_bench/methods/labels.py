@@ -1,7 +1,7 @@
-"""Names of arms as tables and figures show them, from their options and what the classes that these name declare.
+"""Labels of runs in tables and figures, from their options and the declarations of the classes that these name.
 
-A class that is not trusted (`options.instantiate`) is a name and nothing more: its import would run a stranger's code.
-Classes compute with torch, so that to import one takes half a gigabyte of memory: what they declare is plain data.
+A class that is not trusted (`options.instantiate`) is never imported, because that would run unknown code; only its
+name is used. Importing a class with torch takes half a gigabyte of memory, so that declarations are plain data.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -15,14 +15,14 @@ from accordion_bench.options.presets import preset_of
 
 
 class Declared(NamedTuple):
-    """What a class declares.
+    """Plain data that a class declares.
 
-    display_names: how reports write its choices.
-    shares: how they write options of a scheme that are shares.
-    drives: what a policy steers.
-    detects: whether a policy tells critical epochs from others.
-    traits: of a compressor; None of others.
-    label_suffix: what reports say of its options behind name and level; None where these are too strange.
+    display_names: names of its choices in reports.
+    shares: names in reports of a scheme's options that are shares.
+    drives: the quantity that a policy steers.
+    detects: whether a policy distinguishes critical epochs from others.
+    traits: of a compressor; None of other classes.
+    label_suffix: description of its options after name and level; None if the options are invalid.
     """
 
     display_names: Mapping[str, str]
@@ -34,26 +34,26 @@ class Declared(NamedTuple):
 
 
 def declared_of_class(node: Config) -> Declared | None:
-    """What the class of a config node declares; None where this version no longer has it."""
+    """Return the declarations of a config node's class; None if this version does not have the class."""
     try:
         cls = target(node, "")
-    except ValueError:  # its sentence says why
+    except ValueError:
         return None
     own: Description = getattr(cls, "description", Description())
     try:
         suffix: str | None = own.label_suffix(node)
-    except Exception:  # options of whatever kind, of a user's run
+    except Exception:  # a user's run may have options of any kind
         suffix = None
     drives, detects = getattr(cls, "drives", "level"), getattr(cls, "detects", False)
     return Declared(own.display_names, own.shares, drives, detects, declared_by(cls), suffix)
 
 
-# reports that are served have another process look at classes
+# served reports replace this function by one that imports classes in another process
 look: Callable[[Config], Declared | None] = declared_of_class
 
 
 def declared(node: Config) -> Declared | None:
-    """What the class declares that `_target_` names; None where it is not trusted, or this version no longer has it."""
+    """Return the declarations of the class in `_target_`; None if it is not trusted, or not part of this version."""
     return look(node) if is_trusted(node.get("_target_")) else None
 
 
@@ -62,8 +62,9 @@ KNOBS = ("rank", "density", "bits")
 
 
 def label(config: Config) -> str:
-    """`dense`, `PowerSGD rank 2`, `TopK 10 %`, `fp16`, `Accordion (PowerSGD rank 2/1)`; others by name and knob.
+    """Return a run's label: `dense`, `PowerSGD rank 2`, `TopK 10 %`, `fp16`, `Accordion (PowerSGD rank 2/1)`.
 
+    Other methods are labelled by name and knob.
     Third-party hooks by the function's name: `DDP, bf16_compress_hook`.
     Another form of error feedback: `TopK 10 %, EF21`, `TopK 10 %, 8-bit residual`.
 
@@ -91,27 +92,27 @@ def label(config: Config) -> str:
 
 
 def _policy(key: str, node: Config) -> str:
-    """`Accordion`, `ALQ`."""
+    """Return the label of a policy, such as `Accordion` or `ALQ`."""
     choice, beside = preset_of("adaptive", key, node)
     return _name(node, choice) + _in_brackets(beside)
 
 
 def hook_of(config: Config) -> str:
-    """The name of the third-party hook that has exchanged the gradients, never imported; "" = ours counted."""
+    """Return the name of the third-party hook that exchanges gradients, without importing it; "" = none."""
     hook = (config.get("comm") or {}).get("hook")
     return str(hook).rpartition(":")[2] if hook is not None else ""
 
 
 def policies_of(config: Config) -> dict[str, Config]:
-    """The policies that decide something: a preset is another word for its scheme."""
+    """Return the policies that decide something, without presets, which only name a scheme."""
     policies = config.get("adaptive") or {}
     return {key: node for key, node in policies.items() if drives(node)}
 
 
 def scheme_of(config: Config) -> str:
-    """`local SGD, H 8`, `DiLoCo, H 30, SPARTA 0.5 %`; "" where every step exchanges.
+    """Return the label of the scheme, such as `local SGD, H 8` or `DiLoCo, H 30, SPARTA 0.5 %`; "" for every_step.
 
-    A policy's two periods as H 2/16; other policies' have none.
+    The two periods of a policy are shown as H 2/16; for other policies the period is omitted.
     """
     choice, node = (config.get("choices") or {}).get("sync", "every_step"), config.get("sync") or {}
     if choice == "every_step":
@@ -132,10 +133,10 @@ def scheme_of(config: Config) -> str:
 
 
 def _suffix(name: str, own: Declared | None) -> str:
-    """What a class says of its options behind its name.
+    """Return the description of a class's options that follows its name.
 
     Raises:
-        ValueError: they are too strange.
+        ValueError: the options are invalid.
     """
     if own is None:
         return ""
@@ -145,37 +146,37 @@ def _suffix(name: str, own: Declared | None) -> str:
 
 
 def _in_brackets(options: Config, elsewhere: Collection[str] = ()) -> str:
-    """` (dtype=float16)`: what no name tells, and nothing told elsewhere; "" of nothing."""
+    """Return ` (dtype=float16)`: options that no name implies and no other part of the label shows; "" if none."""
     told = ", ".join(f"{key}={show(value)}" for key, value in options.items() if key not in elsewhere)
     return f" ({told})" if told else ""
 
 
 def drives(policy: Config) -> str:
-    """What a policy steers; levels, where this version no longer has it."""
+    """Return the quantity that a policy steers; `level` if this version does not have the policy."""
     own = declared(policy)
     return own.drives if own else "level"
 
 
 def detects(policy: Config) -> bool:
-    """Whether a policy tells critical epochs from others."""
+    """Whether a policy distinguishes critical epochs from others."""
     own = declared(policy)
     return own.detects if own else False
 
 
 def is_dense(config: Config) -> bool:
-    """Whether this is the baseline: an fp32 all-reduce in every step, nothing adaptive."""
+    """Whether this is the baseline: an fp32 all-reduce in every step, and no policy."""
     return label(config) == "dense"
 
 
 def knob_of(node: Config) -> str:
-    """The option that policies may steer; "" where there is none."""
+    """Return the option that policies may steer; "" if there is none."""
     traits = _traits(node)
     knob = (traits.knob if traits else None) or next((knob for knob in KNOBS if knob in node), "")
     return knob if node.get(knob) is not None else ""
 
 
 def show_level(knob: str, *values: float) -> str:
-    """`rank 2`, `10 %`, `4 bits`; several values weak to strong: `rank 2/1`."""
+    """Return `rank 2`, `10 %`, `4 bits`; several values weak to strong: `rank 2/1`."""
     if knob == "density":
         return "/".join(f"{100 * value:g}" for value in values) + " %"
     text = "/".join(f"{value:g}" if isinstance(value, int | float) else str(value) for value in values)
@@ -183,7 +184,7 @@ def show_level(knob: str, *values: float) -> str:
 
 
 def pair_of(config: Config, driven: str = "level") -> list[float] | None:
-    """[weak, strong] of the first policy that moves between two levels (or periods).
+    """Return [weak, strong] of the first policy that moves between two levels (or periods).
 
     A null level means the compressor's own pair.
     """
@@ -198,7 +199,7 @@ def pair_of(config: Config, driven: str = "level") -> list[float] | None:
 
 
 def levels_of(config: Config, knob: str) -> list[Any]:
-    """The levels of the run: a policy's two or more, or the configured one; none where a policy searches for them."""
+    """Return the levels of the run: a policy's levels, or the configured one; empty if a policy searches for them."""
     if pair := pair_of(config):
         return pair
     traits = _traits(config["compressor"])
@@ -217,7 +218,7 @@ def levels_of(config: Config, knob: str) -> list[Any]:
 
 
 def _name(node: Config, choice: str) -> str:
-    """As the class spells it (`EF-signSGD`), else its name where that is the choice (`TopK`), else the choice."""
+    """Return the class's display name (`EF-signSGD`), or its name if that equals the choice (`TopK`), or the choice."""
     if choice == "none":
         return "dense"
     own = declared(node)
@@ -228,6 +229,6 @@ def _name(node: Config, choice: str) -> str:
 
 
 def _traits(node: Config) -> Traits | None:
-    """What a compressor is; None where that is not known."""
+    """Return the traits of a compressor; None if unknown."""
     own = declared(node)
     return own.traits if own else None

@@ -1,1 +1,1 @@
-"""What policies see of gradients and exchanges, and who asks them."""
+"""Signals that policies receive from gradients and exchanges, and the runner of the policies."""

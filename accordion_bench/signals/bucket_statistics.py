@@ -4,7 +4,7 @@
     PooledMoments()               sum of r, of (d_b - 1) sigma_b^2, of d_b, over all buckets  24 bytes
     CoordinateHistogram(weight)   of |r|, coordinates weighted by the norms of their buckets  98,304 bytes
 
-r = v / norm are the d_b coordinates of a bucket, which lie in [-1, 1]; buckets of norm 0 are left out.
+r = v / norm are the d_b coordinates of a bucket, in [-1, 1]; buckets of norm 0 are excluded.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,18 +17,18 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.buckets import Buckets, bucket_table, lengths
 from accordion_bench.requests import BucketMoments, BucketStatistic, CoordinateHistogram, PooledMoments, Request
 
-# of a row of BucketMoments while it is collected; what the buckets weigh for which it stands in, besides itself
+# columns of BucketMoments during collection; OTHERS is the weight of the excluded buckets that a row represents
 NORM, MEAN, SIGMA, LENGTH, OTHERS = range(5)
 
 
 class BucketStatistics:
-    """Sums over steps; one collective when read.
+    """Sums over steps; reading them takes one collective.
 
     Args:
-        comm: collectives; everything that is sent is charged to control_bytes.
+        comm: collectives; all traffic is charged to control_bytes.
 
     Attributes:
-        sums: what was collected, one row per local worker, on the CPU.
+        sums: the collected statistics, one row per local worker, on the CPU.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -58,7 +58,7 @@ class BucketStatistics:
 
     @torch.no_grad()
     def read(self, needs: frozenset[Request]) -> dict[BucketStatistic, Tensor]:
-        """The statistics of all workers, the same on all, on the CPU; what was collected is forgotten."""
+        """Return the statistics of all workers, the same on all, on the CPU, and clear what was collected."""
         out = {}
         for statistic in in_order(needs & self.sums.keys()):
             own_W = self.sums.pop(statistic).to(self.comm.device)
@@ -74,7 +74,7 @@ class BucketStatistics:
 
 
 def in_order(requests: Iterable[Request]) -> list[BucketStatistic]:
-    """The bucket statistics among them, in an order that is the same on all workers."""
+    """Return the bucket statistics among the requests, in the same order on all workers."""
     return sorted((r for r in requests if isinstance(r, BucketStatistic)), key=lambda statistic: statistic.name)
 
 
@@ -88,7 +88,7 @@ def _histogram(statistic: CoordinateHistogram, buckets: Sequence[Buckets]) -> Te
 
 
 def _summary(statistic: BucketStatistic, table: Tensor) -> Tensor:
-    """Of one worker's buckets, as `bucket_table` gives them."""
+    """Return the statistic of one worker's buckets, given the result of `bucket_table`."""
     norms, mean, spread, count = table.unbind(1)
     if isinstance(statistic, PooledMoments):
         return torch.stack([(mean * count).sum(), spread.sum(), (count * (norms > 0)).sum()])
@@ -99,7 +99,7 @@ def _summary(statistic: BucketStatistic, table: Tensor) -> Tensor:
 
 
 def _largest(rows: Tensor, statistic: BucketMoments) -> Tensor:
-    """Of each length the rows [B, 5] of largest norm; the first of them stands in for those that are left out."""
+    """Return, for each length, the rows [B, 5] of largest norm; the first one represents the excluded rows."""
     kept = []
     for length in rows[:, LENGTH].unique():
         same = rows[rows[:, LENGTH] == length]
@@ -112,7 +112,7 @@ def _largest(rows: Tensor, statistic: BucketMoments) -> Tensor:
 
 
 def _components(rows: Tensor, statistic: BucketMoments) -> Tensor:
-    """Mean, standard deviation and weight [B, 3]; buckets of a length weigh as much as all of that length did."""
+    """Return mean, standard deviation and weight [B, 3]; the weights of a length sum to that of all its buckets."""
     weights = _own_weight(rows, statistic)
     for length in rows[:, LENGTH].unique():
         same = rows[:, LENGTH] == length
@@ -122,5 +122,5 @@ def _components(rows: Tensor, statistic: BucketMoments) -> Tensor:
 
 
 def _own_weight(rows: Tensor, statistic: BucketMoments) -> Tensor:
-    """d_b n_b^2, as a bucket enters the quantiser's error; or with another power of the norm."""
+    """Return d_b n_b^2, the weight of a bucket in the quantiser's error, or the same with another power of the norm."""
     return rows[:, LENGTH] * weight_of(rows[:, NORM], statistic.weight)

@@ -1,4 +1,4 @@
-"""Signals: what policies need to know of the gradients; collected only where a policy needs it."""
+"""Sums and norms of gradients for policies, collected only if a policy needs them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,24 +13,24 @@ from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.plan import WHOLE_MODEL, SquareNorms, TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 
-SQUARES = "squared norms"  # beside parameter names, which have no space in them
+SQUARES = "squared norms"  # cannot collide with parameter names, which contain no space
 LEADERS = frozenset(["norm_of_sum_local", "msdr_local"])
 
 
 class GradientSums:
     """Sums over one epoch, per tensor, of local gradients, their mean over workers, or the decoded updates.
 
-    `norm_of_sum_local` reads worker 0 alone (other processes collect nothing), `norm_of_sum_mean` costs one dense
-    all-reduce when read, charged to control_bytes, `norm_of_sum_update` is free.
+    `norm_of_sum_local` reads only worker 0 (other processes collect nothing). `norm_of_sum_mean` costs one dense
+    all-reduce when read, charged to control_bytes. `norm_of_sum_update` needs no communication.
 
-    `msdr_local`, of worker 0 alone: MSDR = ||m|| / sqrt(sum_i v_i), with m_i and v_i mean and variance of coordinate i
-    over the T steps. As sum_i v_i = (1/T) sum_t ||g_t||^2 - ||m||^2, it keeps one sum of gradients, and two numbers per
-    tensor. Infinite where nothing varies; NaN for a zero gradient.
+    `msdr_local`, of worker 0 only: MSDR = ||m|| / sqrt(sum_i v_i), with m_i and v_i mean and variance of coordinate i
+    over the T steps. As sum_i v_i = (1/T) sum_t ||g_t||^2 - ||m||^2, it stores one sum of gradients, and two numbers
+    per tensor. Infinite if nothing varies; NaN for a zero gradient.
 
     Args:
-        specs: the tensors whose norms are wanted; one float each.
+        specs: the tensors whose norms are needed; one float each.
         comm: collectives.
-        like: gives type and device; half precision is summed in float32.
+        like: defines dtype and device; half precision is summed in float32.
     """
 
     def __init__(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> None:
@@ -40,7 +40,7 @@ class GradientSums:
         self.squares: Tensor | None = None  # of msdr_local: per tensor sum_t ||g_t||^2, then T
 
     def begin(self, needs: frozenset[str]) -> None:
-        """Start an epoch: forget the last one, allocate what is needed."""
+        """Start an epoch: clear the sums of the last one, and allocate those that are needed."""
         if not self.comm.leader:
             needs = needs - LEADERS
         self.squares = None
@@ -67,20 +67,20 @@ class GradientSums:
 
     @torch.no_grad()
     def add_updates(self, updates: Sequence[Tensor], specs: Sequence[TensorSpec] | None = None) -> None:
-        """Add one step's decoded updates [...], of all tensors or of these."""
+        """Add one step's decoded updates [...], of all tensors or of the given ones."""
         if "norm_of_sum_update" in self.sums:
             named = zip(self.specs, self.sums["norm_of_sum_update"].tensors, strict=True)
             sums = {spec.name: total for spec, total in named}
             torch._foreach_add_([sums[spec.name] for spec in specs or self.specs], [update[None] for update in updates])
 
     def forget_updates(self) -> None:
-        """Start the sum of the decoded updates anew."""
+        """Clear the sum of the decoded updates."""
         if "norm_of_sum_update" in self.sums:
             self.sums["norm_of_sum_update"] = Blocks(self.specs, 1, self.like)
 
     @torch.no_grad()
     def read(self) -> dict[str, dict[str, float]]:
-        """Per signal the value of each tensor by name, and of the whole `model`; for the leader's eyes."""
+        """Return per signal the value of each tensor by name, and of the whole `model`; valid on the leader only."""
         values = {}
         names = [*(spec.name for spec in self.specs), WHOLE_MODEL]
         for signal, total in self.sums.items():
@@ -92,14 +92,14 @@ class GradientSums:
             if signal == "msdr_local" and self.squares is not None:
                 squares, steps = self.squares[:-1] / self.squares[-1], self.squares[-1]
                 means = norms / steps
-                # rounding may leave a little less than nothing
+                # rounding errors may make the difference slightly negative
                 spread = (torch.cat([squares, squares.sum()[None]]) - means.square()).clamp_min(0)
                 norms = means / spread.sqrt()
             values[signal] = dict(zip(names, norms.tolist(), strict=True))
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """The running sums, keyed by signal and parameter name."""
+        """Return the running sums, keyed by signal and parameter name."""
         sums = {
             name: {spec.name: copy_on_cpu(t) for spec, t in zip(self.specs, total.tensors, strict=True)}
             for name, total in self.sums.items()
@@ -109,7 +109,7 @@ class GradientSums:
         return sums
 
     def add_state(self, state: dict[str, Any]) -> None:
-        """Add the sums of a `state_dict()` to those begun."""
+        """Add the sums of a `state_dict()` to the current ones."""
         for name in self.sums.keys() & state.keys():
             for spec, t in zip(self.specs, self.sums[name].tensors, strict=True):
                 t += state[name][spec.name].to(t.device)
@@ -121,16 +121,16 @@ class GradientSums:
 def square_norms(
     exchange: Exchange, gradients_W: Sequence[Tensor], updates: Sequence[Tensor], batch_size: int
 ) -> SquareNorms:
-    """Mean over workers of |g_w|^2, and |mean_w g_w|^2; every process calls it, after the exchange.
+    """Return the mean over workers of |g_w|^2, and |mean_w g_w|^2; every process must call it, after the exchange.
 
-    A dense exchange has just computed the mean; any other one does not know it, and one more dense all-reduce is
-    charged to control_bytes. The squares themselves are 8 bytes.
+    A dense exchange provides the mean. After any other exchange, one more dense all-reduce is charged to control_bytes.
+    The squares themselves are 8 bytes.
 
     Args:
         exchange: of all workers.
-        gradients_W: what was exchanged [W, ...].
-        updates: what came of it [...].
-        batch_size: samples behind each g_w.
+        gradients_W: inputs of the exchange [W, ...].
+        updates: its results [...].
+        batch_size: samples per g_w.
     """
     comm = exchange.comm
     small = _square(gradients_W)
@@ -144,6 +144,6 @@ def square_norms(
 
 
 def _square(xs: Sequence[Tensor]) -> Tensor:
-    """The sum of squares of all entries, in double precision."""
+    """Return the sum of squares of all entries, in double precision."""
     norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in xs]
     return torch.stack(norms).square().sum()

@@ -1,4 +1,4 @@
-"""Decisions: what policies want to know, collected; what they decide, taken once on the leader and broadcast."""
+"""PolicyRunner: collects the signals that policies request, and broadcasts the decisions that the leader makes."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -29,33 +29,33 @@ from accordion_bench.signals.bucket_statistics import BucketStatistics
 from accordion_bench.signals.gradient_sums import GradientSums, square_norms
 
 NORMS = "norm_of_sum_local"
-MOST_DECISIONS = 1000  # of a policy in an epoch, that are recorded; of more every second, every fourth, ... is
+MOST_DECISIONS = 1000  # decisions of a policy recorded per epoch; beyond that every second one is dropped, repeatedly
 KEPT = ("compression_error", "made", "exchanges", "loss_read_at", "recent_count")
-SUMMED = ("norm_of_sum_mean",)  # signals that are sums over the local workers; the others are the leader's
-BEFORE_EXCHANGE = (BucketStatistic, Probe, RecentMean)  # look at what is to be exchanged
+SUMMED = ("norm_of_sum_mean",)  # signals that are sums over the local workers; the others belong to the leader
+BEFORE_EXCHANGE = (BucketStatistic, Probe, RecentMean)  # requests that inspect the tensors before an exchange
 
 
 class Adapting(Protocol):
-    """The policies of a training, and what it tells them."""
+    """The policies of a training, and their inputs."""
 
     @property
     def policies(self) -> dict[str, Policy]:
-        """By name, in the order in which they decide."""
+        """Policies by name, in the order in which they decide."""
 
     @property
     def ladder(self) -> Ladder:
-        """The values behind the plan's levels."""
+        """The knob's values that the plan's levels index."""
 
     @property
     def run(self) -> RunFacts:
-        """What is known of the training."""
+        """Facts of the training."""
 
 
 class BatchFacts(NamedTuple):
-    """What the loop tells of its batches.
+    """Loss and sample counts of the loop's batches.
 
-    loss_sum: training loss of this epoch, float64 [...], the parts of a sum, which the loop adds to in place.
-    count_samples: samples behind each gradient of the coming exchange.
+    loss_sum: training loss of this epoch, float64 [...], as terms of a sum that the loop updates in place.
+    count_samples: returns the samples per gradient of the next exchange.
     """
 
     loss_sum: Tensor
@@ -63,24 +63,24 @@ class BatchFacts(NamedTuple):
 
 
 class PolicyRunner:
-    """Asks the policies of a run and does what they decide; signals that no policy needs cost nothing.
+    """Collects the signals of the policies of a run and applies their decisions; unrequested signals cost nothing.
 
     Args:
-        methods: the policies; what they cost is charged to control_bytes.
-        axis: whose gradients and parameters are exchanged.
-        position: where training stands; its plan is replaced by what is decided.
+        methods: the policies; their traffic is charged to control_bytes.
+        axis: replicas whose gradients and parameters are exchanged.
+        position: current step and epoch of the training; its plan is replaced by the decided one.
         batches: the loss and the samples of the loop's batches.
-        measure: what is to be recorded whatever policies want to know, as in the configuration.
+        measure: metrics to record regardless of policies, as in the configuration.
 
     Attributes:
-        norms: of the last epoch's summed gradients of worker 0, per tensor, where measured.
-        compression_error: of worker 0's first message of the epoch, where measured.
+        norms: norms of the last epoch's summed gradients of worker 0, per tensor, if measured.
+        compression_error: of worker 0's first message of the epoch, if measured.
         epoch_sums: signals of a whole epoch.
         statistics: of the quantiser's buckets.
-        recent, recent_count: sum of what worker 0 would have sent in the last exchanges, residual included.
-        exchanges: made so far.
-        made: what was decided after exchanges of this epoch, for the metrics row.
-        unread_loss, loss_read_at: training loss of earlier epochs that `read_loss` has not seen, and its last step.
+        recent, recent_count: sum and number of worker 0's recent compressor inputs, including residuals.
+        exchanges: number of exchanges so far.
+        made: decisions after exchanges of this epoch, for the metrics row.
+        unread_loss, loss_read_at: training loss of earlier epochs that `read_loss` has not returned, and its last step.
     """
 
     def __init__(
@@ -107,19 +107,19 @@ class PolicyRunner:
         self.unread_loss = torch.zeros((), dtype=torch.float64, device=axis.like.device)
         self.made: dict[str, list[dict[str, Any]]] = {}
 
-    # ---- what they want to know
+    # ---- signals
 
     def needs(self, epoch: int) -> frozenset[str]:
-        """Of an epoch."""
+        """Return the signals that an epoch requires."""
         wanted = frozenset([NORMS] if self.measure.get("norms") else [])
         return wanted.union(*(policy.needs(epoch) for policy in self.policies.values()))
 
     def needs_at(self) -> frozenset[Request]:
-        """Of the exchange that is to come."""
+        """Return the requests for the next exchange."""
         return frozenset().union(*(policy.needs_at(self.exchanges) for policy in self.policies.values()))
 
     def begin_epoch(self) -> None:
-        """Start the epoch's sums; the loop is about to forget the last epoch's loss."""
+        """Start the epoch's sums, before the loop clears the last epoch's loss."""
         self.unread_loss += self.loss_sum.sum()
         self.compression_error = None
         for policy in self.policies.values():
@@ -128,16 +128,16 @@ class PolicyRunner:
 
     @property
     def wanted(self) -> bool:
-        """Whether a policy may want to look at an exchange, at any time."""
+        """Whether a policy may want to inspect an exchange at any time."""
         return bool(self.policies) or bool(self.measure.get("error"))
 
     def looks(self) -> bool:
-        """Whether a policy is to look at the coming exchange's tensors before they are exchanged."""
+        """Whether a policy inspects the tensors of the next exchange before they are exchanged."""
         first_error = self.comm.leader and self.measure.get("error") and self.compression_error is None
         return bool(first_error) or any(isinstance(request, BEFORE_EXCHANGE) for request in self.needs_at())
 
     def look_at(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], info: StepInfo) -> None:
-        """Before an exchange: look at what each local group is to exchange, tensors [rows, ...]."""
+        """Collect signals before an exchange from the inputs of each local group, tensors [rows, ...]."""
         needs = self.asked = self.needs_at()
         if not self.wanted:
             return
@@ -161,12 +161,12 @@ class PolicyRunner:
     def _probe(
         self, exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo, mean: bool
     ) -> dict[str, dict[int, dict[str, Measured]]]:
-        """By policy, what the levels that it asks for would cost and lose on worker 0.
+        """Return, by policy, bytes and error on worker 0 of the levels that it requests.
 
         Args:
-            exchange, xs_W, info: of the coming exchange.
-            mean: of the policies that look at the mean of the recent exchanges, which is forgotten then; else of those
-                that look at `xs_W`.
+            exchange, xs_W, info: of the next exchange.
+            mean: whether to probe for the policies that use the mean of recent inputs, which is then cleared; if not,
+                for those that use `xs_W`.
         """
         asked = {name: policy.needs_at(self.exchanges) for name, policy in self.policies.items()}
         asked = {name: requests for name, requests in asked.items() if (RecentMean() in requests) == mean}
@@ -179,13 +179,13 @@ class PolicyRunner:
         return {name: {level: found[level] for level in own} for name, own in levels.items()}
 
     def look_back(self, exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]) -> None:
-        """After the exchange: look at what the first local group has got."""
+        """Collect signals after an exchange from the results of the first local group."""
         if GradientNoise() in self.asked:
             self.square_norms = square_norms(exchange, xs_W, updates, self.count_samples())
         self.epoch_sums.add_updates(updates, exchange.specs)
 
     def units_change(self) -> None:
-        """From here on differences of parameters are exchanged, no more gradients: forget sums that would mix both."""
+        """Clear sums that would mix gradients with differences of parameters, which are exchanged from now on."""
         self.recent, self.recent_count = [], 0
         self.epoch_sums.forget_updates()
         self.statistics.sums.clear()
@@ -193,20 +193,20 @@ class PolicyRunner:
             policy.units_change()
 
     def read_loss(self) -> float:
-        """Training loss of all workers since it was last read, mean over steps."""
+        """Return the training loss of all workers since the last call, as a mean over steps."""
         steps = self.position.step + 1 - self.loss_read_at
         total = self.comm.sum_(self.unread_loss + self.loss_sum.sum(), "control")
         self.unread_loss, self.loss_read_at = -self.loss_sum.sum(), self.position.step + 1
         return float(total) / (steps * self.comm.workers)
 
-    # ---- what they decide
+    # ---- decisions
 
     def after_exchange(self, completed: CompletedExchange, averaging: bool) -> None:
-        """Let the policies that are due edit the plan, and note what new codebooks cost in error.
+        """Let the policies that are due change the plan, and record the error of new codebooks.
 
         Args:
-            completed: the exchange that has been made, of the first local group.
-            averaging: it was an averaging of local steps.
+            completed: the completed exchange, of the first local group.
+            averaging: whether it was an averaging of local steps.
         """
         policies = {name: policy for name, policy in self.policies.items() if policy.due(self.exchanges)}
         if policies:
@@ -242,7 +242,7 @@ class PolicyRunner:
         self.exchanges += 1
 
     def end_epoch(self) -> dict[str, Any]:
-        """Let the policies that decide per epoch edit the plan; returns what was decided in this epoch, by policy."""
+        """Let the policies that decide per epoch change the plan; returns the decisions of this epoch, by policy."""
         decisions: dict[str, Any] = {name: {"updates": made} for name, made in self.made.items()}
         self.made = {}
         sums = self.epoch_sums.read()
@@ -266,12 +266,12 @@ class PolicyRunner:
         return decisions | self._agree(policies, signals)
 
     def measured(self) -> dict[str, Any]:
-        """Columns that `measure` asks for, of the epoch that has ended."""
+        """Return the columns that `measure` requests, for the epoch that has ended."""
         columns: dict[str, Any] = {"norms": self.norms} if self.measure.get("norms") else {}
         return columns | ({"compression_error": self.compression_error} if self.measure.get("error") else {})
 
     def _agree(self, policies: dict[str, Policy], signals: Signals) -> dict[str, Any]:
-        """Update on the leader, then broadcast; returns what was decided."""
+        """Update the plan on the leader and broadcast it; returns the decisions."""
         decisions, plan = {}, self.position.plan
         self.comm.clock.event("decision")
         if self.comm.leader:
@@ -292,7 +292,7 @@ class PolicyRunner:
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """What all workers have in common."""
+        """Return the state that all workers share."""
         return {
             "policies": {name: policy.state_dict() for name, policy in self.policies.items()},
             "signals": sorted(self.needs(self.position.epoch)),
@@ -300,7 +300,7 @@ class PolicyRunner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Restore the result of `state_dict()`."""
         for name, policy in self.policies.items():
             policy.load_state_dict(state["policies"][name])
         for key in KEPT:
@@ -308,7 +308,7 @@ class PolicyRunner:
         self.epoch_sums.begin(frozenset(state["signals"]))
 
     def worker_state(self, row: int) -> dict[str, Any]:
-        """One local worker's share of the sums; what is summed over the local workers is the first one's."""
+        """Return one local worker's share of the sums; sums over the local workers belong to the first one."""
         first, nothing = row == 0, torch.zeros((), dtype=torch.float64)
         sums = self.epoch_sums.state_dict() if first else {}
         return {
@@ -319,7 +319,7 @@ class PolicyRunner:
         }
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
-        """Continue from `worker_state()`."""
+        """Restore the result of `worker_state()`."""
         device = self.comm.device
         self.epoch_sums.add_state(state["signals"])
         for name, total in state["statistics"].items():

@@ -27,7 +27,7 @@ class Schedule(Component):
     """factor(e) = warm-up from 1 to the scale s over the first epochs, times a decay.
 
     `epochs` is the length of the run. The warm-up is 1 + (s - 1) min(e / warmup_epochs, 1); s is A (`linear`), sqrt(A)
-    or 1 for A = `workers`.
+    or 1 (`none`) for A = `workers`.
     """
 
     epochs: int
@@ -48,16 +48,16 @@ class Schedule(Component):
 
     @property
     def rises_until(self) -> float:
-        """The epoch from which on the learning rate does not rise; 0 where it never does."""
+        """Epoch from which on the learning rate does not rise; 0 if it never rises."""
         return self.warmup_epochs if self.scale != 1 else 0
 
     def warmed(self, epoch: float) -> float:
-        """1 + (s - 1) min(epoch / warmup_epochs, 1)."""
+        """Return 1 + (s - 1) min(epoch / warmup_epochs, 1)."""
         done = 1.0 if self.warmup_epochs == 0 else min(epoch / self.warmup_epochs, 1.0)
         return 1 + (self.scale - 1) * done
 
     def __call__(self, epoch: float) -> float:
-        """The factor at a point in time, e.g. 2.5 = in the middle of the third epoch."""
+        """Return the factor at a fractional epoch; 2.5 is the middle of the third epoch."""
         raise NotImplementedError
 
 
@@ -88,10 +88,10 @@ def _multistep_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 class MultiStep(Schedule):
     """factor(e) = warm-up(e) x gamma^(milestones reached by e), constant within an epoch.
 
-    A milestone is a share of the run below 1 (0.5 of 300 epochs = epoch 150; at the least epoch 1), or an epoch from 1
-    up. Shares are rounded to epochs; of a short run several may fall on one, which then decays once for each of them
-    (0.5 and 0.8333 of 3 epochs: to 0.01 from epoch 2 on). With `lag` warm-up is one epoch late, and decays are two
-    epochs late.
+    A milestone is a share of the run below 1 (0.5 of 300 epochs = epoch 150; at least epoch 1), or an epoch of at least
+    1. Shares are rounded to epochs. In a short run several may coincide, and the factor then decays once for each of
+    them (0.5 and 0.8333 of 3 epochs: to 0.01 from epoch 2 on). With `lag` the warm-up is one epoch late, and decays are
+    two epochs late.
     """
 
     milestones: Sequence[float] = option("shares of the run, or epochs: 150 and 250 of 300", default=(0.5, 0.8333))
@@ -131,13 +131,13 @@ class MultiStep(Schedule):
 
 def _cosine_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
     for key, why in Schedule.description.idle(cls, options, context):
-        if key != "warmup_epochs":  # the cosine begins after them, however flat they are
+        if key != "warmup_epochs":  # the cosine starts after the warm-up even if that is flat
             yield key, why
 
 
 @with_options
 class Cosine(Schedule):
-    """factor(e) = warm-up(e), then from s down to s x final along half a cosine, step by step."""
+    """factor(e) = warm-up(e), then from s down to s x final along half a cosine, updated every step."""
 
     final: float = option("share of the peak learning rate at the end", default=0.0, at_least=0, at_most=1)
 
@@ -163,7 +163,7 @@ def _warmup_cosine_idle(cls: Any, options: Config, context: Surroundings) -> Idl
 class WarmupCosine(Schedule):
     """factor(e) = s (start + (1 - start) e / w) until epoch w, then from s down to s x final along half a cosine.
 
-    Step by step; unlike the other schedules it also warms up where s is 1.
+    Updated every step. Unlike the other schedules it also warms up if s is 1.
     """
 
     warmup_epochs: int = field(init=False, default=0)

@@ -93,7 +93,7 @@ def document() -> str:
 Written by `python -m scripts.matrix docs/matrix.md`; `tests/cli/test_pairwise.py` checks every cell by validating it,
 and trains a set of runs in which every pair that runs occurs. Three choices run together where each pair of them does:
 `·`. Elsewhere the cell holds the number of the sentence with which the run is refused before it starts ("…" stands for
-the cell's own names). Several policies run together if no two of them drive the same thing
+the cell's own names). Several policies run together if no two of them drive the same quantity
 (`adaptive=[accordion,alq]`): see the column *drives* of [algorithms.md](algorithms.md). Other options than the defaults
 can be refused by further rules.
 """

@@ -41,7 +41,7 @@ class ACPSGD(LowRank):
 
     chosen_as = {
         "acpsgd": Choice(
-            "low rank by half a power iteration per step, P and Q in turn: one all-reduce (Zhang et al. 2023)",
+            "low rank by half a power iteration per step, alternating P and Q: one all-reduce (Zhang et al. 2023)",
             {"error_feedback": True},
             beside=(*FEEDBACK, *TRAVEL),
         )

@@ -35,7 +35,7 @@ class SparseSigns(Uneven):
     description = replace(
         Uneven.description,
         kernels=("cpu", "cuda"),
-        collective_reason="every worker keeps other entries, a sum of sparse tensors is not sparse, "
+        collective_reason="every worker selects different entries, a sum of sparse tensors is not sparse, "
         "and a server must know the size",
     )
 
@@ -63,7 +63,7 @@ def _probe(compressor: "AdaComp", xs_W: Sequence[Tensor], ctx: Context, state: S
 
 
 def _probe_input(compressor: "AdaComp", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
-    raise NotImplementedError("which entries are sent depends on the newest gradient, too")
+    raise NotImplementedError("the selection of entries also depends on the newest gradient")
 
 
 @with_options
@@ -86,13 +86,13 @@ class AdaComp(Wrapper):
 
     inner: Compressor = field(init=False)
     bin_conv: int = option(
-        "L_T of convolutions, coordinates in a bin; longer = more compression", default=50, at_least=1
+        "L_T of convolutions: coordinates per bin; longer = more compression", default=50, at_least=1
     )
     bin_dense: int = option("L_T of matrices", default=500, at_least=1)
 
     chosen_as = {
         "adacomp": Choice(
-            "per bin, the entries that the newest gradient would lift to its maximum, as signs (Chen et al. 2018)",
+            "signs of the entries that one more gradient would lift to their bin's maximum (Chen et al. 2018)",
             beside=("collective", *TRAVEL),
         )
     }
@@ -103,7 +103,7 @@ class AdaComp(Wrapper):
         collective_reason=SparseSigns.description.collective_reason,
         probe=_probe,
         probe_input=_probe_input,
-        no_error_feedback="e, what was not sent, is kept inside: around it, the same would be counted twice",
+        no_error_feedback="it already accumulates unsent entries in e, which error feedback would count twice",
     )
 
     traits = SparseSigns.traits

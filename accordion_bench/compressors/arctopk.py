@@ -57,15 +57,18 @@ class ARCTopK(Compressor):
     """
 
     density: float = option(
-        "share of the rows of each matrix; lower density = more compression", default=0.2, above=0, at_most=1
+        "share of the rows of each matrix that is sent; lower density = more compression",
+        default=0.2,
+        above=0,
+        at_most=1,
     )
     sketch: int = option(
-        "columns of the sketch that chooses them; more = better chosen, longer messages", default=4, at_least=1
+        "columns of the sketch that selects the rows; more = better selection, longer messages", default=4, at_least=1
     )
 
     chosen_as = {
         "arctopk": Choice(
-            "whole rows, the same on all workers, chosen by a sketch of the mean (ARC-TopK, 2025)",
+            "whole rows, the same on all workers, selected by a sketch of the mean (ARC-TopK, 2025)",
             {"error_feedback": True},
             beside=(*FEEDBACK, *TRAVEL),
         )

@@ -29,7 +29,7 @@ class Around:
     """Options of every compressor's config group that belong to no wrapper."""
 
     error_feedback: bool | str = option(
-        "true: what was lost is added to the next gradient; false; ef21, loco: other forms",
+        "true: the compression error is added to the next gradient; false; ef21, loco: other forms",
         default=False,
         choices=(True, False, "ef21", "loco"),
         instead=True,
@@ -39,7 +39,7 @@ class Around:
     )
     collective: str | None = option(default=None)
     scope: str = option(default="tensor", choices=("tensor", WHOLE_MODEL))
-    start_step: int = option("steps before it are exchanged dense", default=0, at_least=0)
+    start_step: int = option("first compressed step; earlier steps are exchanged dense", default=0, at_least=0)
 
 
 def options_beside(cls: Any) -> dict[str, Option]:
@@ -48,7 +48,7 @@ def options_beside(cls: Any) -> dict[str, Option]:
     found = {name: one for part in (Around, *WRAPPERS) for name, one in options_of(part).items() if one.shown}
     found["collective"] = replace(found["collective"], default=traits.collectives[0], choices=traits.collectives)
     if not traits.whole_model:
-        found["scope"] = replace(found["scope"], choices=(), help="tensor: each is compressed by itself")
+        found["scope"] = replace(found["scope"], choices=(), help="tensor: each tensor is compressed by itself")
     return found
 
 
@@ -108,18 +108,18 @@ def pseudo_gradient_compressor(node: Config, name: str = "this one") -> Wrapped:
     compressor = wrapped.compressor
     instead = {"compressor": "topk"}, {"sync": "every_step"}
     if compressor.traits.reduces == "estimate":
-        rule = "{true} or {false} where workers take local steps, because ef21 has a momentum of its own"
+        rule = "{true} or {false} where workers take local steps, because ef21 has its own momentum"
         raise ValueRefused("compressor.error_feedback", rule, "ef21", True)
     if compressor.traits.optimizer.owns:
         raise ConfigError(
             f"compressor must leave momentum and step to the optimizer where workers take local steps, got {name}, "
-            "which has a momentum of its own",
+            "which has its own momentum",
             *instead,
         )
     if compressor.traits.reduces not in ("mean", "senders"):
         what = {"sum": "a sum over the workers", "vote": "a vote of signs"}.get(compressor.traits.reduces, "signs")
         raise ConfigError(
-            f"compressor must keep the size of what it averages where workers take local steps, got {name}, "
+            f"compressor must preserve the scale of its input where workers take local steps, got {name}, "
             f"which returns {what}",
             *instead,
         )
@@ -161,14 +161,14 @@ def wrapped_compressor(
     try:
         collective = check_collective(compressor, around.collective or compressor.traits.collectives[0])
         if scope == WHOLE_MODEL and not compressor.traits.whole_model:
-            rule = "tensor: this compressor works on matrices, and a whole model is none"
+            rule = "tensor, because this compressor works on matrices, and a whole model is not a matrix"
             raise ValueRefused("scope", rule, scope, "tensor")
         if scope == WHOLE_MODEL and block_size:
             raise ValueRefused("scope", "tensor where block is bucket", scope, "tensor")
         if collective == "two_way" and compressor.traits.collectives != ("two_way",):
             assert isinstance(compressor, Gathered), "only one-shot messages can be compressed again by their owners"
             if compressor.entropy != "none":
-                rule = "none with collective=two_way: no worker sees all workers' codes there"
+                rule = "none with collective=two_way, because no worker receives all workers' codes"
                 raise ValueRefused("entropy", rule, compressor.entropy, "none")
             compressor = TwoWay(compressor, residual=bool(error_feedback), **server)
         if collective == "tree":
@@ -178,7 +178,7 @@ def wrapped_compressor(
             compressor = carried(compressor)
         if error_feedback == "ef21":
             if feedback.get("residual_bits") == 8:
-                rule = "{null} or 32 with error_feedback=ef21, because others could not follow what rounding changes"
+                rule = "{null} or 32 with error_feedback=ef21, because other workers could not reproduce the rounding"
                 raise ValueRefused("residual_bits", rule, 8, None)
             compressor = EF21(compressor, **ef21)
         elif error_feedback == "loco":
@@ -186,7 +186,7 @@ def wrapped_compressor(
         elif error_feedback:
             compressor = ErrorFeedback(compressor, **feedback)
         if around.worker_momentum and "momentum" in compressor.traits.optimizer.owns:
-            rule = "{false}, because this compressor has a momentum of its own"
+            rule = "{false}, because this compressor has its own momentum"
             raise ValueRefused("worker_momentum", rule, True, False)
         if around.worker_momentum:
             compressor = WorkerMomentum(compressor, **momentum, **decay)
@@ -253,14 +253,14 @@ def check_optimizer(
         name = fits[0].lower()
         how = "takes the step itself and leaves the optimizer no gradient"
         if compressor.traits.optimizer.shares_steps:
-            how = "takes the step of some tensors itself, beside that one"
+            how = "takes the step of some tensors itself, and leaves the others to it"
         raise ConfigError(
             f"optimizer must be {name}, because {who} {how}, got {optimizer.get('_target_')}",
             {"optimizer": name},
         )
     takes = moves_momentum or "momentum" in compressor.traits.optimizer.takes
     if optimizer.get("momentum") and not takes:
-        rule = "0, because this compressor has a momentum of its own or takes the step itself"
+        rule = "0, because this compressor has its own momentum or takes the step itself"
         raise ValueRefused("optimizer.momentum", rule, optimizer["momentum"], 0)
 
 

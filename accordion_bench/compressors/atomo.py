@@ -25,7 +25,7 @@ def _why_dense(compressor: "ATOMO", spec: TensorSpec, level: float, workers: int
     if spec.ndim < compressor.traits.min_ndim or compressor.compresses(spec, level):
         return OneShot.description.why_dense(compressor, spec, level, workers)
     if level >= min(spec.matrix):
-        return WhyDense(f"rank {level:g} is beyond the matrix", shorter_messages(compressor))
+        return WhyDense(f"rank {level:g} exceeds the size of the matrix", shorter_messages(compressor))
     return WhyDense(f"{level:g} triples would be no smaller than the matrix", shorter_messages(compressor))
 
 
@@ -62,7 +62,7 @@ class ATOMO(OneShot):
 
     chosen_as = {
         "atomo": Choice(
-            "a random choice of singular triples, unbiased (Wang et al. 2018); a full SVD of every matrix in every "
+            "a random selection of singular triples, unbiased (Wang et al. 2018); a full SVD of every matrix in every "
             "step",
             beside=("collective", "start_step"),
         )
@@ -70,8 +70,8 @@ class ATOMO(OneShot):
 
     description = replace(
         OneShot.description,
-        collective_reason="every worker sends other triples, of whole matrices",
-        no_error_feedback="a message is no contraction (sigma_i / p_i exceeds sigma_i), and the residual would grow",
+        collective_reason="every worker sends different triples, of whole matrices",
+        no_error_feedback="a message is not a contraction (sigma_i / p_i exceeds sigma_i), and the residual would grow",
         why_dense=_why_dense,
         claims=replace(OneShot.description.claims, draws="worker", variance=_variance),
     )

@@ -170,7 +170,7 @@ class DeMo(Compressor):
     """
 
     k: int = option("coefficients sent per chunk; lower k = more compression", default=32, at_least=1, instead=NEAREST)
-    decay: float = option("of the workers' momenta, per step", default=0.999, at_least=0, at_most=1)
+    decay: float = option("decay of the workers' momenta per step", default=0.999, at_least=0, at_most=1)
     chunk: int = option("largest side of a chunk", default=64, at_least=1)
     value_dtype: str = option(default="float32", choices=tuple(VALUES))
     value_bits: int | None = option(
@@ -180,16 +180,17 @@ class DeMo(Compressor):
     )
 
     look_ahead: bool = option(
-        "gradients of a worker at x - lr sign(d_w), before its own coefficients leave d_w (DisTrO)", default=False
+        "gradients at x - lr sign(d_w), with d_w before the sent coefficients are removed (DisTrO)",
+        default=False,
     )
 
     chosen_as = {
         "demo": Choice(
-            "the largest DCT coefficients of each worker's own momentum (Peng et al. 2024); it is the momentum",
+            "the largest DCT coefficients of each worker's momentum, which replaces the optimizer's (Peng et al. 2024)",
             brings={
                 "optimizer.momentum": (0.0, ""),
-                "optimizer.lr": (1e-3, "every parameter moves by it in every step"),
-                "schedule.lr_scaling": ("sqrt", "the step of a sign does not grow with the workers"),
+                "optimizer.lr": (1e-3, "step size of every parameter in every step"),
+                "schedule.lr_scaling": ("sqrt", "the size of a sign step does not grow with the workers"),
             },
         )
     }

@@ -87,7 +87,7 @@ class CompressorDescription(Description):
 
     advised_levels: tuple[float, ...] = ()
     knob_with: tuple[str, Mapping[str, Any]] = ("", {})
-    collective_reason: str = "its messages add up, so that an all-reduce is the cheapest"
+    collective_reason: str = "its messages can be summed, so that an all-reduce is the cheapest"
     no_error_feedback: str = ""
     kernels: tuple[str, ...] = ()
     paper_floats: Callable[[Any, TensorSpec, float | None, int], int | None] = _paper_floats
@@ -100,7 +100,7 @@ class CompressorDescription(Description):
 
 KEPT = ("residual_bits", "residual_momentum", "residual_reset")  # options of wrappers, for `Choice.beside`
 FEEDBACK = ("error_feedback", "feedback_rate", "residual", *KEPT)
-NO_EF21 = {"error_feedback": "true: what was lost is added to the next gradient; false; loco: another form"}
+NO_EF21 = {"error_feedback": "true: the compression error is added to the next gradient; false; loco: another form"}
 TRAVEL = ("scope", "start_step")
 
 OF_COMPRESSORS = CompressorDescription(of_several_kinds=frozenset({"error_feedback"}), idle=_idle)

@@ -36,11 +36,13 @@ class DGC(Wrapper):
     """
 
     inner: Threshold = field(init=False)
-    density: float = option("share kept, about; lower density = more compression", default=0.001, above=0, at_most=1)
+    density: float = option(
+        "approximate share kept; lower density = more compression", default=0.001, above=0, at_most=1
+    )
     momentum: float = option(default=0.9, at_least=0, below=1, shown=False)
     nesterov: bool = option(default=False, shown=False)
     sample_share: float = option(
-        "share of the entries that the threshold is estimated from", default=0.01, above=0, at_most=1
+        "share of the entries from which the threshold is estimated", default=0.01, above=0, at_most=1
     )
     clip: float | None = option(
         "largest norm of the summed gradient; each worker clips to clip / sqrt(workers)",
@@ -49,7 +51,7 @@ class DGC(Wrapper):
         instead=1.0,
     )
     warmup_epochs: int = option(
-        "the density falls from density^(1/5) to density in so many epochs", default=4, at_least=0
+        "epochs in which the density falls from density^(1/5) to density", default=4, at_least=0
     )
 
     chosen_as = {
@@ -60,7 +62,7 @@ class DGC(Wrapper):
         Wrapper.description,
         kernels=Threshold.description.kernels,
         collective_reason=Threshold.description.collective_reason,
-        no_error_feedback="v, what was not sent, is kept inside: around it, the same would be counted twice",
+        no_error_feedback="it already accumulates unsent entries in v, which error feedback would count twice",
     )
 
     traits = replace(

@@ -91,12 +91,12 @@ class OrthonormalSteps(Compressor):
     momentum: float = option("0 = none", default=0.95, at_least=0, below=1)
     lr_factor: float = option("learning rate of the matrices as a multiple of optimizer.lr", default=10.0, above=0)
     own_decay: bool = option(
-        "true = matrices decay at their own rate, lr_factor times as fast (the authors)", default=False
+        "true = weight decay of the matrices is lr_factor times as fast (as the authors do)", default=False
     )
 
     description = replace(
         Compressor.description,
-        no_error_feedback="the momentum keeps what was not sent",
+        no_error_feedback="its momentum already accumulates what was not sent",
         requires={"optimizer": "adamw"},
         idle=_idle,
         probe_input=_probe_input,
@@ -155,10 +155,10 @@ class Dion(OrthonormalSteps):
 
     chosen_as = {
         "dion": Choice(
-            "orthonormal steps of low rank from a momentum that stays with each worker (Ahn et al. 2025); it is the "
-            "momentum. With optimizer=adamw, which has embeddings, the output layer and vectors",
+            "orthonormal low-rank steps from each worker's momentum, which replaces the optimizer's (Ahn et al. 2025); "
+            "optimizer=adamw takes the steps of embeddings, the output layer and vectors",
             beside=("start_step",),
-            comments={"start_step": "steps before it are AdamW's, exchanged dense"},
+            comments={"start_step": "first step of the method; earlier steps are AdamW's, exchanged dense"},
         )
     }
 

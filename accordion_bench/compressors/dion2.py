@@ -76,7 +76,7 @@ class RowStack(NamedTuple):
 def _why_dense(compressor: "Dion2", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
     if not compressor.takes_step(spec, level) or compressor.rows(spec, level) < min(spec.matrix):
         return None
-    return WhyDense(f"density {level:g} is every row", shorter_messages(compressor))
+    return WhyDense(f"density {level:g} sends every row", shorter_messages(compressor))
 
 
 @with_options
@@ -103,22 +103,22 @@ class Dion2(OrthonormalSteps):
         at_most=1,
     )
     ns_steps: int = option(
-        "of Newton-Schulz; more = closer to orthogonal, and slower", default=5, at_least=1, at_most=99
+        "iterations of Newton-Schulz; more = closer to orthogonal, but slower", default=5, at_least=1, at_most=99
     )
     ns_precision: str | None = option(
-        "of its products: bfloat16; null = that of the gradients", default=None, choices=("bfloat16",)
+        "dtype of its products: bfloat16; null = that of the gradients", default=None, choices=("bfloat16",)
     )
 
     chosen_as = {
         "dion2": Choice(
-            "orthonormal steps of the largest rows of a momentum that stays with each worker (Dion2, 2025); it is the "
-            "momentum. With optimizer=adamw, which has embeddings, the output layer and vectors",
+            "orthonormal steps of the largest rows of each worker's momentum, which replaces the optimizer's (Dion2, "
+            "2025); optimizer=adamw takes the steps of embeddings, the output layer and vectors",
             {"own_decay": True},
             beside=("start_step",),
             comments={
-                "momentum": "of rows that were sent; 0 = none",
-                "own_decay": "matrices decay at their own rate (its authors); false = at optimizer.lr",
-                "start_step": "steps before it are AdamW's, exchanged dense",
+                "momentum": "factor of the momentum of sent rows; 0 = none",
+                "own_decay": "true = weight decay of the matrices is lr_factor times as fast (as the authors do)",
+                "start_step": "first step of the method; earlier steps are AdamW's, exchanged dense",
             },
         )
     }

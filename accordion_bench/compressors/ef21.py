@@ -47,7 +47,7 @@ class EF21(Wrapper):
     """
 
     feedback_rate: float | None = option(
-        "of ef21, in (0, 1]: the momentum is 1 - feedback_rate; null = 0.1",
+        "for ef21, in (0, 1]: the momentum is 1 - feedback_rate; null = 0.1",
         default=None,
         above=0,
         at_most=1,
@@ -61,7 +61,7 @@ class EF21(Wrapper):
         self.rate = RATE if self.feedback_rate is None else self.feedback_rate
         if isinstance(self.inner, TwoWay | Tree):
             way, who = ("two_way", "owners") if isinstance(self.inner, TwoWay) else ("tree", "pairs of workers")
-            rule = f"all_gather with error_feedback=ef21, because {who} compress the mean of what was sent again"
+            rule = f"all_gather with error_feedback=ef21, because {who} compress the mean a second time"
             raise ValueRefused("collective", rule, way, "all_gather")
         if why := unfit(self.inner):
             raise ValueRefused("error_feedback", f"{{true}} or {{false}}, because {why}", "ef21", False)
@@ -72,7 +72,7 @@ class EF21(Wrapper):
             collectives=tuple(way for way in self.inner.traits.collectives if way not in ("two_way", "tree")),
             optimizer=replace(optimizer, owns=optimizer.owns | {"momentum"}, weight_decay_mode="decoupled"),
         )
-        reason = "EF21 needs the mean of what was sent as it is"
+        reason = "EF21 needs the exact mean of the messages"
         self.description = replace(self.description, collective_reason=reason)
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
@@ -130,9 +130,9 @@ def unfit(inner: Compressor) -> str:
     """Return why EF21 must not be wrapped around a compressor; "" = it may be."""
     traits = inner.traits
     if traits.reduces != "mean":
-        return "EF21 adds up means, and this compressor's update is none"
+        return "EF21 accumulates means, and this compressor's update is not a mean"
     if not traits.is_contraction:
-        return "EF21 needs a contraction, and what this compressor loses may be more than there was"
+        return "EF21 needs a contraction, and this compressor's error may exceed its input"
     if inner.description.claims.sum_eps:
-        return "EF21 adds up what was sent, and sums that are rounded on the wire would leave the workers' own behind"
+        return "EF21 accumulates messages, and sums that are rounded on the wire would drift from the workers' own"
     return ""

@@ -71,7 +71,7 @@ class Blockwise(DenseCodes):
     description = replace(
         DenseCodes.description,
         kernels=("cpu", "cuda"),
-        collective_reason="8-bit numbers with different scales do not add up",
+        collective_reason="8-bit numbers with different scales cannot be summed",
         claims=replace(DenseCodes.description.claims, variance=_variance),
     )
 

@@ -21,8 +21,8 @@ from accordion_bench.options.option import option, options_of, with_options
 from accordion_bench.plan import TensorSpec
 
 GROWS = (
-    "compressor.error_feedback=true keeps what was lost, and this compressor may lose more than there was: the "
-    "residual can grow without end (qsgd at its defaults: to 3,000 gradients in 100 steps)"
+    "compressor.error_feedback=true accumulates the compression error, which may exceed the input of this compressor: "
+    "the residual can grow without bound (qsgd at its defaults: to 3,000 gradients in 100 steps)"
 )
 
 
@@ -56,22 +56,26 @@ class ErrorFeedback(Wrapper):
     """
 
     residual: str = option(
-        "what is fed back, each worker's own loss or that of the mean", default="local", choices=("local", "aggregate")
+        "compression error to feed back, each worker's own or that of the mean",
+        default="local",
+        choices=("local", "aggregate"),
     )
     residual_units: str = option(
         "parameter: the paper's learning-rate ratio; gradient: without",
         default="gradient",
         choices=("gradient", "parameter"),
     )
-    zero_lr: str = option("what a learning rate of 0 does to stored error", default="skip", choices=("skip", "flush"))
+    zero_lr: str = option(
+        "at a learning rate of 0, skip the exchange or flush the residual", default="skip", choices=("skip", "flush")
+    )
     residual_decay: float = option(
-        "of the residual before each exchange; 1 = nothing is forgotten, SparseLoCo 0.95",
+        "factor of the residual before each exchange; 1 = no decay, SparseLoCo 0.95",
         default=1.0,
         above=0,
         at_most=1,
     )
     residual_bits: int | None = option(
-        "of what is kept: 8 = a quarter of the memory, 32; null = 8 of loco, else 32",
+        "bits of the stored residual: 8 = a quarter of the memory, 32; null = 8 for loco, else 32",
         default=None,
         choices=(8, 32),
         instead=8,
@@ -87,13 +91,13 @@ class ErrorFeedback(Wrapper):
         reduces = self.inner.traits.reduces
         if self.residual == "aggregate" and reduces != "mean":
             raise checks.ValueRefused(
-                "residual", f"local, because the update is {reduces}, no mean", self.residual, "local"
+                "residual", f"local, because the update is {reduces}, not a mean", self.residual, "local"
             )
         if reduces in ("vote", "other"):
-            rule = f"{{false}}, because the update is a {reduces}, which says nothing of the size of what was lost"
+            rule = f"{{false}}, because the update is a {reduces}, which does not preserve the scale of its input"
             raise checks.ValueRefused("error_feedback", rule, self.form, False)
         if self.residual == "aggregate" and isinstance(self.inner, TwoWay):
-            rule = "local with collective=two_way, because the update holds what the owners have kept, too"
+            rule = "local with collective=two_way, because the update also contains the owners' residuals"
             raise checks.ValueRefused("residual", rule, self.residual, "local")
         if self.residual_units == "parameter":
             optimizer = self.inner.traits.optimizer

@@ -45,7 +45,7 @@ class FP4(DenseCodes):
         DenseCodes.description,
         display_names={"fp4": "fp4"},
         kernels=("cpu", "cuda"),
-        collective_reason="4-bit numbers with different scales do not add up",
+        collective_reason="4-bit numbers with different scales cannot be summed",
         claims=replace(DenseCodes.description.claims, contraction=_contraction),
     )
 

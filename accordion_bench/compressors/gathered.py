@@ -39,7 +39,7 @@ def _why_dense(compressor: "Gathered", spec: TensorSpec, level: float, workers: 
     if not compressor.compresses(spec, level) or compressor.pays(spec, level, workers):
         return None
     at = f" at {compressor.traits.knob} {level:g}" if compressor.traits.knob else ""
-    reason = f"messages{at} from {counted(workers, 'worker')}, gathered, would cost more than a dense all-reduce"
+    reason = f"an all-gather of messages{at} from {counted(workers, 'worker')} would cost more than a dense all-reduce"
     two_way = ({"compressor.collective": "two_way"},) if "two_way" in compressor.traits.collectives else ()
     return WhyDense(reason, (*two_way, *shorter_messages(compressor)) or ("fewer workers",))
 
@@ -52,7 +52,9 @@ class Gathered(Compressor):
     number of workers thus changes the bytes, but never the training (up to the order of summation).
     """
 
-    description = replace(Compressor.description, collective_reason="its messages do not add up", why_dense=_why_dense)
+    description = replace(
+        Compressor.description, collective_reason="its messages cannot be summed", why_dense=_why_dense
+    )
 
     traits = Traits(collectives=("all_gather", "two_way"))
     entropy: str = "none"  # how entropy_bytes counts the codes, see `entropy.coded_bytes`
@@ -283,4 +285,4 @@ def target_like(xs: Sequence[Tensor], may_be_empty: bool, rows: int = 1, divisor
 
 def non_finite(ctx: Context, i: int, worker: int) -> NonFinite:
     """Return the error for a tensor that cannot be encoded."""
-    return NonFinite(f"what worker {worker} was to send of {ctx.specs[i].name} is not finite")
+    return NonFinite(f"the compressor input of worker {worker} for {ctx.specs[i].name} is not finite")

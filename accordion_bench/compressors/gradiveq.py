@@ -52,12 +52,12 @@ class GradiVeQ(Compressor):
 
     rank: int = option("coefficients of each vector; lower rank = more compression", default=8, at_least=1)
     length: int = option("coordinates of a vector", default=64, at_least=1)
-    basis_steps: int = option("dense steps from which a basis is made", default=4, at_least=1)
+    basis_steps: int = option("dense steps that define a basis", default=4, at_least=1)
     period: int = option("steps from one basis to the next", default=64, at_least=1)
 
     chosen_as = {
         "gradiveq": Choice(
-            "vectors of each tensor in a basis of principal components, whose coefficients add up (GradiVeQ, 2018)",
+            "all-reduced coefficients of each tensor's vectors in a basis of principal components (GradiVeQ, 2018)",
             {"error_feedback": True},
             beside=(*FEEDBACK, *TRAVEL),
         )

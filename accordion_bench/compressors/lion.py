@@ -46,17 +46,17 @@ class DistributedLion(Wrapper):
 
     chosen_as = {
         "lion": Choice(
-            "signs of each worker's own Lion, one bit each way (Distributed Lion, Liu et al. 2024); optimizer=lion",
+            "signs of each worker's Lion step, one bit each way (Distributed Lion, Liu et al. 2024); optimizer=lion",
             beside=TRAVEL,
-            comments={"scope": "tensor, model: one message for everything, fewer paddings"},
+            comments={"scope": "tensor, model: one message for all tensors, less padding"},
         )
     }
 
     description = replace(
         Wrapper.description,
         display_names={"lion": "Distributed Lion"},
-        collective_reason="compressor.vote decides what carries its signs",
-        no_error_feedback="its momenta stay with the workers, as they are",
+        collective_reason="compressor.vote determines the collective",
+        no_error_feedback="its momenta are local and do not depend on what was sent",
         kernels=("cpu", "cuda"),
         requires={"optimizer": "lion"},
     )

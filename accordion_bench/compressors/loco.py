@@ -36,9 +36,14 @@ class LoCo(ErrorFeedback):
     """
 
     residual_momentum: float = option(
-        "of loco, in [0, 1): weight of what was kept before; 0 = nothing is forgotten", default=0.8, at_least=0, below=1
+        "for loco, in [0, 1): weight of the previous residual; 0 = plain error feedback",
+        default=0.8,
+        at_least=0,
+        below=1,
     )
-    residual_reset: int = option("of loco: exchanges after which nothing is kept; 0 = never", default=1024, at_least=0)
+    residual_reset: int = option(
+        "for loco: exchanges between resets of the residual; 0 = never", default=1024, at_least=0
+    )
 
     description = replace(ErrorFeedback.description, idle=_idle)
     form = "loco"

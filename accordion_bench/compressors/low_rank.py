@@ -27,7 +27,7 @@ def _why_dense(compressor: "LowRank", spec: TensorSpec, level: float, workers: i
     if spec.ndim < compressor.traits.min_ndim or compressor.compresses(spec, level):
         return None
     if level >= min(spec.matrix):
-        return WhyDense(f"rank {level:g} is beyond the matrix", shorter_messages(compressor))
+        return WhyDense(f"rank {level:g} exceeds the size of the matrix", shorter_messages(compressor))
     rate = f"{compressor.min_compression_rate:g} times smaller than the matrix"
     return WhyDense(f"factors of rank {level:g} would not be {rate}", shorter_messages(compressor))
 
@@ -41,7 +41,9 @@ class LowRank(Compressor):
 
     rank: int = option("lower rank = more compression", default=2, at_least=1, instead=NEAREST)
     min_compression_rate: float = option(
-        "matrices that would not get this many times smaller travel dense; 0 = compress all", default=2, at_least=0
+        "matrices that would not become this many times smaller are exchanged dense; 0 = compress all",
+        default=2,
+        at_least=0,
     )
 
     description = replace(Compressor.description, why_dense=_why_dense)

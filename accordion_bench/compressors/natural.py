@@ -49,7 +49,7 @@ class Natural(DenseCodes):
         DenseCodes.description,
         display_names={"natural": "natural compression"},
         kernels=("cpu", "cuda"),
-        collective_reason="a sum of powers of two is none",
+        collective_reason="a sum of powers of two is not a power of two",
         claims=replace(DenseCodes.description.claims, variance=_variance),
     )
 

@@ -40,7 +40,7 @@ class OneBit(DenseCodes):
         DenseCodes.description,
         display_names={"onebit": "1-bit SGD"},
         kernels=("cpu", "cuda"),
-        collective_reason="signs do not add up in one bit",
+        collective_reason="signs cannot be summed in one bit",
         claims=replace(DenseCodes.description.claims, contraction=_contraction),
     )
 

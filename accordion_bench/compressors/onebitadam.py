@@ -54,16 +54,16 @@ class OneBitAdam(Wrapper):
 
     chosen_as = {
         "onebitadam": Choice(
-            "Adam; after `freeze_step` its variance stays, and its momentum travels as two-way signs (Tang et al. "
-            "2021); optimizer=adamw"
+            "Adam; from `freeze_step` on its variance is frozen, and its momentum is exchanged as two-way signs (Tang "
+            "et al. 2021); optimizer=adamw"
         )
     }
 
     description = replace(
         Wrapper.description,
         display_names={"onebitadam": "1-bit Adam"},
-        collective_reason="its momentum goes to owners, and comes back compressed",
-        no_error_feedback="it keeps what its signs lose already",
+        collective_reason="owners average its momentum, and compress the result",
+        no_error_feedback="it already has error feedback for its signs",
         kernels=("cpu", "cuda"),
         requires={"optimizer": "adamw"},
         smoke_options=_smoke_options,

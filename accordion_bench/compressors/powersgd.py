@@ -61,9 +61,7 @@ class PowerSGD(LowRank):
     """
 
     warm_start: bool = option("true: each power iteration starts from the last one's result", default=True)
-    on_switch: str = option(
-        "what becomes of Q when a policy changes the rank", default="keep", choices=("keep", "redraw")
-    )
+    on_switch: str = option("Q after a policy has changed the rank", default="keep", choices=("keep", "redraw"))
     orthonormalisation: str = option(default="qr", choices=("qr", "gramschmidt"))
     eps: float = option("for gramschmidt", default=1e-8, at_least=0)
 

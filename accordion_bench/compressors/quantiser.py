@@ -90,7 +90,7 @@ class Quantiser(DenseCodes):
     zero_level: bool = option("whether 0 is a level", default=True)
     p: float = option("base of exponential levels", default=0.5, above=0, below=1)
     balanced: bool = option("buckets of equal size", default=False)
-    entropy: str = option("fills the column entropy_bytes", default="none", choices=METHODS)
+    entropy: str = option("entropy code that the column entropy_bytes counts", default="none", choices=METHODS)
 
     chosen_as = {
         "qsgd": Choice(
@@ -124,7 +124,7 @@ class Quantiser(DenseCodes):
         DenseCodes.description,
         display_names={"qsgd": "QSGD", "qsgdinf": "QSGDinf", "nuqsgd": "NUQSGD", "trn": "TRN"},
         kernels=("cpu", "cuda"),
-        collective_reason="codes of different norms do not add up",
+        collective_reason="codes with different norms cannot be summed",
         idle=_idle,
         buckets_of=_buckets_of,
         claims=replace(DenseCodes.description.claims, variance=_variance),

@@ -19,8 +19,8 @@ def _contraction(compressor: "Sign", spec: TensorSpec, level: float) -> float | 
 
 
 VOTES = {
-    "optimizer.lr": (1e-3, "every parameter moves by it in every step"),
-    "schedule.lr_scaling": ("sqrt", "the step of a vote does not grow with the workers"),
+    "optimizer.lr": (1e-3, "step size of every parameter in every step"),
+    "schedule.lr_scaling": ("sqrt", "the size of a vote's step does not grow with the workers"),
 }
 
 
@@ -45,9 +45,9 @@ class Sign(DenseCodes):
     """
 
     scale: str = option(default="none", choices=("none", "l1", "l2"))
-    block: str = option("what shares one scale", default="tensor", choices=("tensor", "chunk", "bucket"))
+    block: str = option("coordinates that share one scale", default="tensor", choices=("tensor", "chunk", "bucket"))
     block_size: int | None = option("coordinates, for chunk and bucket", default=None, at_least=1, instead=1_048_576)
-    min_numel: int = option("smaller tensors travel dense", default=0, at_least=0)
+    min_numel: int = option("smaller tensors are exchanged dense", default=0, at_least=0)
 
     chosen_as = {
         "signsgd": Choice(
@@ -56,7 +56,7 @@ class Sign(DenseCodes):
             leaves_out=("block", "block_size", "min_numel"),
             comments={
                 "collective": "all_gather: mean of signs; two_way: majority vote, one bit up and one down",
-                "scope": "tensor, model: one message for everything, fewer paddings",
+                "scope": "tensor, model: one message for all tensors, less padding",
             },
             brings=VOTES,
         ),
@@ -76,7 +76,7 @@ class Sign(DenseCodes):
             {"scale": "l1", "error_feedback": True},
             beside=(*FEEDBACK, "collective", "start_step"),
             leaves_out=("min_numel",),
-            comments={"scale": "", "collective": "all_gather, two_way (then the owners keep residuals too)"},
+            comments={"scale": "", "collective": "all_gather, two_way (then the owners also keep residuals)"},
         ),
         "distefblocksgd": Choice(
             "two-way blockwise scaled sign, error feedback on both sides, momentum before compression (Zheng, Huang, "
@@ -106,7 +106,7 @@ class Sign(DenseCodes):
             "distefblocksgd": "dist-EF-blockSGD",
         },
         kernels=("cpu", "cuda"),
-        collective_reason="signs do not add up in one bit",
+        collective_reason="signs cannot be summed in one bit",
         claims=replace(DenseCodes.description.claims, contraction=_contraction),
     )
 

@@ -62,7 +62,7 @@ class TernaryCodes(DenseCodes):
 def _why_dense(compressor: "TernGrad", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
     if compressor.pays(spec, level, workers):
         return None
-    reason = f"codes from {counted(workers, 'worker')}, gathered, would cost more than a dense all-reduce"
+    reason = f"an all-gather of codes from {counted(workers, 'worker')} would cost more than a dense all-reduce"
     return WhyDense(reason, ("fewer workers",))
 
 
@@ -81,7 +81,7 @@ class TernGrad(Compressor):
     """
 
     clip: float | None = option("standard deviations; null = no clipping, then unbiased", default=2.5, above=0)
-    entropy: str = option("fills the column entropy_bytes", default="none", choices=METHODS)
+    entropy: str = option("entropy code that the column entropy_bytes counts", default="none", choices=METHODS)
 
     chosen_as = {
         "terngrad": Choice(
@@ -94,7 +94,7 @@ class TernGrad(Compressor):
     description = replace(
         Compressor.description,
         kernels=("cpu", "cuda"),
-        collective_reason="all workers share one scale, with which an owner's mean could not be told from a code",
+        collective_reason="all workers share one scale, with which an owner's mean cannot be encoded",
         why_dense=_why_dense,
         claims=replace(Compressor.description.claims, draws="worker"),
     )
@@ -130,7 +130,7 @@ class TernGrad(Compressor):
         looks = engine_for(xs_W).looks
         for i, scale in zip(sent, shared, strict=True):
             if looks and not scale.isfinite():
-                raise NonFinite(f"what some worker was to send of {ctx.specs[i].name} is not finite")
+                raise NonFinite(f"the compressor input of some worker for {ctx.specs[i].name} is not finite")
         self.codes.known = {ctx.specs[i].name: scale for i, scale in zip(sent, shared, strict=True)}
         narrowed = replace(ctx, levels=[1 if i in set(sent) else None for i in range(len(ctx.specs))])
         return self.codes.exchange(xs_W, narrowed, state, comm)

@@ -43,24 +43,24 @@ class Threshold(Uneven):
     Source: Strom 2015 (absolute); Lin et al. 2018 (arXiv 1712.01887; sampled).
     """
 
-    density: float = option("share kept, about; lower density = more compression", default=0.1, above=0, at_most=1)
+    density: float = option("approximate share kept; lower density = more compression", default=0.1, above=0, at_most=1)
     threshold: float | None = option(
-        "absolute; density then only bounds the message", default=None, above=0, instead=0.001
+        "absolute threshold; density then only bounds the message", default=None, above=0, instead=0.001
     )
     sample_share: float = option(
-        "share of the entries that the threshold is estimated from", default=0.01, above=0, at_most=1
+        "share of the entries from which the threshold is estimated", default=0.01, above=0, at_most=1
     )
     least: float = option(
-        "the threshold is lowered until this many times density are found; 0 = the first estimate does",
+        "the threshold is lowered until this many times density are found; 0 = use the first estimate",
         default=0.8,
         at_least=0,
         at_most=1,
     )
-    most: float = option("of more than this many times density, the largest are sent", default=1.3, at_least=1)
+    most: float = option("at most this many times density are sent, the largest ones", default=1.3, at_least=1)
 
     chosen_as = {
         "threshold": Choice(
-            "all entries above a threshold that a sample gives (Lin et al. 2018), or an absolute one (Strom 2015)",
+            "all entries above a threshold, estimated from a sample (Lin et al. 2018) or absolute (Strom 2015)",
             {"error_feedback": True},
             beside=(*FEEDBACK, "collective", *TRAVEL),
         )
@@ -70,7 +70,7 @@ class Threshold(Uneven):
         Uneven.description,
         display_names={"threshold": "threshold"},
         kernels=("cpu", "cuda"),
-        collective_reason="every worker keeps other entries, a sum of sparse tensors is not sparse, "
+        collective_reason="every worker selects different entries, a sum of sparse tensors is not sparse, "
         "and a server must know the size",
         idle=_idle,
         claims=replace(Uneven.description.claims, contraction=_contraction),

@@ -170,21 +170,21 @@ class TopK(Sparse):
     density: float = option("share kept; lower density = more compression", default=0.1, above=0, at_most=1)
     count: str = option(default="at_least_one", choices=("at_least_one", "floor"))
     reduce: str = option(
-        "over all workers; senders: a mean over those that have sent a coordinate (SparseLoCo's code)",
+        "over all workers; senders: mean over the workers that sent a coordinate (SparseLoCo's code)",
         default="mean",
         choices=("mean", "sum", "senders"),
     )
     chunk: int | None = option(
-        "largest side of a tile of which the largest entries are sent; null = of whole tensors, SparseLoCo 64",
+        "largest side of the tiles whose largest entries are sent; null = whole tensors, SparseLoCo 64",
         default=None,
         at_least=1,
         instead=64,
     )
     value_bits: int | None = option(
-        "null = float32; 2 = four values of each tensor, with chunk alone", default=None, choices=(2,)
+        "null = float32; 2 = four values per tensor, only with chunk", default=None, choices=(2,)
     )
     clip: str = option(
-        "none; median: no worker's message is larger than their median, with chunk alone",
+        "none; median: messages are scaled down to the workers' median norm, only with chunk",
         default="none",
         choices=("none", "median"),
     )
@@ -201,7 +201,7 @@ class TopK(Sparse):
         Sparse.description,
         kernels=("cpu", "cuda"),
         advised_levels=(0.01, 0.001),
-        collective_reason="every worker keeps other entries, and a sum of sparse tensors is not sparse",
+        collective_reason="every worker selects different entries, and a sum of sparse tensors is not sparse",
         idle=_idle,
         label_suffix=_label_suffix,
         paper_floats=_paper_floats,
@@ -240,7 +240,7 @@ class TopK(Sparse):
         elif self.clip != "none":
             raise ValueRefused("clip", "none where chunk is {null}", self.clip, "none")
         elif self.reduce == "senders":
-            reason = "every worker must see who has sent a coordinate"
+            reason = "every worker must know which workers sent a coordinate"
             self.traits = replace(self.traits, collectives=("all_gather",))
             self.description = replace(self.description, collective_reason=reason)
 

@@ -168,14 +168,16 @@ class TwoWay(Wrapper):
     inner: Gathered
     residual: bool = False
     server: str = option(
-        "sharded over the workers, literal: worker 0 alone", default="sharded", choices=("sharded", "literal")
+        "sharded over the workers, or literal: worker 0 owns everything",
+        default="sharded",
+        choices=("sharded", "literal"),
     )
     align: str = option(
         "piece: equal shards, tensors are cut; tensor: shards of whole tensors",
         default="piece",
         choices=("piece", "tensor"),
     )
-    ties: str = option("what a tied vote decides", default="random", choices=("random", "plus"))
+    ties: str = option("decision of a tied vote", default="random", choices=("random", "plus"))
 
     description = replace(Wrapper.description, idle=_idle, why_dense=_why_dense, probe_input=_probe_input)
 

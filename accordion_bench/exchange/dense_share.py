@@ -49,7 +49,7 @@ def goes_dense(
     )
     ways = [way for why, _ in _first(found) for way in why.instead]
     how_much = f"{count} of {counted(len(sent), 'tensor')}, {100 * share:.3g} % of the coordinates"
-    told = f"{how_much}, travel dense: {reasons}"
+    told = f"{how_much}, are exchanged dense: {reasons}"
     return worded(told, [way for i, way in enumerate(ways) if way not in ways[:i]])
 
 

@@ -78,6 +78,6 @@ def cut_into_buckets(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo)
     try:
         buckets_W = buckets_of(exchange.compressor, exchange.as_sent(xs_W), exchange.context(replace(info, lr=1.0)))
     except NonFiniteRow:
-        raise NonFinite("the norm of a bucket of gradients is beyond float32") from None
+        raise NonFinite("the norm of a bucket of gradients exceeds float32") from None
     assert buckets_W is not None
     return buckets_W

@@ -337,7 +337,7 @@ class Exchange:
         *updates, magnitudes = left
         filled = [i for i in self.members[number] if self.specs[i].numel]
         given = Look(len(filled) * self.comm.local_workers, lambda k, _: f"{self._row(filled, k)} is not finite")
-        sent = "what some worker was to send of"
+        sent = "the compressor input of some worker for"
         got = Look(len(filled), lambda k, _: f"{sent} {self.specs[filled[k]].name} is not finite", self.comm)
         self.finite.note(magnitudes, given, got)
         return updates
@@ -382,7 +382,9 @@ class Exchange:
             of_unit: list[float] = [lr] * len(self.units)
         else:
             if any(lr[i] != lr[unit[0]] for unit in self.units for i in unit):
-                raise ValueError("tensors that travel as one vector must have one learning rate; use scope=tensor")
+                raise ValueError(
+                    "tensors that are exchanged as one vector must have one learning rate; use scope=tensor"
+                )
             of_unit = [lr[unit[0]] for unit in self.units]
         return Context(info.step, self.sent, self.levels(info), self.seed, of_unit, info.plan.codebooks)
 

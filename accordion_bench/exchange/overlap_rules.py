@@ -48,14 +48,14 @@ class ExchangeOptions:
     def looks_first(self, wrapped: Wrapped) -> str:
         """Return why all gradients must be available before any is submitted; "" = this is not required."""
         if self.float16:
-            return "precision=float16 looks at all gradients first"
+            return "precision=float16 checks all gradients first"
         if self.clips:
             return "clip_norm needs all gradients first"
         if self.elastic:
-            return "sync.elastic repeats an exchange from its beginning"
+            return "sync.elastic may repeat an exchange with all gradients"
         traits = wrapped.compressor.traits
         if "momentum" in traits.optimizer.owns and traits.optimizer.weight_decay_mode == "in_gradient":
-            return "weight decay enters the gradients first"
+            return "weight decay is added to the gradients first"
         return ""
 
     @property

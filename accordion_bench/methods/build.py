@@ -131,10 +131,10 @@ def refuse_unequal(batches: Sequence[int], chosen: Chosen, methods: Methods) -> 
     driver = next((name for name, policy in methods.policies.items() if policy.drives == "batch"), None)
     why = ""
     if driver is not None:
-        why = f"adaptive={driver}, which changes it for all alike"
+        why = f"adaptive={driver}, which changes it for all workers"
     elif not methods.sync.weighs:
-        why = f"sync={chosen.sync_name}, whose means are of equal workers"
+        why = f"sync={chosen.sync_name}, whose means weight all workers equally"
     elif not methods.wrapped.compressor.traits.scaled:
-        why = f"compressor={chosen.compressor_name}, whose signs carry no magnitude and so no weight"
+        why = f"compressor={chosen.compressor_name}, whose signs have no magnitude that could be weighted"
     if why:
         raise ValueRefused("batch_size", f"the same for all workers with {why}", list(batches), max(batches))

@@ -86,8 +86,8 @@ def codebooks_of(
         )
     if max(map(len, books.values())) <= len(NO_FREE_LEVEL):
         raise ConfigError(
-            f"compressor.zero_level must be false where adaptive={driver} fits 2 bits, got true, which leaves it the "
-            "levels -1, 0 and 1, of which none can move",
+            f"compressor.zero_level must be false where adaptive={driver} fits 2 bits, got true, which leaves only the "
+            "fixed levels -1, 0 and 1",
             {"compressor.zero_level": False},
         )
     return books
@@ -108,14 +108,14 @@ def refuse_pairs(chosen: Chosen, compressor: Compressor, policies: dict[str, Pol
         needs_gradients(policy_name, policy, sync, chosen.sync_name)
         needs_all_tensors(policy_name, policy, sync, chosen.sync_name)
     own_messages = sync.messages() is not None
-    leaves_nothing = "which has messages of its own" if own_messages else sync.without_averages
+    leaves_nothing = "which defines its own messages" if own_messages else sync.without_averages
     if leaves_nothing and name != "none":
         raise ConfigError(
             f"compressor must be none with sync={chosen.sync_name}, {leaves_nothing}, got {name}",
             {"compressor": "none"},
         )
     if (sync.local or sync.elastic) and compressor.traits.optimizer.looks_ahead:
-        where = "workers take local steps" if sync.local else "sync.elastic lets workers come and go"
+        where = "workers take local steps" if sync.local else "sync.elastic lets workers join and leave"
         raise ValueRefused("compressor.look_ahead", f"{{false}} where {where}", True, False)
     if sync.local and not own_messages:
         differences = pseudo_gradient_compressor(chosen.compressor, name)
@@ -138,7 +138,7 @@ def refuse_clipping_after(sync: Sync, compressor: Compressor) -> None:
     """
     if sync.local or compressor.traits.optimizer.owns:
         what = "workers take local steps" if sync.local else "the compressor takes the step itself"
-        raise ValueRefused("clip_at", f"before where {what}, because the update is no gradient", "after", "before")
+        raise ValueRefused("clip_at", f"before where {what}, because the update is not a gradient", "after", "before")
 
 
 def among_some(wrapped: Wrapped, name: str) -> None:
@@ -150,9 +150,9 @@ def among_some(wrapped: Wrapped, name: str) -> None:
     """
     why = ""
     if wrapped.collective == "two_way":
-        why = "whose messages all workers share out among themselves"
+        why = "whose messages are sharded over all workers"
     elif not wrapped.compressor.traits.fixed_size:
-        why = "the size of whose messages all workers must know"
+        why = "whose message sizes all workers must know"
     if why:
         raise ConfigError(
             f"compressor must send messages of a fixed size to all where sync.quorum leaves late workers out, got "
@@ -172,13 +172,13 @@ def refuse_of_all_workers(wrapped: Wrapped, name: str) -> None:
     why: str = ""
     instead: Config = {"compressor": "topk"}
     if wrapped.collective == "two_way":
-        why = "whose owners keep what others have sent"
+        why = "whose owners keep residuals of other workers' messages"
     elif wrapped.compressor.traits.reduces == "estimate":
-        why, instead = "whose estimate is the mean of what all workers keep", {"compressor.error_feedback": True}
+        why, instead = "whose estimate is the mean of all workers' states", {"compressor.error_feedback": True}
     if why:
         raise ConfigError(
-            f"compressor must keep nothing that hangs on who all workers are where sync.elastic lets them come and go, "
-            f"got {name}, {why}",
+            f"compressor must have no state that depends on the set of workers where sync.elastic lets them join and "
+            f"leave, got {name}, {why}",
             instead,
             {"sync.elastic": False},
         )
@@ -196,7 +196,7 @@ def two_drivers(policies: dict[str, Policy]) -> None:
             turned = policies[earlier].refines
             instead = [name, earlier] if turned else name
             raise ConfigError(
-                f"adaptive must not drive the same thing twice, got {earlier} and {name}, which both drive the "
+                f"adaptive must not drive the same quantity twice, got {earlier} and {name}, which both drive the "
                 f"{policy.drives}",
                 {"adaptive": instead},
             )
@@ -205,7 +205,7 @@ def two_drivers(policies: dict[str, Policy]) -> None:
     if len(schemes) > 1:
         (first, one), (_, other) = list(schemes.items())[:2]
         raise ConfigError(
-            f"adaptive must choose one synchronisation, got {one} and {other}, which need two",
+            f"adaptive must choose one synchronisation scheme, got {one} and {other}, which need two",
             {"adaptive": one},
             f"sync={first} with other policies",
         )
@@ -248,7 +248,7 @@ def needs_sync(name: str, policies: dict[str, Policy], sync: Sync, scheme: str) 
         )
     if sync.groups:
         raise ConfigError(
-            f"adaptive={name} drives one period, got sync={scheme}, whose groups have one each",
+            f"adaptive={name} drives one period, got sync={scheme}, whose groups have one period each",
             {"sync": "local_sgd", "adaptive": name},
         )
 
@@ -267,7 +267,7 @@ def needs_all_tensors(name: str, policy: Policy, sync: Sync, scheme: str) -> Non
     """Refuse a policy that compares all tensors after each exchange if exchanges contain some of them."""
     if sync.partial and policy.when == "exchange" and policy.drives != "period":
         raise ConfigError(
-            f"adaptive={name} looks at all tensors in each exchange, got sync={scheme}, which averages some of them at "
+            f"adaptive={name} needs all tensors in each exchange, got sync={scheme}, which averages some of them at "
             "a time",
             {"sync": "diloco", "adaptive": name},
         )
@@ -289,7 +289,7 @@ def needs_averages(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
     """Refuse a policy that steers a compressor, or uses averages, if the scheme has no averages."""
     if sync.without_averages and policy.drives in ("level", "codebook"):
         raise ConfigError(
-            f"adaptive={name} steers a compressor, got sync={scheme}, {sync.without_averages}, so that it takes none",
+            f"adaptive={name} steers a compressor, got sync={scheme}, {sync.without_averages}, so that it has none",
             {"sync": "diloco"},
         )
     if sync.without_averages and getattr(policy, "signal", "") == "norm_of_sum_update":

@@ -32,9 +32,9 @@ class Schedule(Component):
 
     epochs: int
     workers: int
-    warmup_epochs: int = option("of linear warm-up to the scaled learning rate; 0 = none", default=5, at_least=0)
+    warmup_epochs: int = option("epochs of linear warm-up to the scaled learning rate; 0 = none", default=5, at_least=0)
     lr_scaling: str = option(
-        "with the number of workers: linear, sqrt, none",
+        "scaling with the number of workers: linear, sqrt, none",
         default="linear",
         choices=("linear", "sqrt", "none"),
         brought=True,
@@ -141,7 +141,7 @@ class Cosine(Schedule):
 
     final: float = option("share of the peak learning rate at the end", default=0.0, at_least=0, at_most=1)
 
-    chosen_as = {"cosine": Choice("cosine decay with linear warm-up, step by step")}
+    chosen_as = {"cosine": Choice("cosine decay with linear warm-up, updated every step")}
 
     description = replace(Schedule.description, idle=_cosine_idle)
 
@@ -167,12 +167,12 @@ class WarmupCosine(Schedule):
     """
 
     warmup_epochs: int = field(init=False, default=0)
-    warmup: int | float = option("share of the run, or epochs from 1 up; 0 = none", default=0.05, at_least=0)
+    warmup: int | float = option("share of the run, or epochs if at least 1; 0 = none", default=0.05, at_least=0)
     start: float = option("share of the peak learning rate in the first step", default=0.01, above=0, at_most=1)
     final: float = option("share of the peak learning rate at the end", default=0.1, at_least=0, at_most=1)
 
     chosen_as = {
-        "warmup_cosine": Choice("warm-up from almost nothing and cosine decay, step by step: for transformers")
+        "warmup_cosine": Choice("warm-up from almost 0 and cosine decay, updated every step: for transformers")
     }
 
     description = replace(Schedule.description, idle=_warmup_cosine_idle)

@@ -95,7 +95,7 @@ def test_a_lone_worker_sends_nothing_and_gains_decide():
         (["adaptive.gravac.every=0"], "gravac.every must be an integer of at least 1"),
         (["adaptive.gravac.bandwidth=0"], "gravac.bandwidth must be a number above 0"),
         (["compressor=powersgd"], "adaptive=gravac needs a compressor with the knob density to choose from, got"),
-        (["adaptive=[accordion,gravac]"], "adaptive must not drive the same thing twice"),
+        (["adaptive=[accordion,gravac]"], "adaptive must not drive the same quantity twice"),
     ],
 )
 def test_refused_gravac(options, told):

@@ -216,7 +216,7 @@ def test_one_word_also_chooses_the_synchronisation(overrides, sync, period):
         ),
         (["adaptive=[slowmo,qsr]"], "needs sync=slowmo, got sync=local_sgd, .*; type sync=slowmo adaptive=qsr$"),
         (["adaptive=[slowmo,accordion,qsr]", "compressor=topk"], r"; type sync=slowmo adaptive=\[accordion,qsr\]$"),
-        (["adaptive=[qsr,adacomm]"], "must not drive the same thing twice, got qsr and adacomm"),
+        (["adaptive=[qsr,adacomm]"], "must not drive the same quantity twice, got qsr and adacomm"),
         (["adaptive=qsr", "schedule.milestones=[]"], "needs a schedule that lowers the learning rate"),
         (["adaptive=adacomm", "adaptive.adacomm.every=720"], "every must be less than half the 720 .*, got 720; .*=72"),
         (["adaptive=adacomm", "adaptive.adacomm.every=360"], "every must be less than half the 720 .*, got 360"),

@@ -104,8 +104,8 @@ ONE_PROCESS: dict[str, Case] = {
     "clip_at must be one of before, after, got 'later'; pass clip_at='after'": (
         lambda m, o: ab.attach(m, o, clip_at="later")
     ),
-    "clip_at must be before where the compressor takes the step itself, because the update is no gradient, got 'after';"
-    " pass clip_at='before'": lambda m, o: ab.attach(m, o, "signum", clip_norm=1.0, clip_at="after"),
+    "clip_at must be before where the compressor takes the step itself, because the update is not a gradient, got "
+    "'after'; pass clip_at='before'": lambda m, o: ab.attach(m, o, "signum", clip_norm=1.0, clip_at="after"),
     "bucket_cap_mb must be a number above 0, got 0; pass bucket_cap_mb=25.0": (
         lambda m, o: ab.attach(m, o, bucket_cap_mb=0)
     ),
@@ -158,7 +158,7 @@ ONE_PROCESS: dict[str, Case] = {
     "adaptive=alq needs a compressor with a codebook of its own, got compressor=topk; pass compressor='qsgd'": (
         lambda m, o: ab.attach(m, o, "topk", "alq")
     ),
-    "adaptive must not drive the same thing twice, got lgreco and accordion, which both drive the level; pass "
+    "adaptive must not drive the same quantity twice, got lgreco and accordion, which both drive the level; pass "
     "adaptive=['accordion', 'lgreco']": lambda m, o: ab.attach(m, o, "powersgd", ["lgreco", "accordion"], **LENGTH),
     "adaptive=qsr drives the period between averagings, got sync=every_step, which exchanges in every step; call "
     "ab.local(model, optimizer, sync='local_sgd', adaptive='qsr')": (
@@ -167,8 +167,8 @@ ONE_PROCESS: dict[str, Case] = {
     "sync must be a local method, got 'every_step'; call ab.attach": lambda m, o: ab.local(m, o, "every_step"),
     "model must be a plain module where workers take local steps, got DistributedDataParallel, which exchanges in every"
     " step; pass model.module": lambda m, o: ab.local(DistributedDataParallel(m), o, "local_sgd"),
-    "compressor must leave momentum and step to the optimizer where workers take local steps, got dgc, which has a "
-    "momentum of its own; pass compressor='topk', or call ab.attach(model, optimizer)": (
+    "compressor must leave momentum and step to the optimizer where workers take local steps, got dgc, which has its "
+    "own momentum; pass compressor='topk', or call ab.attach(model, optimizer)": (
         lambda m, o: ab.local(m, o, "local_sgd", "dgc", **LENGTH)
     ),
     "fragments must be at most 2, because the model has 2 layers, got 9; pass fragments=2": (

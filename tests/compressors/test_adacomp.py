@@ -134,10 +134,10 @@ def test_probe_tells_the_next_exchange():
 @pytest.mark.parametrize(
     "options, told",
     [
-        ({"error_feedback": True}, "error_feedback must be false, because e, what was not sent, is kept inside"),
+        ({"error_feedback": True}, "error_feedback must be false, because it already accumulates unsent entries in e"),
         ({"bin_conv": 0}, "bin_conv must be an integer of at least 1, got 0; type .*bin_conv=50"),
         ({"bin_dense": 2.5}, "bin_dense must be an integer of at least 1, got 2.5; type .*bin_dense=500"),
-        ({"collective": "all_reduce"}, "collective must be all_gather, because every worker keeps other entries"),
+        ({"collective": "all_reduce"}, "collective must be all_gather, because every worker selects different entries"),
     ],
 )
 def test_refused(options, told):

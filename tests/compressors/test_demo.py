@@ -280,7 +280,7 @@ def test_probe_measures_what_is_compressed():
 
 def test_an_overflow_of_the_transform_is_refused():
     exchange, plan = exchange_for("demo", specs=[TensorSpec("m", (64, 64))], dtype=torch.float32)
-    with pytest.raises(NonFinite, match="worker 2 was to send of m"):
+    with pytest.raises(NonFinite, match="input of worker 2 for m"):
         xs_W = torch.zeros(4, 64, 64)
         xs_W[2] = 3e38
         xs_W[2, ::2] *= -1
@@ -435,7 +435,7 @@ def test_placements_of_workers_that_look_ahead(tmp_path):
         (["sync=local_sgd"], "compressor.look_ahead must be false where workers take local steps, got true"),
         (
             ["sync.elastic=true", "sync.min_workers=2", "comm=gloo", "comm.processes=2", "workers=2"],
-            "compressor.look_ahead must be false where sync.elastic lets workers come and go, got true",
+            "compressor.look_ahead must be false where sync.elastic lets workers join and leave, got true",
         ),
         (["comm=gloo", "comm.processes=2", "workers=2", "comm.engine=ddp"], "compressor must be none, fp16, bf16 or"),
         (["compressor.look_ahead=2"], "compressor.look_ahead must be true or false, got 2"),

@@ -275,7 +275,9 @@ def test_momentum_is_the_optimizers_own():
 
 
 def test_error_feedback_around_it_is_refused():
-    with pytest.raises(ConfigError, match=r"error_feedback must be false, because v.*error_feedback=false"):
+    with pytest.raises(
+        ConfigError, match=r"error_feedback must be false, because it already accumulates .* in v.*error_feedback=false"
+    ):
         compressor("dgc", error_feedback=True)
 
 

@@ -224,14 +224,14 @@ def test_an_update_is_nobodys_storage():
 
 TRUE_OR_FALSE = "error_feedback must be true or false, because "
 REFUSED = {
-    "qsgd": f"{TRUE_OR_FALSE}EF21 needs a contraction, and what this compressor loses may be more than there was",
+    "qsgd": f"{TRUE_OR_FALSE}EF21 needs a contraction, and this compressor's error may exceed its input",
     "terngrad": f"{TRUE_OR_FALSE}EF21 needs a contraction",
     "int8": f"{TRUE_OR_FALSE}EF21 needs a contraction",
-    "bf16": f"{TRUE_OR_FALSE}EF21 adds up what was sent, and sums that are rounded on the wire would leave",
-    "signsgd": f"{TRUE_OR_FALSE}EF21 adds up means, and this compressor's update is none, got ef21",
+    "bf16": f"{TRUE_OR_FALSE}EF21 accumulates messages, and sums that are rounded on the wire would drift",
+    "signsgd": f"{TRUE_OR_FALSE}EF21 accumulates means, and this compressor's update is not a mean, got ef21",
     "distefblocksgd": "collective must be all_gather with error_feedback=ef21, because owners compress the mean",
-    "adacomp": "error_feedback must be false, because e, what was not sent, is kept inside: .*, got ef21",
-    "dgc": "error_feedback must be false, because v",
+    "adacomp": "error_feedback must be false, because it already accumulates unsent entries in e, .*, got ef21",
+    "dgc": "error_feedback must be false, because it already accumulates unsent entries in v",
 }
 
 
@@ -243,8 +243,8 @@ def test_it_is_refused_in_a_sentence(name):
 
 OPTIONS_REFUSED = {
     "collective=two_way": "collective must be all_gather with error_feedback=ef21, because owners compress the mean",
-    "worker_momentum=true": "worker_momentum must be false, because this compressor has a momentum of its own",
-    "reduce=sum": f"{TRUE_OR_FALSE}EF21 adds up means, and this compressor's update is none, got ef21",
+    "worker_momentum=true": "worker_momentum must be false, because this compressor has its own momentum",
+    "reduce=sum": f"{TRUE_OR_FALSE}EF21 accumulates means, and this compressor's update is not a mean, got ef21",
     "feedback_rate=0": "feedback_rate must be a number above 0 and at most 1, got 0; type compressor.feedback_rate=0.1",
     "feedback_rate=1.5": "feedback_rate must be a number above 0 and at most 1, got 1.5",
     "feedback_rate=often": "feedback_rate must be a number above 0 and at most 1, got often",
@@ -263,11 +263,11 @@ def test_options_beside_it_are_refused_before_the_run(option):
 
 
 ELSEWHERE = {
-    "optimizer=sgd": "optimizer.momentum must be 0, because this compressor has a momentum of its own",
+    "optimizer=sgd": "optimizer.momentum must be 0, because this compressor has its own momentum",
     "optimizer=adamw": "optimizer must be sgd, because this compressor takes the step itself",
     "optimizer=muon": "optimizer must be sgd, because this compressor takes the step itself",
-    "sync=diloco": "compressor.error_feedback must be true or false where workers take local steps, because ef21 has a "
-    "momentum of its own, got ef21; type compressor.error_feedback=true",
+    "sync=diloco": "compressor.error_feedback must be true or false where workers take local steps, because ef21 has "
+    "its own momentum, got ef21; type compressor.error_feedback=true",
     "sync=post_local_sgd": "compressor.error_feedback must be true or false where workers take local steps",
 }
 

@@ -262,5 +262,5 @@ def test_refusals(name):
 
 
 def test_error_feedback_is_its_own():
-    with pytest.raises(ConfigError, match="error_feedback must be false, because it keeps what its signs lose"):
+    with pytest.raises(ConfigError, match="error_feedback must be false, because it already has error feedback"):
         exchange_for("onebitadam", error_feedback=True)

@@ -115,10 +115,10 @@ def test_wrong_options_are_refused_in_one_sentence(options, told):
 @pytest.mark.parametrize("overrides, told", [
     (["compressor=topk", "adaptive=alq"], "with a codebook of its own, got compressor=topk; type compressor=qsgd"),
     (["compressor=trn", "adaptive=alq"], "adaptive=alq needs a compressor with a codebook"),
-    (["compressor=qsgd", "adaptive=[alq,amq]"], "adaptive must not drive the same thing twice"),
+    (["compressor=qsgd", "adaptive=[alq,amq]"], "adaptive must not drive the same quantity twice"),
     (["compressor=signsgd", "compressor.collective=two_way", "+compressor.error_feedback=true"],
      "compressor.error_feedback must be false, because the update is a vote"),
-    (["compressor=signsgd", "compressor.collective=all_reduce"], "because signs do not add up in one bit"),
+    (["compressor=signsgd", "compressor.collective=all_reduce"], "because signs cannot be summed in one bit"),
     (["compressor=topk", "compressor.collective=all_reduce"], "and a sum of sparse tensors is not sparse"),
     (["compressor=powersgd", "+compressor.collective=all_gather"], "must be all_reduce, because"),
     (["compressor=topk", "compressor.density=0"], "compressor.density must be a number above 0 and at most 1, got 0"),

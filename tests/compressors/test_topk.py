@@ -75,7 +75,7 @@ def test_not_a_number_is_refused_by_name(n):
     exchange, plan = exchange_for("topk", 3, specs=specs, density=0.1, dtype=torch.float32)
     for value in (math.nan, math.inf):
         exchange.state["bad"]["residual_W"][2, 0, 7] = value
-        with pytest.raises(NonFinite, match="worker 2 was to send of bad"):
+        with pytest.raises(NonFinite, match="input of worker 2 for bad"):
             exchange(xs_W, StepInfo(plan, 0, 0.1))
 
 
@@ -203,7 +203,9 @@ def test_messages_are_gathered_where_senders_are_counted():
     """A dense all-reduce would not say who has sent what."""
     compressor = TopK(reduce="senders")
     assert compressor.pays(TensorSpec("m", (10, 10)), 0.99, 64)
-    with pytest.raises(ConfigError, match=r"collective must be all_gather, because every worker must see who has sent"):
+    with pytest.raises(
+        ConfigError, match=r"collective must be all_gather, because every worker must know which workers sent"
+    ):
         check_collective(compressor, "tree")
 
 

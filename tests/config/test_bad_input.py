@@ -501,7 +501,7 @@ def test_error_feedback_is_warned_of_where_more_may_be_lost_than_there_was(compr
     overrides = [f"compressor={compressor}", *(["compressor.error_feedback=true"] if compressor != "none" else [])]
     with pytest.raises(AssertionError, match="not refused"):
         train.run(composed.cfg(*overrides), command.typed(overrides))
-    assert ("this compressor may lose more than there was" in capsys.readouterr().err) == warned
+    assert ("may exceed the input of this compressor" in capsys.readouterr().err) == warned
 
 
 def test_a_batch_that_grows_may_need_micro_batches(capsys):

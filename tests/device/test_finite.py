@@ -159,7 +159,7 @@ def exchange_of(*specs, workers=2, compressor=None) -> Exchange:
 
 def test_an_update_that_is_not_finite_is_refused_where_no_gradient_is():
     exchange = exchange_of(TensorSpec("b", (3,)), TensorSpec("m", (2, 3)), compressor=Overflowing())
-    with pytest.raises(NonFinite, match=r"^what some worker was to send of m is not finite$"):
+    with pytest.raises(NonFinite, match=r"^the compressor input of some worker for m is not finite$"):
         exchange([torch.ones(2, 3), torch.ones(2, 2, 3)], StepInfo(Plan({}, 1), 0))
 
 

@@ -50,8 +50,8 @@ def test_every_compressor_knows_what_it_sends_dense(name):
 def test_gathered_codes_of_many_workers():
     told = sentence(of("qsgd", bits=8), 8, workers=8)
     assert told == (
-        "3 of 3 tensors, 100 % of the coordinates, travel dense: messages at bits 8 from 8 workers, gathered, would "
-        "cost more than a dense all-reduce; type compressor.collective=two_way, or fewer compressor.bits"
+        "3 of 3 tensors, 100 % of the coordinates, are exchanged dense: an all-gather of messages at bits 8 from 8 "
+        "workers would cost more than a dense all-reduce; type compressor.collective=two_way, or fewer compressor.bits"
     )
     assert sentence(of("qsgd", bits=8), 8, workers=4) == ""
     assert sentence(of("qsgd", bits=8, collective="two_way"), 8, workers=8) == ""
@@ -61,10 +61,11 @@ def test_gathered_codes_of_many_workers():
 def test_a_rank_beyond_the_matrix():
     assert sentence(of("powersgd"), 2) == ""
     beyond = sentence(of("powersgd"), 64)
-    assert beyond.startswith("2 of 3 tensors, 99.8 % of the coordinates, travel dense: rank 64 is beyond the matrix; ")
+    share = "2 of 3 tensors, 99.8 % of the coordinates, are exchanged dense"
+    assert beyond.startswith(f"{share}: rank 64 exceeds the size of the matrix; ")
     assert beyond.endswith("type a lower compressor.rank")
     assert "factors of rank 40 would not be 2 times smaller than the matrix (1)" in sentence(of("powersgd"), 40)
-    assert "rank 64 is beyond the matrix" in sentence(of("atomo"), 64)
+    assert "rank 64 exceeds the size of the matrix" in sentence(of("atomo"), 64)
 
 
 def test_small_tensors_are_not_worth_a_word():
@@ -84,7 +85,10 @@ def test_a_run_says_so_everywhere(tmp_path, capsys):
     said = capsys.readouterr()
     folder = RunFolder(tiny.only(tmp_path))
     (told,), summary = folder.read_json("summary.json")["went_dense"], folder.read_json("summary.json")
-    assert "travel dense: messages at bits 8 from 8 workers" in told and "compressor.collective=two_way" in told
+    assert (
+        "are exchanged dense: an all-gather of messages at bits 8 from 8 workers" in told
+        and "compressor.collective=two_way" in told
+    )
     assert said.err.count(f"warning: {told}") == 1
     assert f"\ndense      {summary['steps']} of {summary['steps']} steps: {told}\n" in said.out
     assert (folder.path / "run.log").read_text().count(f"WARNING from step 0 on: {told}") == 1

@@ -212,10 +212,10 @@ def test_bad_lists_are_one_sentence(given, rule, instead):
 @pytest.mark.parametrize(
     "method, why",
     [
-        ("compressor=signsgd", "compressor=signsgd, whose signs carry no magnitude and so no weight"),
-        ("sync=gossip", "sync=gossip, whose means are of equal workers"),
-        ("sync=noloco", "sync=noloco, whose means are of equal workers"),
-        ("adaptive=adabatch", "adaptive=adabatch, which changes it for all alike"),
+        ("compressor=signsgd", "compressor=signsgd, whose signs have no magnitude that could be weighted"),
+        ("sync=gossip", "sync=gossip, whose means weight all workers equally"),
+        ("sync=noloco", "sync=noloco, whose means weight all workers equally"),
+        ("adaptive=adabatch", "adaptive=adabatch, which changes it for all workers"),
         ("comm.engine=ddp", "comm.engine=ddp, which weights all workers alike"),
     ],
 )

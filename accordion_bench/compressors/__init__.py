@@ -1,1 +1,1 @@
-"""Compressors: what a worker sends of its gradient, and what everyone makes of it."""
+"""Compressors: encode the gradients of each worker, exchange the messages, and decode the mean."""

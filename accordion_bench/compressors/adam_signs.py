@@ -19,14 +19,12 @@ ALIVE = "alive"
 
 
 class AdamSigns(ErrorFeedback):
-    """CA(a x_w): signs of a x_w + e_w to the owners, signs of their mean + e~ back; the losses remain in e_w and e~.
+    """CA(a x_w): signs of a x_w + e_w to the owners, signs of their mean + e~ back; the errors remain in e_w and e~.
 
     The scale is ||u||_2 / sqrt(d) on both sides, and sgn 0 = +1. A sign cannot represent 0. Dead coordinates (see
-    `declare_dead`) are therefore decoded as 0, without residuals; otherwise their residuals would follow the scale
-    indefinitely.
+    `declare_dead`) are decoded as 0 and have no residual, which would otherwise follow the scale indefinitely.
 
-    With a momentum factor b, b m is added to a x_w of every worker. m is stored in the state of tensors that send
-    signs.
+    With a momentum factor b, b m is added to every a x_w. m is stored in the state of tensors that send signs.
 
     Args:
         weight: a.
@@ -66,9 +64,8 @@ class AdamSigns(ErrorFeedback):
 def declare_dead(state: State, variances: Mapping[str, Tensor]) -> None:
     """Store in a state of `AdamSigns` which coordinates have never had a gradient: those whose variance is 0.
 
-    The mask `alive` is 0 there and 1 elsewhere. On a CPU no mask is stored for a tensor that is alive as a whole, nor
-    for one that is dead as a whole, because the scale of zeros is 0. On a GPU the variances are not inspected, to avoid
-    a synchronisation; every tensor gets a mask.
+    The mask `alive` is 0 there and 1 elsewhere. A tensor that is dead as a whole needs no mask, because the scale of
+    zeros is 0, nor does one that is alive as a whole. On a GPU all tensors get one, because a check would synchronise.
 
     Args:
         state: changed in place.

@@ -40,20 +40,20 @@ class ATOMO(OneShot):
 
     p_i = min(1, c sigma_i) with sum_i p_i = s minimises the variance, E||Q - M||^2 = sum_i sigma_i^2 (1/p_i - 1).
 
-    The paper draws the triples independently, s of them on average. This implementation uses systematic sampling with
-    one uniform number per matrix, which selects exactly s triples with the same p_i. Singular triples are orthogonal,
-    so that mean and variance equal those of independent draws. The message has a fixed size of 4 s (n + m + 1) bytes.
+    The paper draws the triples independently, s of them on average. Here systematic sampling with one uniform number
+    per matrix selects exactly s triples with the same p_i. Singular triples are orthogonal, so that mean and variance
+    equal those of independent draws. The message has a fixed size of 4 s (n + m + 1) bytes.
 
     The triples are computed from the eigenvectors of the smaller Gram matrix in float64. For any orthonormal u_i with
     sigma_i v_i = M^T u_i the triples sum to M, so that the message is unbiased even if the eigenvectors are inexact.
-    The cost is O(n m min(n, m)) per matrix and step, which is acceptable for small matrices.
+    The cost is O(n m min(n, m)) per matrix and step, acceptable for small matrices.
 
-    A matrix whose s triples would not be smaller than the matrix (always so where s = min(n, m)) is exchanged dense,
-    without loss.
+    A matrix whose s triples would not be smaller than itself (always so where s = min(n, m)) is exchanged dense,
+    exactly.
 
     Error feedback is refused: a message is not a contraction (sigma_i / p_i exceeds sigma_i), so that residuals could
-    grow. Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos 2018 (arXiv 1806.04090), Algorithm 1, spectral
-    atoms.
+    grow.
+    Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos 2018 (arXiv 1806.04090), Algorithm 1, spectral atoms.
     """
 
     rank: int = option(
@@ -182,8 +182,7 @@ def inclusion(sigma: Tensor, s: int) -> Tensor:
 def systematic(p: Tensor, uniform: Tensor, s: int) -> Tensor:
     """Select exactly s indices per row, ascending, index i with probability p_i.
 
-    The intervals [p_1 + .. + p_{i-1}, p_1 + .. + p_i) tile [0, s); each of the points u, u + 1, .. u + s - 1 selects
-    one.
+    The intervals [p_1 + .. + p_{i-1}, p_1 + .. + p_i) tile [0, s); the points u, u + 1, .. u + s - 1 select one each.
 
     Args:
         p: [R, q] in [0, 1] with sum s.

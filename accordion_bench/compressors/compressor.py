@@ -109,7 +109,7 @@ class Compressor(Component):
         return bool(self.traits.optimizer.owns)
 
     def takes_feedback(self, spec: TensorSpec, level: float | None, workers: int) -> bool:
-        """Whether the encoder adds the tensor's residual and stores the loss in it, see `Context.feedback`."""
+        """Whether the encoder adds the residual and stores the compression error in it, see `Context.feedback`."""
         return False
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
@@ -182,7 +182,7 @@ def forget(compressor: "Compressor") -> None:
 
 
 def subtract_(targets_W: Mapping[int, Tensor], xs_W: Sequence[Tensor]) -> None:
-    """Subtract from each target [W, ...] the tensor of its index, because an uncompressed tensor has no loss."""
+    """Subtract from each target [W, ...] the tensor of its index: an uncompressed tensor is received exactly."""
     if targets_W:
         torch._foreach_sub_(list(targets_W.values()), [xs_W[i] for i in targets_W])
 

@@ -146,18 +146,17 @@ class DeMo(Compressor):
     update = sign( T^-1 (mean of q_w over the workers that sent the coefficient) );  x <- x - lr update.
 
     T is the orthonormal DCT-II of chunks a x b: a is the largest divisor of the first dimension that is at most
-    `chunk`, b that of the product of the other dimensions. 1-D tensors have vectors of length a. d is the only
-    momentum, and also the residual. The state stores T d, which is equivalent in exact arithmetic and makes the removal
-    of q_w k subtractions.
+    `chunk`, b that of the product of the other dimensions; 1-D tensors have vectors of length a. d is the only
+    momentum, and also the residual. The state stores T d: the same in exact arithmetic, and removing q_w takes k
+    subtractions.
 
     A message contains, per chunk, k values in `value_dtype` and their sorted positions in the smaller code of
-    `index_codes`. If that is not smaller than the chunk (e.g. if k covers all of it), d is exchanged uncompressed by
-    all-reduce.
+    `index_codes`. If that is not smaller than the chunk (k = all of it), d is exchanged uncompressed, by all-reduce.
 
-    Workers are summed in a fixed order. A mean over senders is not a sum that an all-reduce could compute. An
-    all-gather may cost more wire bytes than a dense all-reduce (with the defaults from 200 workers on for chunks of 64
-    x 64, from 4 on for vectors). In that case each worker receives a share of the chunks by all-to-all, averages it,
-    and returns the signs, 2 bits per coordinate. The number of workers thus changes the bytes, but never the training.
+    Workers are summed in a fixed order. A mean over senders is not a sum that an all-reduce could compute. If an
+    all-gather costs more wire bytes than a dense all-reduce (with the defaults from 200 workers on for chunks of 64 x
+    64, from 4 on for vectors), each worker receives a share of the chunks by all-to-all, averages it, and returns the
+    signs, 2 bits per coordinate. The number of workers thus changes the bytes, but never the training.
 
     Coefficients on the wire have the unit of lr x gradient. Values that float16 cannot represent (below 6e-8, above
     65,504) remain in d. With `value_bits=1` a coefficient is sent as its sign; update = sign( T^-1 (sum of the signs)

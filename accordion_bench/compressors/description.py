@@ -32,11 +32,12 @@ class Claims:
     Args:
         draws: who draws random numbers: `worker`: each worker its own; `shared`: the same on all workers; "": no draws,
             but `worker` if it is unbiased.
-        sum_eps: relative rounding error of one addition on the wire; 0 if sums have at least the gradient's precision.
+        sum_eps: relative rounding error of one addition on the wire; 0 if sums have at least the gradient's
+            precision.
         other_options: options, in addition to the YAML file's, that select other code paths.
-        contraction: called with the compressor, a tensor's spec and its level; returns a delta with E||C(x) - x||^2 <=
-            (1 - delta) ||x||^2 for every x, None = not declared. In [0, 1] for a contraction; below 0 the loss may
-            exceed ||x||^2, by up to -delta ||x||^2.
+        contraction: called with the compressor, a tensor's spec and its level; returns a delta with
+            E||C(x) - x||^2 <= (1 - delta) ||x||^2 for every x, None = not declared. In [0, 1] for a contraction;
+            below 0 the error may exceed ||x||^2, by up to -delta ||x||^2.
         variance: called with the compressor, x_R [R, N], the spec, the level and the context; returns
             E||Q(x) - x||^2 of one message [R] if it is unbiased, None = no closed form.
     """

@@ -1,4 +1,4 @@
-"""Error feedback: add the loss of each message to the next gradient."""
+"""Error feedback: add the compression error of each message to the next gradient."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -161,7 +161,7 @@ class ErrorFeedback(Wrapper):
     def feed(
         self, xs_W: Sequence[Tensor], kept_W: Mapping[int, Tensor], ctx: Context, state: State, comm: Comm
     ) -> Exchanged:
-        """Exchange tensors [W, ...] with residuals [W, ...], by index; the residuals are overwritten with the loss."""
+        """Exchange tensors [W, ...] with residuals [W, ...], by index; residuals become the compression error."""
         fed = {
             i
             for i in kept_W

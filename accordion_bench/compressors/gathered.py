@@ -89,7 +89,7 @@ class Gathered(Compressor):
         raise NotImplementedError
 
     def encode_fed(self, bucket: Bucket) -> Message:
-        """Return the messages of tensors with residuals, and overwrite the residuals with the loss."""
+        """Return the messages of tensors with residuals, and set the residuals to the compression error."""
         formed, feedback = bucket.formed(), bucket.feedback
         message = self.encode_bucket(formed)
         if feedback is not None:
@@ -189,7 +189,7 @@ def hand_to_owners(compressor: Gathered, bucket: Bucket, counts: Sequence[int], 
 
     Args:
         compressor: encodes and decodes the messages.
-        bucket: tensors of all owners, those of the first owner first; residuals are overwritten with the loss.
+        bucket: tensors of all owners, those of the first owner first; residuals become the compression error.
         counts: number of tensors that each worker of the run owns.
         comm: collectives.
 

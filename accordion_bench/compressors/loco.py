@@ -1,4 +1,4 @@
-"""LoCo: error feedback with a moving average of the losses, stored in eight bits."""
+"""LoCo: error feedback with a moving average of the compression errors, stored in eight bits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ class LoCo(ErrorFeedback):
     """h_w = g_w + e_w; send C(h_w); e_w <- b e_w + (1 - b) (h_w - C(h_w)); e_w <- 0 after every T exchanges.
 
     The residual varies less from step to step, and is stored in eight bits. The sum of updates differs from the sum of
-    mean gradients, because part of the loss is never sent. A tensor that is sent uncompressed has no residual.
+    mean gradients, because part of the error is never sent. A tensor that is sent uncompressed has no residual.
 
     Source: Xie et al. 2024 (arXiv 2407.04480), around 4 bits with a scale for each block.
     """

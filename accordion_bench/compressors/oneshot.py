@@ -24,7 +24,7 @@ class OneShot(Gathered):
     """update = mean_w decode(encode(g_w)), tensor by tensor; the messages are contiguous in one buffer.
 
     A subclass defines two pure functions. `encode` turns each row of coordinates into a message that contains
-    everything a receiver needs; `decode` (or `add_decoded_`, which saves a pass) is its inverse up to the loss.
+    everything a receiver needs; `decode` (or `add_decoded_`, which saves a pass) is its inverse up to the error.
     `message_bytes` returns the length of the message.
 
     Example:

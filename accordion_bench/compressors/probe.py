@@ -76,7 +76,7 @@ def probe_exchanged(compressor: Compressor, ps_W: Sequence[Tensor], ctx: Context
 def probe_of(
     compressor: Compressor, ps_W: Sequence[Tensor], lost: Callable[[int], Tensor], ctx: Context, workers: int
 ) -> Probed:
-    """Return the probe of the inputs of a compression with known losses.
+    """Return the probe of inputs whose compression error is known.
 
     Args:
         compressor: whose messages are counted.

@@ -181,7 +181,6 @@ class Quantiser(DenseCodes):
         return coding_of(self._in_force(level, fitted), self.norm)
 
     def _size(self, n: int) -> int:
-        """Return the coordinates per bucket of a tensor of n."""
         return self.blocks(TensorSpec("", (n,)))
 
     def norms(self, x_R: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class TiledMessages:
         return [self.form(spec, density) for spec, density in zip(specs, densities, strict=True)]
 
     def contraction(self, spec: TensorSpec, density: float) -> float | None:
-        """Return k / N for exact values; None with two bits, where the loss depends on the kept values."""
+        """Return k / N for exact values; None with two bits, where the error depends on the kept values."""
         form = self.form(spec, density)
         return None if self.coded else form.k / form.tiles.numel
 

@@ -41,9 +41,8 @@ class OptimizerPart:
 class Traits:
     """Properties of a compressor that the exchange, the wrappers and the configuration checks depend on.
 
-    A subclass defines `traits = replace(OneShot.traits, unbiased=True, ...)`. If a trait depends on an option, the
-    constructor assigns `self.traits = replace(self.traits, ...)`. A wrapper replaces the traits of the inner compressor
-    that it changes.
+    A subclass defines `traits = replace(OneShot.traits, unbiased=True, ...)`. If an option determines a trait, the
+    constructor assigns `self.traits = replace(self.traits, ...)`. A wrapper replaces the inner traits that it changes.
 
     Args:
         knob: the option that policies may steer (`rank`, `density`, `bits`), or None.
@@ -53,22 +52,20 @@ class Traits:
         whole_model: whether `compressor.scope=model` (all tensors as one vector) is supported.
         reduces: `mean`: sum(update) + mean(residual) = sum(mean gradient) under error feedback; `estimate`: the update
             is the mean of all messages since the first step; `senders`: a coordinate's mean over the workers that sent
-            it; else `sum`, `vote`, ...
+            it; otherwise `sum`, `vote`, ...
         unbiased: whether E[update] = mean gradient, over the compressor's own draws, without error feedback.
-        contracts: whether E||C(x) - x||^2 <= ||x||^2 for every x, over the compressor's own draws; None = if it is
-            biased.
+        contracts: whether E||C(x) - x||^2 <= ||x||^2 for every x, over the compressor's own draws; None = if biased.
         scaled: whether messages contain a magnitude (plain signs do not).
         collectives: collectives that can carry the messages, the default first.
         fixed_size: whether `payload_bytes` is exact and depends on sizes only; if not, it is an upper bound.
         cycle: number of exchanges of a tensor after which message lengths repeat; `payload_bytes` is their mean, and
             `coming_bytes` returns the next one's.
         grouping: how tensors are grouped: `together`: in the exchange's buckets; `alone`: each coordinate is
-            independent, so that smaller buckets cost rounds and no computation; `all`: in one bucket, because the
-            compressor needs all tensors of a step at once.
+            independent, so that smaller buckets cost rounds and no computation; `all`: all tensors of a step in one
+            bucket.
         optimizer: the part of the optimizer that it takes over, see `OptimizerPart`.
         replays: whether a GPU may capture and replay the exchange: at equal levels every exchange runs the same
-            operations on the same memory, and uploads numbers that change from step to step (keys of draws, rates) by
-            `upload.fresh`.
+            operations on the same memory, and uploads changing numbers (keys of draws, rates) by `upload.fresh`.
     """
 
     knob: str | None = None

@@ -44,9 +44,9 @@ STATE = "two_way"
 
 
 class Piece(NamedTuple):
-    """Coordinates [start, stop) of one tensor, owned by one worker; both directions compress each piece by itself.
+    """Coordinates [start, stop) of one tensor, owned by one worker, from `offset` on in the owner's residual.
 
-    `offset` is the start of the piece in the owner's residual.
+    Both directions compress each piece by itself.
     """
 
     name: str
@@ -153,14 +153,14 @@ class TwoWay(Wrapper):
     """update = C( mean_w C(x_w) + e~ ),  e~ <- its argument - update: workers to owner to workers, both compressed.
 
     Every worker owns a shard of the coordinates. Messages are exchanged by all-to-all; the owner decodes them, averages
-    in the order of the workers, adds its residual, and compresses again; the results are exchanged by all-gather. Wire
-    bytes per worker are 2 (A-1)/A x message, as of a ring, at any number of workers. With plain signs and no residual
-    this is majority vote.
+    in the order of the workers, adds its residual, and compresses again; an all-gather returns the results. Wire bytes
+    per worker are 2 (A-1)/A x message, as of a ring, at any number of workers. With plain signs and no residual this is
+    majority vote.
 
-    With `residual` the owner stores the loss of its message (e~); otherwise that is lost. One `literal` server is
-    worker 0. Pieces and tensors: see `cut_shards`. Ties of a vote are each decided by a keyed coin (`random`), or are
-    +1 (`plus`). An even number of workers ties often (4 of them on noise: in 3 of 8 coordinates), and +1 for all ties
-    is a drift of all parameters.
+    With `residual` the owner stores the error of its message (e~); otherwise that is lost. With `literal` the only
+    server is worker 0. Pieces and tensors: see `cut_shards`. A tied vote is decided by a keyed coin (`random`), or is
+    +1 (`plus`). An even number of workers ties often (4 on noise: in 3 of 8 coordinates); +1 for all ties is a drift of
+    all parameters.
 
     Source: Zheng, Huang, Kwok 2019 (arXiv 1905.10936); Bernstein et al. 2018 (majority vote).
     """
@@ -211,10 +211,7 @@ class TwoWay(Wrapper):
     def shared_anew(
         self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
     ) -> dict[str, dict[str, Tensor]]:
-        """Return one worker's share of the state; owners' residuals follow their coordinates.
-
-        If buckets were cut differently, the owners' residuals are dropped.
-        """
+        """Return one worker's share; owners' residuals follow their coordinates, and are dropped if buckets differ."""
         prefix = f"{STATE} from "
         others_A = [{name: kept[name] for name in kept if not name.startswith(prefix)} for kept in kept_A]
         own = self.inner.shared_anew(others_A, worker, workers)
@@ -353,5 +350,4 @@ def _naming(entries: Sequence[tuple[Piece, int]], ctx: Context, first_named: int
 
 
 def _specs_and_levels(entries: Sequence[tuple[Piece, int]], ctx: Context) -> tuple[list[TensorSpec], list[float]]:
-    """Return the specs and levels of pieces as separate tensors."""
     return [piece.spec for piece, _ in entries], [ctx.levels[i] for _, i in entries]

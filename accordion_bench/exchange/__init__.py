@@ -1,1 +1,1 @@
-"""From gradients to updates, bucket by bucket, during the backward pass or after it."""
+"""Exchange the gradients of workers in buckets, during the backward pass or after it."""

@@ -133,7 +133,6 @@ def _parts(key: str, path: object, what: str, example: str) -> tuple[str, str, s
 
 
 def _callable(key: str, path: str, what: str, example: str) -> Callable:
-    """Import the callable that a path names."""
     module, name, rule = _parts(key, path, what, example)
     found = imported(module, name, rule, f"{key}={example}, say")
     if not callable(found):

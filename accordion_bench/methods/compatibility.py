@@ -185,10 +185,7 @@ def refuse_of_all_workers(wrapped: Wrapped, name: str) -> None:
 
 
 def two_drivers(policies: dict[str, Policy]) -> None:
-    """Refuse two policies that drive the same quantity, unless the later one refines the earlier one's decision.
-
-    Policies that need two different schemes are also refused.
-    """
+    """Refuse policies that drive one quantity, unless the later refines the earlier one, or that need two schemes."""
     drivers: dict[str, str] = {}
     for name, policy in policies.items():
         earlier = drivers.get(policy.drives)

@@ -92,7 +92,6 @@ def label(config: Config) -> str:
 
 
 def _policy(key: str, node: Config) -> str:
-    """Return the label of a policy, such as `Accordion` or `ALQ`."""
     choice, beside = preset_of("adaptive", key, node)
     return _name(node, choice) + _in_brackets(beside)
 
@@ -229,6 +228,5 @@ def _name(node: Config, choice: str) -> str:
 
 
 def _traits(node: Config) -> Traits | None:
-    """Return the traits of a compressor; None if unknown."""
     own = declared(node)
     return own.traits if own else None

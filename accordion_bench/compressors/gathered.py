@@ -171,7 +171,7 @@ class Gathered(Compressor):
         return Exchanged(update, subtract_sent_, functools.partial(sent.add_own_, clears=True))
 
 
-class Handed(NamedTuple):
+class OwnerMeans(NamedTuple):
     """Result of `hand_to_owners`.
 
     message: of the local workers, with all tensors.
@@ -184,7 +184,7 @@ class Handed(NamedTuple):
     means_W: list[list[Tensor]]
 
 
-def hand_to_owners(compressor: Gathered, bucket: Bucket, counts: Sequence[int], comm: Comm) -> Handed:
+def hand_to_owners(compressor: Gathered, bucket: Bucket, counts: Sequence[int], comm: Comm) -> OwnerMeans:
     """Encode all tensors on every worker, send each to its owner, and average it there.
 
     Args:
@@ -198,7 +198,7 @@ def hand_to_owners(compressor: Gathered, bucket: Bucket, counts: Sequence[int], 
     """
     if not bucket.specs:
         nothing = Message(torch.empty(len(bucket.workers), 0, dtype=torch.uint8), [])
-        return Handed(nothing, [compressor.layout([], []) for _ in counts], [[] for _ in bucket.workers])
+        return OwnerMeans(nothing, [compressor.layout([], []) for _ in counts], [[] for _ in bucket.workers])
     ends = list(itertools.accumulate(counts))
     owned = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
     layouts = [compressor.layout([bucket.specs[k] for k in own], [bucket.levels[k] for k in own]) for own in owned]
@@ -213,7 +213,7 @@ def hand_to_owners(compressor: Gathered, bucket: Bucket, counts: Sequence[int], 
         target = target_like([row_W[0] for row_W in part.rows_W], compressor.takes_empty, divisor=comm.workers)
         compressor.add_bucket_(target, Message(message_A, [layouts[owner]] * comm.workers), part)
         means_W.append(list(target.rows_R))
-    return Handed(sent, layouts, means_W)
+    return OwnerMeans(sent, layouts, means_W)
 
 
 class Sent:

@@ -103,9 +103,9 @@ class Tree(Wrapper):
             update[i] = mean
         if not ids:
             return Exchanged(update, lambda targets_W: subtract_(targets_W, xs_W))
-        climb = Climb(self.inner, Bucket.of(xs_W, ctx, ids, comm.local), comm)
+        exchange = TreeExchange(self.inner, Bucket.of(xs_W, ctx, ids, comm.local), comm)
         target = target_like([xs_W[i][0] for i in ids], self.inner.takes_empty, divisor=comm.workers)
-        climb.add(target, climb.result[:1])
+        exchange.add(target, exchange.result[:1])
         for i, mean in zip(ids, target.rows_R, strict=True):
             update[i] = mean.view(xs_W[i][0].shape)
         sent = [update[i].view(-1) != 0 for i in ids]
@@ -116,13 +116,13 @@ class Tree(Wrapper):
         def subtract_sent_(targets_W: Mapping[int, Tensor]) -> None:
             subtract_({i: target_W for i, target_W in targets_W.items() if i not in levels}, xs_W)
             ks = [k for k, i in enumerate(ids) if i in targets_W]
-            for k, part_W in zip(ks, climb.contributions(ks), strict=True):
+            for k, part_W in zip(ks, exchange.contributions(ks), strict=True):
                 targets_W[ids[k]].view(len(part_W), -1).sub_(part_W.mul_(sent[k]))
 
         return Exchanged(update, subtract_sent_)
 
 
-class Climb:
+class TreeExchange:
     """One exchange along the tree.
 
     Args:

@@ -100,13 +100,13 @@ def refuse_pairs(chosen: Chosen, compressor: Compressor, policies: dict[str, Pol
         ConfigError: for the first incompatible pair.
     """
     name = chosen.compressor_name
-    two_drivers(policies)
+    check_drivers(policies)
     for policy_name, policy in policies.items():
-        needs_sync(policy_name, policies, sync, chosen.sync_name)
-        needs_averages(policy_name, policy, sync, chosen.sync_name)
-        needs_levels(policy_name, policy, compressor, name)
-        needs_gradients(policy_name, policy, sync, chosen.sync_name)
-        needs_all_tensors(policy_name, policy, sync, chosen.sync_name)
+        check_scheme(policy_name, policies, sync, chosen.sync_name)
+        check_averages(policy_name, policy, sync, chosen.sync_name)
+        check_knob(policy_name, policy, compressor, name)
+        check_gradients(policy_name, policy, sync, chosen.sync_name)
+        check_all_tensors(policy_name, policy, sync, chosen.sync_name)
     own_messages = sync.messages() is not None
     leaves_nothing = "which defines its own messages" if own_messages else sync.without_averages
     if leaves_nothing and name != "none":
@@ -120,7 +120,7 @@ def refuse_pairs(chosen: Chosen, compressor: Compressor, policies: dict[str, Pol
     if sync.local and not own_messages:
         differences = pseudo_gradient_compressor(chosen.compressor, name)
         if sync.quorum is not None:
-            among_some(differences, name)
+            check_quorum(differences, name)
         if sync.gradient_exchange and compressor.traits.optimizer.owns:
             instead = {"sync.phase1": "model"} if "phase1" in chosen.sync else {"sync.switch_step": 0}
             raise ConfigError(
@@ -141,7 +141,7 @@ def refuse_clipping_after(sync: Sync, compressor: Compressor) -> None:
         raise ValueRefused("clip_at", f"before where {what}, because the update is not a gradient", "after", "before")
 
 
-def among_some(wrapped: Wrapped, name: str) -> None:
+def check_quorum(wrapped: Wrapped, name: str) -> None:
     """Refuse a compressor whose messages depend on the participants, for schemes that leave out late workers.
 
     Args:
@@ -184,7 +184,7 @@ def refuse_of_all_workers(wrapped: Wrapped, name: str) -> None:
         )
 
 
-def two_drivers(policies: dict[str, Policy]) -> None:
+def check_drivers(policies: dict[str, Policy]) -> None:
     """Refuse policies that drive one quantity, unless the later refines the earlier one, or that need two schemes."""
     drivers: dict[str, str] = {}
     for name, policy in policies.items():
@@ -208,7 +208,7 @@ def two_drivers(policies: dict[str, Policy]) -> None:
         )
 
 
-def needs_sync(name: str, policies: dict[str, Policy], sync: Sync, scheme: str) -> None:
+def check_scheme(name: str, policies: dict[str, Policy], sync: Sync, scheme: str) -> None:
     """Check that a policy's own scheme is chosen, and that a policy of the period has a scheme with a period."""
     policy = policies[name]
     if policy.syncs and scheme not in policy.syncs:
@@ -250,7 +250,7 @@ def needs_sync(name: str, policies: dict[str, Policy], sync: Sync, scheme: str) 
         )
 
 
-def needs_gradients(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
+def check_gradients(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
     """Refuse a policy that compares gradients if they are not exchanged in every step."""
     if policy.needs_gradients and sync.local:
         raise ConfigError(
@@ -260,7 +260,7 @@ def needs_gradients(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
         )
 
 
-def needs_all_tensors(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
+def check_all_tensors(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
     """Refuse a policy that compares all tensors after each exchange if exchanges contain some of them."""
     if sync.partial and policy.when == "exchange" and policy.drives != "period":
         raise ConfigError(
@@ -282,7 +282,7 @@ def refuse_scope(wrapped: Wrapped, sync: Sync) -> None:
         )
 
 
-def needs_averages(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
+def check_averages(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
     """Refuse a policy that steers a compressor, or uses averages, if the scheme has no averages."""
     if sync.without_averages and policy.drives in ("level", "codebook"):
         raise ConfigError(
@@ -296,7 +296,7 @@ def needs_averages(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
         )
 
 
-def needs_levels(name: str, policy: Policy, compressor: Compressor, chosen: str) -> None:
+def check_knob(name: str, policy: Policy, compressor: Compressor, chosen: str) -> None:
     """Refuse a policy of levels if the compressor has no knob that it can steer."""
     if policy.drives != "level":
         return

@@ -102,7 +102,7 @@ REFUSED = [
     ([POWERSGD, ACCORDION, "adaptive.accordion.eta=0"], "adaptive.accordion.eta must be a number above 0, got 0"),
     (["+adaptive.accordion=3"], "adaptive.accordion must be a policy's options, got 3"),
     ([POWERSGD, "compressor.residual=loacl"], "residual must be one of local, aggregate, got loacl; .*=local"),
-    ([POWERSGD, "compressor.scope=model"], "scope must be tensor: .*, got model; type compressor.scope=tensor"),
+    ([POWERSGD, "compressor.scope=model"], "scope must be tensor, because .*, got model; type compressor.scope=tensor"),
     (["workers=5", "comm.processes=2"], "workers must be a multiple of comm.processes=2, got 5"),
     (["workers=5", "comm.workers_per_process=2"], "workers must be .*, got 5"),
     (["comm=gloo", "workers=5", "comm.workers_per_process=2"], "workers must be a multiple of .*=2, got 5"),

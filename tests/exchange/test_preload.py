@@ -13,7 +13,7 @@ import accordion_bench
 from accordion_bench import train
 from accordion_bench.conformance.subject import from_yaml, gradients, levels_of
 from accordion_bench.exchange import runner
-from accordion_bench.exchange.preload import preload
+from accordion_bench.exchange.runner import preload
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.plan import Ladder
 from accordion_bench.tensors import kernels

@@ -1,4 +1,4 @@
-"""Probe the bytes and the error of a level without communication."""
+"""Probe the bytes and the error of a level, and the buckets of a quantiser, without communication."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -9,11 +9,42 @@ from torch import Tensor
 
 from accordion_bench.codecs.bucket import Context
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.buckets import Buckets, moments
 from accordion_bench.compressors.compressor import Compressor, State
 from accordion_bench.compressors.sizes import payload_bytes, wire_bytes
 from accordion_bench.plan import Measured
 from accordion_bench.tensors.same_shape import in_rows
+
+
+class Buckets(NamedTuple):
+    """Buckets of one worker: norms [B], normalised coordinates r [B, D], and which of these exist [B, D]."""
+
+    norms: Tensor
+    r: Tensor
+    exists: Tensor
+
+
+def bucket_table(buckets: Sequence[Buckets]) -> Tensor:
+    """Return norm, mean of r, sum of squared deviations of r, and number of coordinates of every bucket: [B, 4]."""
+    rows = []
+    for norms, r, exists in buckets:
+        count = exists.sum(1).double()
+        mean = r.double().sum(1) / count
+        spread = ((r.double() - mean[:, None]) * exists).square().sum(1)
+        rows.append(torch.stack([norms.double(), mean, spread, count], dim=1))
+    return torch.cat(rows) if rows else torch.zeros(0, 4, dtype=torch.float64)
+
+
+def moments(buckets: Sequence[Buckets]) -> Tensor:
+    """Return norm, mean and standard deviation of r of every bucket with a norm above 0: [B, 3]."""
+    table = bucket_table(buckets)
+    norms, mean, spread, count = table[table[:, 0] > 0].unbind(1)
+    return torch.stack([norms, mean, (spread / (count - 1).clamp_min(1)).sqrt()], dim=1)
+
+
+def lengths(buckets: Sequence[Buckets]) -> set[int]:
+    """Return the set of bucket sizes that occur, in coordinates."""
+    counts = [bucket.exists.sum(1) for bucket in buckets]
+    return set(torch.cat(counts).tolist()) if counts else set()
 
 
 class Probed(NamedTuple):

@@ -13,10 +13,10 @@ from accordion_bench.codecs.coding import Coding, to_levels
 from accordion_bench.codecs.non_finite import refuse_non_finite
 from accordion_bench.codecs.reference import ORDERS, in_blocks
 from accordion_bench.compressors import codebooks
-from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.compressors.description import KEPT, TRAVEL
 from accordion_bench.compressors.entropy import METHODS, check_entropy
+from accordion_bench.compressors.probe import Buckets
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config

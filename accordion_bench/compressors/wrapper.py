@@ -8,10 +8,9 @@ from torch import Tensor
 
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.compressor import Compressor, Context, State
 from accordion_bench.compressors.description import Claims, WhyDense, paper_floats, why_dense_of, with_claims
-from accordion_bench.compressors.probe import Probed, buckets_of, probe_input
+from accordion_bench.compressors.probe import Buckets, Probed, buckets_of, probe_input
 from accordion_bench.options.option import with_options
 from accordion_bench.plan import TensorSpec
 

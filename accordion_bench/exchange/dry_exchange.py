@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.non_finite import NonFiniteRow
-from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.compressor import NonFinite, State
-from accordion_bench.compressors.probe import Probed, buckets_of, probe, probe_input
+from accordion_bench.compressors.probe import Buckets, Probed, buckets_of, probe, probe_input
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.plan import Measured
 from accordion_bench.position import StepInfo

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from accordion_bench.adaptive.distributions import Histogram, weight_of
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.buckets import Buckets, bucket_table, lengths
+from accordion_bench.compressors.probe import Buckets, bucket_table, lengths
 from accordion_bench.requests import BucketMoments, BucketStatistic, CoordinateHistogram, PooledMoments, Request
 
 # columns of BucketMoments during collection; OTHERS is the weight of the excluded buckets that a row represents

@@ -14,9 +14,8 @@ from accordion_bench.codecs import packed_codes
 from accordion_bench.codecs.bucket import Bucket
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import codebooks, entropy
-from accordion_bench.compressors.buckets import Buckets
 from accordion_bench.compressors.compressor import Context, NonFinite
-from accordion_bench.compressors.probe import buckets_of
+from accordion_bench.compressors.probe import Buckets, buckets_of
 from accordion_bench.compressors.quantiser import Quantiser
 from accordion_bench.config.components import build_components
 from accordion_bench.exchange.dry_exchange import probe_exchange

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from accordion_bench.adaptive.distributions import Histogram
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.buckets import Buckets, bucket_table, lengths
 from accordion_bench.compressors.powersgd import PowerSGD
+from accordion_bench.compressors.probe import Buckets, bucket_table, lengths
 from accordion_bench.config.components import build_optimizer
 from accordion_bench.conformance.placement import resnet50
 from accordion_bench.conformance.pretend_device import pretended

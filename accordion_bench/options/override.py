@@ -61,6 +61,7 @@ RENAMED: dict[str, tuple[str, str]] = {}
 
 # modules whose classes have moved since version 0.2, whose run folders hold the old names as `_target_`
 MOVED = {
+    "onebit": "compressors.sign",
     **dict.fromkeys(("noloco", "overlap_local_sgd", "sparta", "streaming_diloco"), "sync.local_sgd"),
     **dict.fromkeys(("accordion_batch", "accordion_sync"), "adaptive.accordion"),
     **dict.fromkeys(("adabatch", "grow_batch", "noise_scale"), "adaptive.batch_policies"),

@@ -273,7 +273,7 @@ def unit_rows(rows: Tensor) -> Tensor:
     the first columns of P are inexact to that degree, and the other columns compensate.
     """
     number = torch.finfo(rows.dtype)
-    scaled = rows / rows.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(number.tiny)  # whose squares are in range
+    scaled = rows / rows.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(number.tiny)  # so that squares are in range
     norms = scaled.norm(dim=-1, keepdim=True)
     longest = norms.amax(dim=-2, keepdim=True)
     return torch.where(norms > math.sqrt(number.eps) * longest, scaled / norms.clamp_min(number.tiny), 0)

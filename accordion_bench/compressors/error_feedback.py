@@ -83,7 +83,7 @@ class ErrorFeedback(Wrapper):
 
     description = replace(Wrapper.description, idle=_idle)
     form: ClassVar[bool | str] = True  # the value of `error_feedback`
-    usual_bits: ClassVar[int] = 32  # where `residual_bits` is null
+    usual_bits: ClassVar[int] = 32  # default of `residual_bits`
 
     def __post_init__(self) -> None:
         super().__post_init__()

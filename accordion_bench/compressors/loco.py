@@ -16,7 +16,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
 
-AGE = "residual_age"  # key of the state: exchanges of a bucket so far, of its first tensor
+AGE = "residual_age"  # state key of a bucket's first tensor: number of exchanges so far
 
 
 def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:

@@ -24,7 +24,7 @@ from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 
-WARM_UP = 0.15  # of the steps of a run
+WARM_UP = 0.15  # share of the steps of a run
 
 
 def _smoke_options(options: Config, knob: str) -> Config:

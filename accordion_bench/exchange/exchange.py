@@ -107,7 +107,7 @@ class Exchange:
         self.seed, self.scope, self.start_step = options.seed, options.scope, options.start_step
         self.units = sent_units(specs, options.scope, options.block_size)
         self.sent = [unit_spec(self.specs, unit, options.scope) for unit in self.units]
-        self._indices: tuple[Plan | None, list[int | None]] = None, []  # of the ladder, for each sent tensor
+        self._indices: tuple[Plan | None, list[int | None]] = None, []  # the last plan, and its ladder index per unit
         least = compressor.traits.min_ndim
         self.exempt = options.exempt
         compressed = [spec.numel and spec.ndim >= least and spec.name not in self.exempt for spec in self.sent]
@@ -125,7 +125,7 @@ class Exchange:
         self.members = [[i for u in bucket for i in self.units[u]] for bucket in self.buckets]
         self.bucket_of = {i: number for number, members in enumerate(self.members) for i in members}
         self.state: State = {}
-        self._keys: list[set[str]] = []  # of the state, per bucket
+        self._keys: list[set[str]] = []  # keys of the state, per bucket
         for bucket in self.buckets:
             like = like.float() if like.element_size() == 2 else like
             state = compressor.init([self.sent[u] for u in bucket], comm, like)

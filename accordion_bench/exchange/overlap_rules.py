@@ -7,7 +7,7 @@ from accordion_bench.compressors.assemble import Wrapped
 from accordion_bench.plan import WHOLE_MODEL
 
 DEFAULT_BUCKETS = (1.0, 25.0)  # MB, as DistributedDataParallel: a small first bucket is submitted early
-DEFAULT_GRADIENTS = 25.0  # MB
+DEFAULT_GRADIENTS = 25.0  # MB of gradients per bucket
 
 
 @dataclass(frozen=True)

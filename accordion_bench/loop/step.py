@@ -128,7 +128,10 @@ class CommunicatingStep:
     # ---- gradients
 
     def leaving(self) -> Exchange | None:
-        """Return the exchange whose buckets may be submitted as they fill; None if a policy inspects them first."""
+        """Return the exchange whose buckets may be submitted as they fill; None if they may not.
+
+        They may not if DistributedDataParallel exchanges gradients, or a policy inspects them first.
+        """
         looks_first = self.runner.ddp is not None or self.policies.looks()
         return self.sync.gradients_go_to() if self.overlap.notes and not looks_first else None
 

@@ -57,7 +57,7 @@ def declared(node: Config) -> Declared | None:
     return look(node) if is_trusted(node.get("_target_")) else None
 
 
-FORMS = {"ef21": "EF21", "loco": "LoCo"}  # of error feedback
+FORMS = {"ef21": "EF21", "loco": "LoCo"}  # forms of error feedback
 KNOBS = ("rank", "density", "bits")
 
 

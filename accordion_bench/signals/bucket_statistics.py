@@ -42,7 +42,7 @@ class BucketStatistics:
         wanted = [statistic for statistic in in_order(needs) if statistic.lengths in ("any", kinds)]
         tables_W = torch.zeros(0)
         if not all(isinstance(statistic, CoordinateHistogram) for statistic in wanted):
-            tables_W = torch.stack([bucket_table(buckets) for buckets in buckets_W]).cpu()  # in one copy
+            tables_W = torch.stack([bucket_table(buckets) for buckets in buckets_W]).cpu()  # one copy to the host
         for statistic in wanted:
             if isinstance(statistic, CoordinateHistogram):
                 new = torch.stack([_histogram(statistic, buckets) for buckets in buckets_W]).cpu()

@@ -113,10 +113,7 @@ class ChunkGroup:
 
 
 class SentChunks(NamedTuple):
-    """Coefficients that the workers send of a group: positions and values [W, C, K], or None and all of T d [W, C, N].
-
-    Values are as the other workers decode them.
-    """
+    """Coefficients sent of a group, as decoded: positions and values [W, C, K], or None and all of T d [W, C, N]."""
 
     positions: Tensor | None
     values: Tensor

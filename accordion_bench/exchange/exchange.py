@@ -223,10 +223,7 @@ class Exchange:
         return [None if index is None else values[index] for index in self._indices[1]]
 
     def predicted_bytes(self, info: StepInfo) -> int:
-        """Return the payload bytes of this step, predicted from sizes and the turn of the compressor.
-
-        Assumes float32 tensors and a learning rate above 0.
-        """
+        """Return the payload bytes of this step by size and turn, for float32 tensors and a learning rate above 0."""
         levels, workers = self.levels(info), self.comm.workers
         if levels != self._predicted[0] or self.compressor.traits.cycle > 1:  # a plan is valid for many steps
             pairs = zip(self.sent, levels, strict=True)

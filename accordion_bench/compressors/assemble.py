@@ -25,7 +25,7 @@ WRAPPERS = (ErrorFeedback, EF21, LoCo, TwoWay, WorkerMomentum)  # LoCo shares op
 
 
 @with_options
-class Around:
+class CommonOptions:
     """Options of every compressor's config group that belong to no wrapper."""
 
     error_feedback: bool | str = option(
@@ -45,7 +45,7 @@ class Around:
 def options_beside(cls: Any) -> dict[str, Option]:
     """Return the options of the wrappers, by name, as they appear in the config group of a compressor's class."""
     traits = declared_by(cls) or Traits()
-    found = {name: one for part in (Around, *WRAPPERS) for name, one in options_of(part).items() if one.shown}
+    found = {name: one for part in (CommonOptions, *WRAPPERS) for name, one in options_of(part).items() if one.shown}
     found["collective"] = replace(found["collective"], default=traits.collectives[0], choices=traits.collectives)
     if not traits.whole_model:
         found["scope"] = replace(found["scope"], choices=(), help="tensor: each tensor is compressed by itself")
@@ -140,9 +140,9 @@ def wrapped_compressor(
         ConfigError: a value breaks a rule, or two choices are incompatible.
     """
     options, optimizer = dict(node), optimizer or {}
-    around = Around(**_taken(options, Around))
+    common = CommonOptions(**_taken(options, CommonOptions))
     feedback, ef21, average, server, decay = (_taken(options, wrapper) for wrapper in WRAPPERS)
-    error_feedback, scope = around.error_feedback, around.scope
+    error_feedback, scope = common.error_feedback, common.scope
     block_size = options.get("block_size") if options.get("block") == "bucket" else None
     momentum = _momentum_of(optimizer)
     cls = target(options, "compressor")
@@ -159,7 +159,7 @@ def wrapped_compressor(
         raise ValueRefused("compressor.error_feedback", rule, error_feedback, False)
     compressor: Compressor = build(options, "compressor")
     try:
-        collective = check_collective(compressor, around.collective or compressor.traits.collectives[0])
+        collective = check_collective(compressor, common.collective or compressor.traits.collectives[0])
         if scope == WHOLE_MODEL and not compressor.traits.whole_model:
             rule = "tensor, because this compressor works on matrices, and a whole model is not a matrix"
             raise ValueRefused("scope", rule, scope, "tensor")
@@ -185,15 +185,15 @@ def wrapped_compressor(
             compressor = LoCo(compressor, **feedback, **average)
         elif error_feedback:
             compressor = ErrorFeedback(compressor, **feedback)
-        if around.worker_momentum and "momentum" in compressor.traits.optimizer.owns:
+        if common.worker_momentum and "momentum" in compressor.traits.optimizer.owns:
             rule = "{false}, because this compressor has its own momentum"
             raise ValueRefused("worker_momentum", rule, True, False)
-        if around.worker_momentum:
+        if common.worker_momentum:
             compressor = WorkerMomentum(compressor, **momentum, **decay)
     except ValueRefused as refused:
         raise refused.under("compressor") from None
-    check_optimizer(compressor, optimizer, around.worker_momentum)
-    start_step = max(around.start_step, compressor.start_step)
+    check_optimizer(compressor, optimizer, common.worker_momentum)
+    start_step = max(common.start_step, compressor.start_step)
     return Wrapped(compressor, "bucket" if block_size else scope, start_step, block_size, collective)
 
 

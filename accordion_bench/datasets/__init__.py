@@ -1,1 +1,1 @@
-"""Data sets, held in memory on the device."""
+"""Data sets: image and text files, downloads, batches on the device, and the sharding of samples over workers."""

@@ -1,4 +1,4 @@
-"""Images and labels as arrays in an .npz file or in .npy files, found there by their usual names."""
+"""Find arrays of images and labels in .npz or .npy files by their usual names, and read them."""
 
 import functools
 import zipfile
@@ -17,19 +17,19 @@ from accordion_bench.options.checks import ConfigError
 KINDS = {"x": ("x", "images", "image", "data", "inputs"), "y": ("y", "labels", "label", "targets", "target")}
 WHAT = "arrays that can be read"
 WANTED = "paths.data must hold an .npz file, or .npy files"
-BLOCK = 1 << 24  # bytes that are read at once for a checksum
+BLOCK = 1 << 24  # bytes per read when computing a checksum
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An array in a file, not read yet.
+    """Handle of an array in a file that has not been read yet.
 
     Args:
-        file: that holds it.
-        name: in the file, or the file's own.
+        file: path of the file.
+        name: name of the array in an .npz file, or stem of the .npy file.
         shape, dtype: of the array.
-        read: reads it.
-        checksum: of its bytes.
+        read: function that reads the array.
+        checksum: function that returns a checksum of the array's bytes.
     """
 
     file: Path
@@ -40,10 +40,10 @@ class Stored:
     checksum: Callable[[], int]
 
     def load(self) -> np.ndarray:
-        """The array.
+        """Read the array.
 
         Raises:
-            Unreadable: names the file and the reason.
+            Unreadable: the file cannot be read; names the file and the reason.
         """
         return _guarded(self.file, self.read)
 
@@ -52,14 +52,14 @@ Arrays = Mapping[str, Mapping[str, Stored]]  # by part (train, test, validation)
 
 
 def find(root: Path, file: str | None) -> Path:
-    """The file, or the folder of files, that holds the arrays.
+    """Return the file, or the folder of files, that contains the arrays.
 
     Args:
         root: `paths.data`, which may be the file itself.
-        file: its name in there; null = the only .npz, or .npy files.
+        file: name of the file in `root`; None = the only .npz file, or .npy files.
 
     Raises:
-        ConfigError: there is none, or several.
+        ConfigError: there is no such file, or there are several.
     """
     place = root if file is None else root / file
     if place.is_file() or (file is not None and place.is_dir()):
@@ -78,15 +78,15 @@ def find(root: Path, file: str | None) -> Path:
 
 
 def arrays_in(place: Path) -> Arrays:
-    """The arrays of images and labels in an .npz file, or in a folder of .npy files.
+    """Return handles of all images and labels in an .npz file, or in a folder of .npy files.
 
     Raises:
-        ConfigError: a file cannot be read, an array has no partner, or there is none.
+        ConfigError: a file cannot be read, images lack their labels or labels their images, or nothing is found.
     """
     found: dict[str, dict[str, Stored]] = {}
     openers = _openers(place)
     for name, opened in openers.items():
-        if (named := _meaning(name)) is not None:  # others may hold anything
+        if (named := _meaning(name)) is not None:  # arrays with other names are ignored
             part, kind = named
             own = opened()
             if other := found.setdefault(part, {}).get(kind):
@@ -107,7 +107,7 @@ def arrays_in(place: Path) -> Arrays:
 
 
 def _meaning(name: str) -> tuple[str, str] | None:
-    """(part, kind) of `x_train`, `test_labels`, `images`; None of other names."""
+    """Parse a name such as `x_train`, `test_labels` or `images` into (part, kind); None for other names."""
     words = name.lower().replace("-", "_").split("_")
     kinds = [kind for word in words for kind, known in KINDS.items() if word in known]
     parts = [part for word in words if (part := part_of(word))]
@@ -117,10 +117,10 @@ def _meaning(name: str) -> tuple[str, str] | None:
 
 
 def _openers(place: Path) -> dict[str, Callable[[], Stored]]:
-    """What looks at each array of an .npz file, an .npy file, or a folder of these, by the array's name.
+    """Return functions that open each array of an .npz file, an .npy file, or a folder of .npy files, by array name.
 
     Raises:
-        Unreadable: the file is none.
+        Unreadable: the .npz file cannot be read.
     """
     if place.is_dir():
         files = [file for file in sorted(place.glob("*.npy")) if not file.name.startswith(".")]
@@ -137,7 +137,7 @@ def _openers(place: Path) -> dict[str, Callable[[], Stored]]:
 
 
 def _single(file: Path) -> Stored:
-    """An .npy file."""
+    """Open an .npy file."""
 
     def header() -> tuple[tuple[int, ...], np.dtype]:
         with file.open("rb") as stream:
@@ -149,7 +149,7 @@ def _single(file: Path) -> Stored:
 
 
 def _member(file: Path, info: zipfile.ZipInfo) -> Stored:
-    """An array of an .npz file."""
+    """Open an array of an .npz file."""
 
     def within(read: Callable[[Any], Any]) -> Any:
         with zipfile.ZipFile(file) as zipped, zipfile.Path(zipped, info.filename).open("rb") as stream:
@@ -163,7 +163,7 @@ def _member(file: Path, info: zipfile.ZipInfo) -> Stored:
 
 
 def _header(stream: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and kind of an array, from the beginning of its file."""
+    """Read shape and dtype of an array from the header of its file."""
     version = np.lib.format.read_magic(stream)
     known = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in known:

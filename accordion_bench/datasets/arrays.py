@@ -1,4 +1,4 @@
-"""Users' own images as arrays: in memory, whatever their numbers are."""
+"""Users' own images stored as arrays (.npz, .npy), held in memory, of any numeric dtype."""
 
 import hashlib
 from pathlib import Path
@@ -16,19 +16,19 @@ from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.tensors import keyed_rng
 
 CHANNELS = (1, 2, 3, 4)
-PADDING = 4  # pixels, of random crops
-CHUNK = 4096  # images of which sums are taken at once
+PADDING = 4  # pixels on each side for random crops
+CHUNK = 4096  # images that are summed at once
 
 
 @with_options
 class Arrays(CountedImages):
-    """Square images and their labels in an .npz file, or in .npy files.
+    """Square images and their labels in an .npz file or in .npy files.
 
-    Names: x_train, y_train, x_test, y_test, or images and labels, data and targets, in any order and case; a validation
-    part (val, valid, validation) chooses the best epoch; x and y alone are split by `test_share`. Images [n, H, W],
-    [n, H, W, C] or [n, C, H, W] of whole numbers or floats; each channel is normalised by its mean and deviation over
-    the training images. Labels: whole numbers, text, or one-hot rows; classes are numbered in their order. Random crops
-    of `augment` have a padding of 4.
+    Array names are x_train, y_train, x_test, y_test, or images and labels, data and targets, in any order and case. A
+    validation part (val, valid, validation) chooses the best epoch. If there are only x and y, they are split by
+    `test_share`. Images are [n, H, W], [n, H, W, C] or [n, C, H, W], integers or floats; each channel is normalised by
+    its mean and standard deviation over the training images. Labels are integers, text or one-hot rows; classes are
+    numbered in sorted order. Random crops of `augment` use a padding of 4 pixels.
     """
 
     file: str | None = option(
@@ -77,10 +77,10 @@ class Arrays(CountedImages):
         return Found(str(place), labels["train"], own_test, chosen_by, {"channels": channels, "image_size": size})
 
     def _form(self, x: Stored) -> tuple[str, int, int]:
-        """Layout (`nhw` without channels), channels and side of images.
+        """Return layout (`nhw` without channels), number of channels and side length of images.
 
         Raises:
-            ConfigError: they are none.
+            ConfigError: the array does not contain images.
         """
         if x.dtype.kind not in "buif" or len(x.shape) not in (3, 4) or not all(x.shape):
             rule = "images [n, H, W], [n, H, W, C] or [n, C, H, W] of numbers"
@@ -102,10 +102,10 @@ class Arrays(CountedImages):
         return fits[0], channels, side
 
     def _labels(self, place: Path, arrays: array_files.Arrays) -> dict[str, np.ndarray]:
-        """Labels of each part, as numbers from 0.
+        """Return the labels of each part, as integers from 0.
 
         Raises:
-            ConfigError: they are none, or a part has a class that the training part lacks.
+            ConfigError: labels are malformed, or a part has a class that the training part lacks.
         """
         raw = {part: _plain_labels(kinds["y"]) for part, kinds in arrays.items()}
         classes = np.unique(raw["train"])
@@ -117,7 +117,7 @@ class Arrays(CountedImages):
         return {part: np.searchsorted(classes, own) for part, own in raw.items()}
 
     def fingerprint_of(self, root: str) -> str:
-        """Of all arrays that are read."""
+        """Return the fingerprint of all arrays that are read."""
         arrays = array_files.arrays_in(array_files.find(Path(root), self.file))
         parts = [
             (part, kind, own.shape, own.checksum()) for part, kinds in arrays.items() for kind, own in kinds.items()
@@ -145,14 +145,14 @@ class Arrays(CountedImages):
         return ImageData(train, test, mean, std, PADDING * self.augment, self.augment, seed, device)
 
     def _order(self, part: tuple[Tensor, Tensor]) -> Tensor:
-        """Numbers of the samples; where only some are evaluated on, mixed: they may be sorted by class."""
+        """Return sample indices; shuffled if `limit_eval` is set, because samples may be sorted by class."""
         count = len(part[1])
         if self.limit_eval is None:
             return torch.arange(count)
         return torch.randperm(count, generator=keyed_rng.generator("evaluation"))
 
     def _images(self, x: Stored) -> Tensor:
-        """Images [n, C, H, W] in uint8 where all are so, else in float32.
+        """Return images [n, C, H, W], in uint8 if all values are integers from 0 to 255, otherwise in float32.
 
         Raises:
             ConfigError: an entry is not finite.
@@ -172,10 +172,10 @@ def _some(pair: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _plain_labels(y: Stored) -> np.ndarray:
-    """Labels [n]: whole numbers or text.
+    """Return labels [n] as integers or text.
 
     Raises:
-        ConfigError: they are none.
+        ConfigError: the array does not contain labels.
     """
     labels = y.load()
     if labels.ndim == 2 and labels.shape[1] == 1:
@@ -190,12 +190,12 @@ def _plain_labels(y: Stored) -> np.ndarray:
 
 
 def _shown(own: Stored) -> str:
-    """`x_train [60000, 28, 28] uint8`."""
+    """Format name, shape and dtype: `x_train [60000, 28, 28] uint8`."""
     return f"{own.name} [{', '.join(map(str, own.shape))}] {own.dtype}"
 
 
 def moments(images: Tensor) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel, in the units of the images; 1 for the deviation of one value."""
+    """Return mean and standard deviation of each channel, in the units of the images; 1 where the deviation is 0."""
     count = images[:, 0].numel()
     total = sum(part.double().sum((0, 2, 3)) for part in images.split(CHUNK))
     mean = total / count

@@ -1,4 +1,4 @@
-"""The md5 sums of files as their authors publish them; compared once for each file that is found."""
+"""Compare files with their published md5 sums; results are cached, so that unchanged files are read once."""
 
 import contextlib
 import hashlib
@@ -10,14 +10,15 @@ from pathlib import Path
 from accordion_bench.datasets.unreadable import refusal, why
 from accordion_bench.options.checks import ConfigError
 
-Seen = dict[str, list]  # path: [size, modified, md5], of files that were read
+Seen = dict[str, list]  # file name: [size, modification time, md5]
 
 
 def refuse_changed(folder: Path, published: Mapping[str, str]) -> None:
-    """Compare files with their published md5 sums; one that is as it was when it was last read is not read again.
+    """Compare files with their published md5 sums. Files whose size and modification time are cached are not read
+    again.
 
     Args:
-        folder: of the files.
+        folder: folder of the files.
         published: md5 by file name.
 
     Raises:
@@ -61,7 +62,7 @@ def _read(cache: Path) -> Seen:
 
 
 def _write(cache: Path, seen: Seen) -> None:
-    with contextlib.suppress(OSError):  # without a home they are read each time
+    with contextlib.suppress(OSError):  # without a writable cache the files are read each time
         cache.parent.mkdir(parents=True, exist_ok=True)
         part = cache.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(seen), encoding="utf-8")

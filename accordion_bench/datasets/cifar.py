@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, from their original files."""
+"""CIFAR-10 and CIFAR-100, read from their original files."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +15,12 @@ from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 
-TIMEOUT = 10.0  # seconds that a silent network may take to say anything
+TIMEOUT = 10.0  # seconds without data from the server before a download fails
 ORIGINAL = "the original files in paths.data, or downloaded there"
 CUTOUT = "side in pixels of a square cut out of each training image; 0 = none"
 CHECK = "compare the files with the published md5 sums, once; false = train on others, too"
 TENS = ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"])
-# of the Python version, as published beside it; torchvision's are the same, but take seconds to import
+# published sums of the Python version; torchvision has the same ones but takes seconds to import
 MD5 = {
     10: {
         "data_batch_1": "c99cafc152244af753f735de768cd75f",
@@ -49,9 +49,9 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 class Cifar(ImageDataset):
     """60,000 colour images of 32x32 pixels (Krizhevsky 2009), 50,000 of them for training.
 
-    The files may hold nothing except arrays, see `cifar_file`; those that lack are downloaded, from where torchvision
-    has them. `augment` is a random crop (padding 4), a horizontal flip, and a rotation to the nearest pixel with black
-    corners; without it images are trained on as they are, but for `cutout`.
+    Files are read by the safe reader `cifar_file`. Missing files are downloaded from the address that torchvision uses.
+    `augment` applies a random crop (padding 4), a horizontal flip, and a rotation to the nearest pixel with black
+    corners. Without it only `cutout` changes training images.
     """
 
     classes: int = option(default=10, choices=(10, 100))
@@ -77,7 +77,7 @@ class Cifar(ImageDataset):
 
     def prepare(self, root: str) -> None:
         def sources() -> list[Source]:
-            from torchvision.datasets import CIFAR10, CIFAR100  # takes seconds to import: only runs that need it pay
+            from torchvision.datasets import CIFAR10, CIFAR100  # imported only for a download: takes seconds
 
             theirs = {10: CIFAR10, 100: CIFAR100}[self.num_classes]
             return [Source(theirs.url, theirs.filename, theirs.tgz_md5)]
@@ -104,13 +104,13 @@ class Cifar(ImageDataset):
 
 
 def batches(files: list[Path], classes: int) -> tuple[Tensor, Tensor]:
-    """Images [n, 3, 32, 32] in uint8 and labels [n] of files in the CIFAR format, one after another.
+    """Read the images [n, 3, 32, 32] in uint8 and labels [n] of several files in the CIFAR format, concatenated.
 
     Raises:
-        ConfigError: a file is not of that format.
+        ConfigError: a file is not in that format.
     """
     sizes = [min(file.stat().st_size, cifar_file.LARGEST) for file in files if file.is_file()]
-    images = np.empty((sum(sizes) // cifar_file.PIXELS, 3, 32, 32), np.uint8)  # what is not used takes no memory
+    images = np.empty((sum(sizes) // cifar_file.PIXELS, 3, 32, 32), np.uint8)  # untouched pages use no memory
     labels: list[int] = []
     for file in files:
         try:

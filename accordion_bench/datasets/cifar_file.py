@@ -1,8 +1,8 @@
-"""CIFAR's original files: pickles, of which only what arrays, lists, numbers and text need is understood.
+"""Safe reader of CIFAR's original pickle files; only arrays of bytes, lists, numbers and text are accepted.
 
-No file, whatever it holds, can run something here, or take more memory than a few times its own size and 100 MB.
-Python's unpickler promises neither, however few classes it is allowed: five bytes make it ask for 64 GB of notes, and a
-tuple in a tuple, a million times, overflows the stack when it is a key.
+A malicious file can neither execute code nor use more memory than a few times its own size plus 100 MB. Python's
+unpickler guarantees neither, even with an allow-list of classes: five bytes can request a memo of 64 GB, and a million
+nested tuples used as a key overflow the stack.
 """
 
 import enum
@@ -15,24 +15,25 @@ from typing import Any
 
 import numpy as np
 
-LARGEST = 200_000_000  # bytes of a file; the originals have 31 and 155 million
-MOST_WORDS = 1_000_000  # opcodes of a file; the originals have 30,000 and 250,000
-LABELS = 1000  # as many as the originals say at once
-LONGEST_NAME = 100  # characters of a module and what is in it
+LARGEST = 200_000_000  # maximum bytes of a file; the originals have 31 and 155 million
+MOST_WORDS = 1_000_000  # maximum opcodes of a file; the originals have 30,000 and 250,000
+LABELS = 1000  # labels per list chunk in the originals
+LONGEST_NAME = 100  # characters of a module or attribute name
 PIXELS = 3 * 32 * 32
 
 
 def read(file: Path, classes: int) -> tuple[np.ndarray, list[int]]:
-    """The images [n, 3, 32, 32] in uint8 and the labels, n numbers, of a file in the CIFAR format.
+    """Read the images [n, 3, 32, 32] in uint8 and the n labels of a file in the CIFAR format.
 
-    It is a pickled dict: `data`, rows of 1,024 red, 1,024 green and 1,024 blue values, and `labels` or `fine_labels`.
+    The file is a pickled dict: `data` has rows of 1,024 red, 1,024 green and 1,024 blue values; `labels` or
+    `fine_labels` is a list.
 
     Args:
-        file: its path.
-        classes: labels are below that number.
+        file: path of the file.
+        classes: number of classes; labels are below it.
 
     Raises:
-        Exception: of whatever kind: it is no such file, or cannot be read.
+        Exception: of any type, if the file is not in this format or cannot be read.
     """
     batch = _Reader(_content(file)).load()
     if not isinstance(batch, dict):
@@ -50,7 +51,7 @@ def read(file: Path, classes: int) -> tuple[np.ndarray, list[int]]:
 
 
 def _content(file: Path) -> bytes:
-    """All bytes."""
+    """Return all bytes of the file."""
     if not file.is_file():
         raise ValueError("it is no file")
     with file.open("rb") as stream:
@@ -61,7 +62,7 @@ def _content(file: Path) -> bytes:
 
 
 class _Name(enum.Enum):
-    """What a pickle of an array names. It stands for itself: nothing of NumPy is called."""
+    """Names that a pickled array refers to. They are only markers: no function of NumPy is called."""
 
     ARRAY = "numpy.ndarray"
     KIND = "numpy.dtype"
@@ -71,24 +72,24 @@ class _Name(enum.Enum):
 
 _NAMES = {name.value: name for name in _Name} | {
     "numpy._core.multiarray._reconstruct": _Name.MAKE
-}  # as NumPy 2 says it
+}  # the name in NumPy 2
 
 
 class _Kind:
-    """In the place of a dtype: bytes."""
+    """Placeholder for the dtype uint8."""
 
     def build(self, state: Any) -> None:
-        """The order of bytes in a number: of one byte there is none."""
+        """Ignore the byte order, which a single byte does not have."""
 
 
 class _Array:
-    """In the place of numpy.ndarray: its shape and its bytes."""
+    """Placeholder for numpy.ndarray: shape and bytes."""
 
     shape: tuple[int, ...] = ()
     content: bytes | memoryview = b""
 
     def build(self, state: Any) -> None:
-        """Take what NumPy writes: a version, shape, dtype, whether columns come first, the bytes."""
+        """Set the state that NumPy pickles: version, shape, dtype, Fortran order, bytes."""
         _, shape, kind, fortran, content = state
         numbers = isinstance(shape, tuple) and all(type(size) is int for size in shape)
         if not numbers or not isinstance(kind, _Kind) or fortran or not isinstance(content, bytes | memoryview):
@@ -97,10 +98,10 @@ class _Array:
 
 
 class _Reader:
-    """Does what the opcodes of a pickle say, of which it knows few.
+    """Interpreter of the few pickle opcodes that the original files use.
 
-    Texts of Python 2 and bytes longer than 255 stay where they are in `content`. What the stack holds are numbers,
-    texts, bytes, None, lists, tuples, dicts, `_Array`, `_Kind` and `_Name`.
+    Strings of Python 2 and bytes longer than 255 are views of `content`. The stack contains numbers, text, bytes, None,
+    lists, tuples, dicts, `_Array`, `_Kind` and `_Name`.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -111,7 +112,7 @@ class _Reader:
         self.encoded = 0
 
     def opcodes(self) -> dict[int, Callable[[], object]]:
-        """What each opcode does; not kept here, where it would keep this object, and a file, alive."""
+        """Return the handler of each opcode. A stored dict would be a reference cycle that keeps the file in memory."""
         push = self.stack.append
         known: dict[bytes, Callable[[], object]] = {
             pickle.PROTO: lambda: self.take(1),
@@ -150,7 +151,7 @@ class _Reader:
         return {opcode[0]: do for opcode, do in known.items()}
 
     def load(self) -> Any:
-        """What the pickle holds."""
+        """Return the unpickled object."""
         content, memo, stack, known = self.content, self.memo, self.stack, self.opcodes()
         number, text, note, stop = (
             word[0] for word in (pickle.BININT1, pickle.SHORT_BINSTRING, pickle.LONG_BINPUT, pickle.STOP)
@@ -159,7 +160,7 @@ class _Reader:
         at = 0
         for _ in range(MOST_WORDS):
             opcode = content[at]
-            # the originals say these three 30,000 times: labels, names of files, and notes of those
+            # these three occur 30,000 times in the originals: labels, file names, and memo entries of file names
             if opcode == text:
                 end = at + 2 + content[at + 1]
                 stack.append(content[at + 2 : end])
@@ -168,7 +169,7 @@ class _Reader:
                 memo[four_bytes(content, at + 1)[0]] = stack[-1]
                 at += 5
             elif opcode == number:
-                opcodes = content[at : at + 2 * LABELS : 2]  # of labels, which stand one after another
+                opcodes = content[at : at + 2 * LABELS : 2]  # labels are consecutive
                 end = at + 2 * (len(opcodes) - len(opcodes.lstrip(pickle.BININT1)))
                 stack.extend(content[at + 1 : end : 2])
                 at = end
@@ -185,22 +186,22 @@ class _Reader:
         raise ValueError(f"it says more than {MOST_WORDS} words")
 
     def take(self, size: int) -> bytes:
-        """The next bytes."""
+        """Return a copy of the next bytes."""
         return bytes(self.look(size))
 
     def look(self, size: int) -> memoryview:
-        """The next bytes, where they are."""
+        """Return a view of the next bytes."""
         begin, self.at = self.at, self.at + size
         if self.at > len(self.content):
             raise ValueError(f"{size} bytes should follow byte {begin}, and {len(self.content) - begin} do")
         return memoryview(self.content)[begin : self.at]
 
     def number(self, size: int) -> int:
-        """The next bytes, as a number."""
+        """Return the next bytes as an unsigned integer."""
         return int.from_bytes(self.take(size), "little")
 
     def line(self) -> str:
-        """The next bytes, up to the end of a line."""
+        """Return the next bytes up to the end of the line."""
         begin, end = self.at, self.content.find(b"\n", self.at, self.at + LONGEST_NAME)
         if end < 0:
             raise ValueError(f"a name should end within {LONGEST_NAME} bytes after byte {begin}")
@@ -208,39 +209,39 @@ class _Reader:
         return str(self.content[begin:end], "ascii")
 
     def since(self, mark: int) -> list[Any]:
-        """Take what the stack holds from some place on."""
+        """Pop everything from stack index `mark` on."""
         found = self.stack[mark:]
         del self.stack[mark:]
         return found
 
     def last(self, count: int) -> list[Any]:
-        """Take the last few things off the stack."""
+        """Pop the last `count` items of the stack."""
         if len(self.stack) < count:
             raise ValueError(f"{count} things should be there before byte {self.at}")
         return self.since(len(self.stack) - count)
 
     def note(self, number: int) -> None:
-        """Note the last thing on the stack."""
+        """Store the top of the stack in the memo."""
         self.memo[number] = self.stack[-1]
 
     def extend(self, items: list[Any]) -> None:
-        """Add to the list that is last on the stack."""
+        """Append items to the list on top of the stack."""
         if not isinstance(self.stack[-1], list):
             raise ValueError("something is added to what is no list")
         self.stack[-1].extend(items)
 
     def update(self, items: list[Any]) -> None:
-        """Add keys and values to the dict that is last on the stack."""
+        """Set keys and values in the dict on top of the stack."""
         if not isinstance(self.stack[-1], dict):
             raise ValueError("something is set in what is no dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            name = str(key, "latin1") if isinstance(key, bytes) else key  # Python 2 has no other text
+            name = str(key, "latin1") if isinstance(key, bytes) else key  # text of Python 2 is bytes
             if not isinstance(name, str):
                 raise ValueError("a key is no text")
             self.stack[-1][name] = value
 
     def name(self, module: Any, name: Any) -> None:
-        """One of the few names that arrays need."""
+        """Push one of the few names that arrays need."""
         if not isinstance(module, str) or not isinstance(name, str):
             raise ValueError("a name is no text")
         text = f"{module}.{name}"
@@ -249,7 +250,7 @@ class _Reader:
         self.stack.append(_NAMES[text])
 
     def call(self) -> None:
-        """What a name stands for, with its arguments."""
+        """Apply a name to its arguments."""
         name, arguments = self.last(2)
         if name is _Name.MAKE:
             self.stack.append(_Array())
@@ -263,14 +264,14 @@ class _Reader:
             raise ValueError(f"something is called that is not {_Name.MAKE.value}")
 
     def encode(self, text: str) -> bytes:
-        """Bytes that Python 3 has written as Python 2 would read them."""
+        """Return the bytes that Python 3 pickled as text for Python 2."""
         self.encoded += len(text)
         if self.encoded > len(self.content):
             raise ValueError("it makes more bytes than it has")
         return text.encode("latin1")
 
     def build(self) -> None:
-        """Give a thing its state."""
+        """Set the state of the object on top of the stack."""
         (state,) = self.last(1)
         if not isinstance(self.stack[-1], _Array | _Kind):
             raise ValueError("a state is given to what is no array")

@@ -1,4 +1,4 @@
-"""Images in users' own files: what is not typed is counted there, and what they lack of a test is held out."""
+"""Images in users' own files: count what the options leave open, and hold out a test split if the files have none."""
 
 import re
 from collections.abc import Mapping
@@ -18,20 +18,20 @@ NULL = "null = counted"
 BY_OWN = {
     "validation": "training samples, a number or a share below 1, held out to choose by; null = by val, or by test"
 }
-SHARE = 0.2  # of each class, where there is no test
+SHARE = 0.2  # of each class, if there is no test split
 NAMES = {"train": ("train", "training"), "test": ("test", "testing"), "validation": ("val", "valid", "validation")}
 
 
 @dataclass(frozen=True)
 class Found:
-    """What files hold.
+    """Contents of users' files.
 
     Args:
         place: folder or file, for messages.
-        labels: of all training samples, before any of them are held out; numbers from 0.
-        own_test: whether they have a test of their own.
-        validation: samples of a validation split of their own.
-        numbers: what else can be counted, by the name of the option.
+        labels: labels of all training samples before any are held out, integers from 0.
+        own_test: whether the files contain a test split.
+        validation: number of samples in the files' validation split; 0 = none.
+        numbers: other counted values, by option name.
     """
 
     place: str
@@ -45,12 +45,12 @@ class Found:
 class CountedImages(ImageDataset):
     """Images in users' own files.
 
-    A run notes what was counted in its config.yaml; where it is resumed the files must still be so. Where the files
-    have no test of their own, `test_share` of each class is evaluated on, drawn by the seed. Where they have a
-    validation split of their own, it chooses the best epoch, and `validation` must be null.
+    A run records the counted values in its config.yaml; when it is resumed, the files must still match them. If the
+    files have no test split, `test_share` of each class, drawn by the seed, is used for evaluation. If the files have a
+    validation split, it chooses the best epoch, and `validation` must be null.
 
     Class attributes:
-        sizes: the numbers that files must have as declared; of `counted` those that are null are counted.
+        sizes: options that must equal the numbers in the files; those that are null are counted.
     """
 
     classes: int | None = option(NULL, default=None, at_least=2)
@@ -71,7 +71,7 @@ class CountedImages(ImageDataset):
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_no_fingerprint(self.fingerprint)
-        self._of_validation = 0  # samples of the files' own, behind those to train on
+        self._of_validation = 0  # samples of the files' validation split, appended to the training samples
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]
@@ -86,15 +86,15 @@ class CountedImages(ImageDataset):
         return super().example(samples)
 
     def look(self, root: str) -> Found:
-        """What the files under `root` hold.
+        """Examine the files under `root`.
 
         Raises:
-            ConfigError: they are not there, or are not of a form that is read.
+            ConfigError: the files do not exist, or their format is not supported.
         """
         raise NotImplementedError
 
     def fingerprint_of(self, root: str) -> str:
-        """Of the files: another one where they are others."""
+        """Return a fingerprint of the files, which changes when the files change."""
         raise NotImplementedError
 
     def count(self, root: str) -> dict[str, Any]:
@@ -127,10 +127,10 @@ class CountedImages(ImageDataset):
             raise ConfigError(f"{keys} must be those of {found.place}, got {given}; type {typed}")
 
     def _counted(self, found: Found) -> dict[str, Any]:
-        """Each number that files have, by the name of its option.
+        """Return each number counted in the files, by option name.
 
         Raises:
-            ConfigError: there is one class, or too few samples of one to hold some out.
+            ConfigError: there are fewer than two classes, or a class has too few samples to hold some out.
         """
         if (classes := int(found.labels.max(initial=-1)) + 1) < 2:
             raise ConfigError(
@@ -150,15 +150,15 @@ class CountedImages(ImageDataset):
 
 
 def held_out(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of the samples to train on and of those to evaluate on, both in order: of each class a share.
+    """Hold out a share of each class. Return the sorted indices of the samples to train on and to evaluate on.
 
     Args:
-        labels: of all.
-        share: of each class, of which one sample at least stays on either side.
-        seed: draws them.
+        labels: labels of all samples.
+        share: share of each class to hold out; at least one sample remains on either side.
+        seed: seed of the selection.
 
     Raises:
-        ConfigError: a class has one sample.
+        ConfigError: a class has only one sample.
     """
     kept, out = [], []
     for label in range(int(labels.max(initial=-1)) + 1):
@@ -176,10 +176,10 @@ def held_out(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, n
 
 
 def known(dataset: Dataset, key: str) -> int:
-    """What files have of something.
+    """Return the value of an option that is counted in the files.
 
     Raises:
-        ConfigError: it is not counted yet.
+        ConfigError: the value has not been counted yet.
     """
     if (value := getattr(dataset, key)) is None:
         raise ConfigError(f"dataset.{key} must be counted first, got null; call count(FOLDER), or type a number")
@@ -187,20 +187,20 @@ def known(dataset: Dataset, key: str) -> int:
 
 
 def refuse_no_fingerprint(fingerprint: Any) -> None:
-    """A fingerprint is null, or has 16 digits.
+    """Check that a fingerprint is null or 16 hexadecimal digits.
 
     Raises:
-        ValueRefused: it is something else.
+        ValueRefused: it is neither.
     """
     if fingerprint is not None and not re.fullmatch("[0-9a-f]{16}", str(fingerprint)):
         raise ValueRefused("fingerprint", "null, or what a run has noted", fingerprint, None)
 
 
 def refuse_other_files(place: str, noted: str, now: str) -> None:
-    """Files must be those of which a run has noted the fingerprint.
+    """Check that the fingerprint of files equals the one that the run recorded.
 
     Raises:
-        ConfigError: they are others.
+        ConfigError: they differ.
     """
     if now != noted:
         rule = f"that of {place}, {now}, whose files are others than when the run began"
@@ -209,7 +209,7 @@ def refuse_other_files(place: str, noted: str, now: str) -> None:
 
 
 def name_or_null(key: str, value: Any) -> str | None:
-    """The name of a file or folder in `paths.data`, or null.
+    """Return `value` if it is None or the name of a file or folder in `paths.data`.
 
     Raises:
         ValueRefused: it is neither.
@@ -220,5 +220,5 @@ def name_or_null(key: str, value: Any) -> str | None:
 
 
 def part_of(name: str) -> str | None:
-    """`train`, `test` or `validation` for what people call it; None for other names."""
+    """Return `train`, `test` or `validation` for a usual name of that part; None for other names."""
     return next((part for part, names in NAMES.items() if name.lower() in names), None)

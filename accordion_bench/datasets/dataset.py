@@ -1,4 +1,4 @@
-"""What every data set is: checked before it is loaded, then read in batches, in the order asked for."""
+"""Base class and protocols of data sets: checked before loading, then read in batches of given sample indices."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -14,46 +14,45 @@ Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 class Data(Protocol):
-    """A loaded data set; batches are on the device, and a loader may read ahead, in the order given.
+    """Protocol of a loaded data set. Batches are on the device; a loader may read ahead, in the given order.
 
     Attributes:
-        train_size, test_size: samples.
-        indexed_on: the device where training batches of indices are wanted; one that does not say so gets them on the
-            CPU.
-        by_device: `begin_epoch(epoch)` draws whatever the epoch decides, each time into the same memory, and
-            `train_batch(indices)` then tells the device all of its work, so that a GPU may repeat it for other indices;
-            one that does not say so has no such methods.
+        train_size, test_size: numbers of samples.
+        indexed_on: device on which training batches of indices are expected; CPU if the attribute is missing.
+        by_device: whether a GPU may capture `train_batch(indices)` and replay it with other indices.
+            `begin_epoch(epoch)` then draws the random numbers of the epoch into the same memory each time. Data without
+            this attribute has neither method.
     """
 
     train_size: int
     test_size: int
 
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
-        """Inputs and targets, augmented as the epoch says, for each index tensor in turn."""
+        """Yield inputs and targets, augmented for the epoch, for each tensor of indices."""
 
 
 class LabelledData(Data, Protocol):
-    """Data of which test samples can be evaluated in any order; text cannot, see `TextData.strands`.
+    """Protocol of data whose test samples can be evaluated in any order, unlike text (see `TextData.strands`).
 
     Attributes:
-        train_labels: of the training samples, [train_size], whole numbers from 0.
+        train_labels: labels of the training samples, [train_size], integers from 0.
     """
 
     train_labels: Tensor
 
     def test_batches(self, batches: Iterable[Tensor]) -> Batches:
-        """Inputs and targets for each index tensor in turn."""
+        """Yield inputs and targets for each tensor of indices."""
 
     def validation_batches(self, batches: Iterable[Tensor]) -> Batches:
-        """Inputs and targets of training samples, as they are evaluated, for each index tensor in turn."""
+        """Yield inputs and targets of training samples, without augmentation, for each tensor of indices."""
 
 
 class Split(NamedTuple):
-    """Numbers of samples of the loaded training set.
+    """Indices into the loaded training set.
 
     Args:
-        train: that are trained on; None = all.
-        validation: that are held out, to choose by; None = there are none, the test set chooses.
+        train: samples for training; None = all.
+        validation: samples held out for choosing the best epoch; None = the test set is used for this.
     """
 
     train: Tensor | None = None
@@ -68,27 +67,28 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 
 
 class Dataset(Component):
-    """A data set that can be checked before it is loaded.
+    """Base class of data sets, whose files can be checked before they are loaded.
 
-    Each kind of data declares what its samples are: `ImageDataset`, `TextDataset`, `TokenDataset`.
+    Subclasses define the kind of samples: `ImageDataset`, `TextDataset`, `TokenDataset`.
 
     Attributes:
-        subset: so many training samples, or words or tokens of the training split, are used; None = all.
-        limit_eval: so many samples, words or tokens of each evaluation split are used; None = all.
+        subset: number of training samples (of text: words or tokens of the training split) to use; None = all.
+        limit_eval: number of samples, words or tokens of each evaluation split to use; None = all.
         sharding: `reshuffled` over workers in every epoch, or `static`: each worker sees the same samples in the same
-            order in every epoch (Accordion's code). Of labelled data also `dirichlet`: each worker has samples of its
-            own, whose labels are drawn from a Dirichlet distribution, see `label_shards`.
-        alpha: of `dirichlet`, the concentration.
-        in_channels, num_classes, image_size: of images, what a model must accept.
-        vocabulary: of texts, the number of different words or tokens.
-        train_words, train_tokens: of texts, in the whole training split.
+            order in every epoch (Accordion's code). Labelled data also accept `dirichlet`: each worker has a fixed
+            shard, whose labels follow a Dirichlet distribution, see `label_shards`.
+        alpha: concentration parameter of `dirichlet`.
+        in_channels, num_classes, image_size: of images, shape of the model's input and output.
+        vocabulary: of text, number of distinct words or tokens.
+        train_words, train_tokens: of text, size of the whole training split.
 
     Class attributes:
-        task: `images`, `text` (words, on and on) or `tokens` (windows).
-        train_size: training samples of the whole set.
-        reads_files: it is read from, or downloaded to, `paths.data`; false where it comes with a dependency or is made.
-        labelled: its samples have labels.
-        counted: options that are null where the files say what they are, see `count`.
+        task: `images`, `text` (words, one continuous sequence) or `tokens` (independent windows).
+        train_size: number of training samples of the whole set.
+        reads_files: whether the data is read from, or downloaded to, `paths.data`. False where the data is generated or
+            ships with a dependency.
+        labelled: whether samples have labels.
+        counted: options that may be null, because their value is counted in the files, see `count`.
     """
 
     description = replace(Component.description, idle=_idle)
@@ -111,46 +111,50 @@ class Dataset(Component):
 
     @property
     def whole(self) -> int:
-        """What `subset` takes some of: all training samples; of a text its words, or tokens."""
+        """Size of which `subset` takes a part: all training samples; of text, all training words or tokens."""
         return self.train_size
 
     @property
     def train_count(self) -> int:
-        """Training samples of a run."""
+        """Number of training samples of a run."""
         return min(self.subset or self.whole, self.whole)
 
     @property
     def chance(self) -> float | None:
-        """The metric of a guess; None = unknown."""
+        """Metric of random guessing; None = unknown."""
         return None
 
     def split(self, size: int, seed: int) -> Split:
-        """What is trained on, and what is held out, of so many loaded training samples."""
+        """Split `size` loaded training samples into those for training and those held out."""
         return Split()
 
     def model_arguments(self) -> dict[str, Any]:
-        """What a model must be told of the data, by the names of its constructor."""
+        """Return the arguments of the model's constructor that depend on the data."""
         raise NotImplementedError
 
     def example(self, samples: int) -> tuple[Tensor, Tensor] | None:
-        """Inputs and targets of the right shapes, all 0: for trials before there is data; None = nothing is tried."""
+        """Return zero inputs and targets of the right shapes, for a trial step before the data is loaded; None = no
+        trial.
+        """
         return None
 
     def count(self, root: str) -> dict[str, Any]:
-        """The options of `counted` as the files under `root` have them, which a run notes; this object has them, too.
+        """Count the options in `counted` from the files under `root`, set them on this object and return them.
+
+        A run records the returned values.
 
         Raises:
-            ConfigError: the files are not there.
+            ConfigError: the files do not exist.
         """
         return {}
 
     def prepare(self, root: str) -> None:
-        """Make sure that the data is under `root`, downloading it where needed.
+        """Check that the data is under `root`, and download it if needed.
 
         Raises:
-            ConfigError: it is not there and cannot be fetched.
+            ConfigError: the data is missing and cannot be downloaded.
         """
 
     def load(self, root: str, seed: int, device: torch.device) -> Data:
-        """Read the data."""
+        """Read the data and return it."""
         raise NotImplementedError

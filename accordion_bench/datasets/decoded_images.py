@@ -1,4 +1,4 @@
-"""Pictures that are decoded when they are needed: too large for memory, read one by one."""
+"""Pictures that do not fit in memory and are decoded when a batch needs them."""
 
 import hashlib
 import itertools
@@ -15,10 +15,10 @@ from accordion_bench.options.option import option, with_options
 from accordion_bench.tensors import keyed_rng
 
 WORKERS = "processes that decode, per training process; 0 = none"
-LARGEST = 224  # image_size, where it is not typed
-EXAMINED = 10_000  # pictures that are looked at before a run, spread over all
-READERS, MANY = 4, 5_000  # processes that decode, and training pictures from which on they pay
-MEASURED = 1_000  # pictures whose sides say how large they are
+LARGEST = 224  # upper bound of the default image_size
+EXAMINED = 10_000  # maximum pictures per part that are checked before a run, evenly spaced
+READERS, MANY = 4, 5_000  # decoding processes, and the number of training pictures from which on they are used
+MEASURED = 1_000  # pictures whose sides determine the default image_size
 SIZE = {"image_size": "pixels; null = 224, or the shorter side of most pictures where that is less"}
 
 
@@ -26,11 +26,11 @@ class Sorted(NamedTuple):
     """Pictures of each part.
 
     Args:
-        place: that they are in.
-        train: to train on.
-        test: to evaluate on; None = a share of those is held out.
-        validation: to choose by; None = there are none.
-        told: what else says their classes; a fingerprint holds it.
+        place: folder that contains them.
+        train: for training.
+        test: for evaluation; None = a share of the training pictures is held out.
+        validation: for choosing the best epoch; None = there are none.
+        told: further content that determines the classes, such as a table; part of the fingerprint.
     """
 
     place: Path
@@ -41,22 +41,23 @@ class Sorted(NamedTuple):
 
     @classmethod
     def of(cls, place: Path, parts: Mapping[str, Pictures], told: bytes = b"") -> "Sorted":
-        """By part: without a test the validation pictures are evaluated on."""
+        """Build from a mapping of parts. Without a test part, the validation pictures are the test part."""
         test, validation = parts.get("test"), parts.get("validation")
         return cls(place, parts["train"], test or validation, validation if test else None, told)
 
     def parts(self) -> list[Pictures]:
-        """Those that there are."""
+        """Return the parts that exist."""
         return [part for part in (self.train, self.test, self.validation) if part is not None]
 
 
 @with_options
 class DecodedImages(CountedImages):
-    """Pictures of any sizes, in colour.
+    """Colour pictures of any size.
 
-    Training: random resized crop (8 to 100 % of the area, aspect ratio 3/4 to 4/3) and horizontal flip, keyed by (seed,
-    epoch, sample). Evaluation: the shorter side resized to 8/7 of `image_size` (256 for 224), then the central square.
-    Without `augment` it trains on the central squares. `limit_eval` images are the same for every seed, of all classes.
+    Training uses a random resized crop (8 to 100 % of the area, aspect ratio 3/4 to 4/3) and a horizontal flip, keyed
+    by (seed, epoch, sample). Evaluation resizes the shorter side to 8/7 of `image_size` (256 for 224) and takes the
+    central square. Without `augment`, training uses the central squares too. The pictures that `limit_eval` selects are
+    a random choice of all classes and do not depend on the seed.
     """
 
     augment: bool = option("random resized crop and flip", default=True)
@@ -65,10 +66,10 @@ class DecodedImages(CountedImages):
     in_channels = 3
 
     def sorted(self, root: str) -> Sorted:
-        """The pictures of each part.
+        """Return the pictures of each part.
 
         Raises:
-            ConfigError: they are not there, or a part has other classes.
+            ConfigError: the pictures do not exist, or a part has other classes than the training part.
         """
         raise NotImplementedError
 
@@ -85,7 +86,7 @@ class DecodedImages(CountedImages):
         return super().count(root)
 
     def fingerprint_of(self, root: str) -> str:
-        """Of all pictures."""
+        """Return the fingerprint of all pictures."""
         here = self.sorted(root)
         digest = hashlib.blake2b(here.told, digest_size=8)
         for part in here.parts():
@@ -117,10 +118,10 @@ class DecodedImages(CountedImages):
 
 
 def spread(count: int, most: int) -> list[int]:
-    """So many numbers below `count` at most, evenly apart."""
+    """Return at most `most` indices below `count`, evenly spaced."""
     return sorted({i * count // min(count, most) for i in range(min(count, most))}) if count else []
 
 
 def mixed(files: Pictures) -> torch.Tensor:
-    """Numbers of all files in an order that no seed decides: sorted by class, the first few were of a few."""
+    """Return the indices of all pictures in a random order independent of the seed: pictures may be sorted by class."""
     return torch.randperm(len(files.labels), generator=keyed_rng.generator("evaluation"))

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 real images of 8x8 pixels, embedded in a dependency."""
+"""scikit-learn's handwritten digits: 1,797 real images of 8x8 pixels, shipped with that dependency."""
 
 import importlib.util
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from accordion_bench.datasets.images import ImageData, ImageDataset
 from accordion_bench.options.option import Choice, with_options
 
-TRAIN = 1437  # the first four fifths, in the file's order; the rest is for evaluation
+TRAIN = 1437  # the first four fifths in the file's order; the rest is the test split
 
 
 @with_options
@@ -26,7 +26,7 @@ class Digits(ImageDataset):
     }
 
     def load(self, root: str, seed: int, device: torch.device) -> ImageData:
-        # the file itself: importing sklearn.datasets takes three seconds
+        # read the file directly, because importing sklearn.datasets takes three seconds
         spec = importlib.util.find_spec("sklearn")
         assert spec is not None and spec.submodule_search_locations
         file = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"

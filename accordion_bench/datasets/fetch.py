@@ -1,4 +1,4 @@
-"""Files that a data set needs: there, or downloaded from their authors, by one process at a time, and compared."""
+"""Find the files of a data set, or download them from their authors: one process at a time, with md5 verification."""
 
 import contextlib
 import gzip
@@ -22,17 +22,17 @@ CHUNK = 1 << 20  # bytes
 
 
 class Unusable(Exception):
-    """What came is not what its authors offer; `str()` says why, without a full stop."""
+    """The download differs from the authors' file; `str()` gives the reason, without a full stop."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file as its authors offer it.
+    """File that the authors publish.
 
     Args:
-        address: of a server, http or https.
-        name: of the file; one that ends in .tar.gz is unpacked.
-        md5: of its bytes, as published.
+        address: URL, http or https.
+        name: file name; names that end in .tar.gz are unpacked.
+        md5: published md5 of its bytes.
     """
 
     address: str
@@ -42,7 +42,7 @@ class Source:
 
 @contextlib.contextmanager
 def alone(root: Path, folder: str) -> Iterator[None]:
-    """Let no other process fetch that folder meanwhile, and clear up after one that was killed; see `locks.locked`."""
+    """Lock a folder against downloads by other processes, and delete remains of a killed one; see `locks.locked`."""
     lock = root / f".{folder}.lock"
     with contextlib.ExitStack() as held:
         try:
@@ -56,24 +56,24 @@ def alone(root: Path, folder: str) -> Iterator[None]:
 
 
 def fetch(root: Path, folder: str, files: Sequence[str], sources: Sequence[Source], timeout: float) -> None:
-    """Put files into `root/folder`, all or none; to be called `alone`.
+    """Download files into `root/folder`, all or none. The caller must hold the lock `alone`.
 
-    A source that lies there or in `root` already, from an earlier attempt, is not asked for again.
+    A source that an earlier attempt left in `root/folder` or `root` is not downloaded again.
 
     Args:
-        root: exists.
-        folder: the files' own.
-        files: that must be there in the end, by name.
-        sources: archives that hold `folder`, or its files.
-        timeout: seconds that a silent network may take to say anything.
+        root: existing folder.
+        folder: name of the data set's folder.
+        files: names that `folder` must contain afterwards.
+        sources: archives that contain `folder`, or the files themselves.
+        timeout: seconds without data from the server before the download fails.
 
     Raises:
-        Unusable: what came is not what the authors offer.
-        OSError: network or disk failed.
+        Unusable: the download differs from the authors' files.
+        OSError: network or disk error.
     """
     part = Path(tempfile.mkdtemp(prefix=f".{folder}.part-", dir=root))
     try:
-        new = part / "new" / folder  # one level deeper than `find` looks
+        new = part / "new" / folder  # one level deeper than `find` searches
         new.mkdir(parents=True)
         for source in sources:
             packed = source.name.endswith(".tar.gz")
@@ -91,7 +91,7 @@ def fetch(root: Path, folder: str, files: Sequence[str], sources: Sequence[Sourc
 
 
 def _downloaded(source: Source, into: Path, timeout: float) -> Path:
-    """The file, compared with its md5."""
+    """Download a file and verify its md5."""
     file = into / source.name
     print(f"downloading {source.name}", file=sys.stderr, flush=True)
     encrypted = source.address.replace("http://", "https://", 1)
@@ -100,19 +100,19 @@ def _downloaded(source: Source, into: Path, timeout: float) -> Path:
     except OSError:
         if encrypted == source.address:
             raise
-        md5 = _read(source.address, source.name, file, timeout)  # the md5 tells whether it was changed
+        md5 = _read(source.address, source.name, file, timeout)  # safe over http: the md5 is verified
     if md5 != source.md5:
         raise Unusable(f"{source.name} came with the md5 {md5} and not {source.md5}")
     return file
 
 
 def _read(address: str, name: str, file: Path, timeout: float) -> str:
-    """Write what a server sends into a file; returns its md5."""
+    """Download an address into a file and return the md5 of its bytes."""
     from tqdm import tqdm
 
     md5 = hashlib.md5(usedforsecurity=False)
     try:
-        # an opener of its own: the one that Python keeps has the proxies of the first time that it was used
+        # a new opener, because Python's global one keeps the proxy settings of its first use
         opener = urllib.request.build_opener()
         with opener.open(address, timeout=timeout) as answer, file.open("wb") as out:
             drawn = output.can_draw(sys.stderr)
@@ -128,7 +128,7 @@ def _read(address: str, name: str, file: Path, timeout: float) -> str:
 
 
 def _md5(file: Path) -> str | None:
-    """None = there is no such file."""
+    """Return the md5 of a file; None if it does not exist."""
     if not file.is_file():
         return None
     with file.open("rb") as stream:
@@ -136,7 +136,7 @@ def _md5(file: Path) -> str | None:
 
 
 def _unpack(archive: Path, into: Path) -> None:
-    """Files and folders only, and only inside of `into`."""
+    """Unpack an archive; only files and folders, and only inside `into`."""
     if not hasattr(tarfile, "data_filter"):
         raise Unusable(f"Python must be 3.11.4 or later to unpack {archive.name} safely")
     try:
@@ -149,7 +149,7 @@ def _unpack(archive: Path, into: Path) -> None:
 
 
 def _move(new: Path, folder: Path) -> None:
-    """By one rename; into a folder that lacked some, file by file."""
+    """Move a folder by one rename; if the destination exists, file by file."""
     if not folder.exists():
         os.rename(new, folder)
         return
@@ -157,16 +157,17 @@ def _move(new: Path, folder: Path) -> None:
         os.replace(file, folder / file.name)
 
 
-_failed: dict[tuple[str, str], ConfigError] = {}  # of this process: what could not be fetched is not asked for again
+_failed: dict[tuple[str, str], ConfigError] = {}  # downloads that failed in this process; they are not retried
 
 
 def find(root: str, folder: str, files: Sequence[str]) -> Path | None:
-    """The folder that holds all files: in `root`, `root` itself, or one level further down; None where there is none.
+    """Return the folder that contains all files: `root/folder`, `root` itself, or `root/*/folder`; None if there is
+    none.
 
     Args:
         root: `paths.data`.
-        folder: its name.
-        files: in the folder; `*` as in shells.
+        folder: name of the folder.
+        files: names of files in the folder; `*` as in shells.
     """
     here = Path(root)
     places = [here / folder, *([here] if here.absolute().name == folder else []), *sorted(here.glob(f"*/{folder}"))]
@@ -180,20 +181,20 @@ def _holds(folder: Path, name: str) -> bool:
 def ensure(
     root: str, folder: str, files: Sequence[str], sources: Callable[[], Sequence[Source]], timeout: float
 ) -> Path:
-    """Make sure that files are in a folder: those that are there are taken as they are.
+    """Return the folder that contains the files, and download them if any is missing. Existing files are not verified.
 
     Args:
         root: `paths.data`.
-        folder: in there.
-        files: in the folder.
-        sources: what they can be had from; asked for where they lack.
-        timeout: seconds that a silent network may take to say anything.
+        folder: name of the folder in `root`.
+        files: names of files in the folder.
+        sources: function that returns the downloads; called only if files are missing.
+        timeout: seconds without data from the server before the download fails.
 
     Returns:
-        the folder that holds them, see `find`.
+        folder that contains the files, see `find`.
 
     Raises:
-        ConfigError: they are not there and cannot be fetched.
+        ConfigError: files are missing and cannot be downloaded.
     """
     if found := find(root, folder, files):
         return found
@@ -204,7 +205,7 @@ def ensure(
             Path(root).mkdir(parents=True, exist_ok=True)
             print(f"paths.data={root} was not there and is made; {folder} is downloaded into it", file=sys.stderr)
         with alone(Path(root), folder):
-            if not find(root, folder, files):  # no other process has brought them meanwhile
+            if not find(root, folder, files):  # another process may have downloaded them meanwhile
                 fetch(Path(root), folder, files, sources(), timeout)
     except (OSError, Unusable) as error:
         of_system = error.strerror if isinstance(error, OSError) and isinstance(error.strerror, str) else ""
@@ -218,10 +219,10 @@ def ensure(
 
 
 def refuse_size(what: str, expected: int, found: int, where: Path) -> None:
-    """Refuse files that hold another number of images than their data set has.
+    """Check that files contain the expected number of images.
 
     Raises:
-        ConfigError: they do.
+        ConfigError: the number differs.
     """
     if found != expected:
         raise ConfigError(
@@ -231,7 +232,7 @@ def refuse_size(what: str, expected: int, found: int, where: Path) -> None:
 
 
 def not_readable(file: Path, error: Exception) -> ConfigError:
-    """The sentence for a file that is no original."""
+    """Return the error for a file that is not in the original format."""
     return ConfigError(
         f"paths.data must hold the original files, got {file}, which cannot be read ({type(error).__name__}: {error}); "
         "type another paths.data, or remove that file to download it anew"

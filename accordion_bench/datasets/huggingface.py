@@ -1,4 +1,4 @@
-"""Images and texts that Hugging Face's `datasets` reads: from its Hub or its cache, or from local files."""
+"""Images and texts read by Hugging Face's `datasets`, from its Hub, its cache or local files."""
 
 import functools
 import hashlib
@@ -34,15 +34,15 @@ Table = Any  # a datasets.Dataset
 NAME = "on the Hub, such as OWNER/NAME; null = the files in paths.data (parquet, csv, json, or saved by datasets)"
 CONFIG, REVISION = "of the data set on the Hub; null = its only one", "branch, tag or commit on the Hub; null = newest"
 COLUMN = "null = the only one of its kind"
-ALONE = 20  # without a part to evaluate on, one row in so many is for the test, and the one before it for validation
+ALONE = 20  # if only train exists: of every 20 rows the last is for the test, the one before it for validation
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where tables are.
+    """Location of tables.
 
     Args:
-        name, config, revision: on the Hub; None where they are local.
+        name, config, revision: on the Hub; `name` is None for local files.
         root: `paths.data`.
     """
 
@@ -57,10 +57,10 @@ class Origin:
 
 @functools.lru_cache(maxsize=2)
 def tables(source: Origin) -> Mapping[str, Table]:
-    """The table of each part: train, and test or validation where there are these.
+    """Load the table of each part: train, and test or validation if they exist.
 
     Raises:
-        ConfigError: `datasets` is not installed, cannot read them, or there is no part train.
+        ConfigError: `datasets` is not installed or cannot read the files, or there is no part train.
     """
     if importlib.util.find_spec("datasets") is None:
         raise ConfigError(
@@ -92,10 +92,10 @@ def tables(source: Origin) -> Mapping[str, Table]:
 
 
 def _column(key: str, typed: str | None, source: Origin, fitting: Sequence[str], table: Table) -> str:
-    """The column that was typed, or the only fitting one.
+    """Return the given column, or the only fitting one.
 
     Raises:
-        ConfigError: there is none, or there are several.
+        ConfigError: the column does not exist, or not exactly one column fits.
     """
     names = list(table.column_names)
     if typed is not None:
@@ -112,13 +112,13 @@ def _column(key: str, typed: str | None, source: Origin, fitting: Sequence[str],
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Pictures and classes in rows of a table; see `Pictures`.
+    """Encoded pictures and their classes in rows of a table; implements `Pictures`.
 
     Args:
-        table: of encoded pictures.
-        column: that holds them.
+        table: table of encoded pictures.
+        column: column that contains them.
         labels: array [n].
-        place: that errors name.
+        place: name of the source, for messages.
     """
 
     table: Table
@@ -156,11 +156,11 @@ class EncodedRows:
         return pictures.sides(map(self._encoded, indices))
 
     def to_examine(self, indices: Sequence[int]) -> Iterable[Path]:
-        """None: they are decoded from one file, which `datasets` checks."""
+        """Return no files: pictures are stored in the table's file, which `datasets` checks."""
         return ()
 
     def identities(self) -> Iterator[bytes]:
-        """Classes, and the sizes of all columns."""
+        """Yield the classes and the total size of all columns."""
         yield self.labels.astype("<i8").tobytes()
         yield b"%d\n" % self.table.data.nbytes
 
@@ -169,8 +169,8 @@ class EncodedRows:
 class HuggingFaceImages(DecodedImages):
     """Images with classes in a data set that Hugging Face's `datasets` reads.
 
-    Parts are found by their usual names: train; test; val, valid, validation. Where there is none beside train, a share
-    of each class is held out. EncodedRows whose class is -1 are left out, and so is a part of nothing else.
+    Parts are found by their usual names: train; test; val, valid, validation. If there is only train, a share of each
+    class is held out. Rows whose class is -1 are dropped, and so is a part that has only such rows.
     """
 
     name: str | None = option(NAME, default=None)
@@ -194,7 +194,7 @@ class HuggingFaceImages(DecodedImages):
     def sorted(self, root: str) -> Sorted:
         source = Origin(self.name, self.config, self.revision, root)
         parts = tables(source)
-        import datasets  # which is installed
+        import datasets  # `tables` has checked that it is installed
 
         features = parts["train"].features
         images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
@@ -224,10 +224,10 @@ class HuggingFaceImages(DecodedImages):
 
 @with_options
 class HuggingFaceText(ByteDataset):
-    """Texts in a data set that Hugging Face's `datasets` reads, as bytes of UTF-8; each row ends with a line break.
+    """Texts in a data set that Hugging Face's `datasets` reads, as UTF-8 bytes; each row ends with a line break.
 
-    Parts are found by their usual names. Where there is one beside train, it is both the test and the validation split;
-    where there is none, one row in twenty is for the test, and the one before it for validation.
+    Parts are found by their usual names. If there is one part besides train, it is both the test and the validation
+    split. If there is none, one row in twenty is for the test, and the one before it for validation.
     """
 
     name: str | None = option(NAME, default=None)

@@ -1,4 +1,4 @@
-"""A folder of pictures in folders of classes, or with a table of these."""
+"""Pictures sorted into one folder per class, or listed with their classes in a table."""
 
 import functools
 import os
@@ -18,11 +18,11 @@ from accordion_bench.options.option import Choice, option, with_options
 
 @with_options
 class ImageFolder(DecodedImages):
-    """Pictures in a folder for each class, in `train` and a test or validation folder, or without these; or in any
-    folders, with a table that says their classes.
+    """Pictures in one folder per class, optionally within `train` and `test` or `val`; or in any folders, with a table
+    of classes.
 
-    Names of the parts: train, training; test, testing; val, valid, validation. Where there are both of the last two the
-    validation pictures choose the best epoch. Where there is neither, a share of each class is held out.
+    Names of the parts: train, training; test, testing; val, valid, validation. If both a test and a validation part
+    exist, the validation pictures choose the best epoch. If neither exists, a share of each class is held out.
     """
 
     folder: str | None = option("in paths.data; null = that folder itself", default=None)
@@ -45,14 +45,14 @@ class ImageFolder(DecodedImages):
         name_or_null("labels", self.labels)
 
     def wanted(self) -> str:
-        """What there must be, in a sentence."""
+        """Return the phrase that error messages use for the expected files."""
         return "pictures in a folder for each class, or folders train and test with such"
 
     def sorted(self, root: str) -> Sorted:
-        """The pictures of each part.
+        """Return the pictures of each part.
 
         Raises:
-            ConfigError: they are not there, or a part has other classes.
+            ConfigError: the pictures do not exist, or a part has other classes than the training part.
         """
         own = Path(root, self.folder or "")
         table = labelled_files.table_in(own) if self.labels is None else own / self.labels
@@ -73,10 +73,10 @@ class ImageFolder(DecodedImages):
         return Sorted(here.place, files_of(here.place, here.train), test, validation)
 
     def _parts(self, root: str) -> "Parts":
-        """Where the pictures are.
+        """Return the folders of the parts.
 
         Raises:
-            ConfigError: they are not.
+            ConfigError: they do not exist.
         """
         try:
             return parts(Path(root, self.folder or ""))
@@ -89,13 +89,13 @@ class ImageFolder(DecodedImages):
 
 
 class Parts(NamedTuple):
-    """Folders of folders of classes.
+    """Folders of the parts; each contains one folder per class.
 
     Args:
-        place: that they are in, or that is the one for training.
-        train: to train on.
-        test: to evaluate on; None = a share of those is held out.
-        validation: to choose by; None = there is none.
+        place: their parent, or the training folder itself if there are no parts.
+        train: for training.
+        test: for evaluation; None = a share of the training pictures is held out.
+        validation: for choosing the best epoch; None = there is none.
     """
 
     place: Path
@@ -105,24 +105,24 @@ class Parts(NamedTuple):
 
 
 def parts(place: Path) -> Parts:
-    """Which folders have which part, whatever usual names they have.
+    """Find the folders of the parts by their usual names.
 
     Raises:
-        OSError: there is no such folder, or it has none.
+        OSError: the folder does not exist, or contains no part.
     """
     folders = _folders(place)
     if len(folders) == 1 and part_of(folders[0].name) is None and (inner := _folders(folders[0])):
-        place, folders = folders[0], inner  # an archive that was unpacked has a folder of its own
+        place, folders = folders[0], inner  # an unpacked archive often has one top-level folder
     named: dict[str, Path] = {}
     for folder in folders:
         part = part_of(folder.name)
         if part and part in named:
             raise OSError(f"{named[part].name} and {folder.name} are both there")
-        if part and (part == "train" or _folders(folder)):  # a contest keeps the classes of its test to itself
+        if part and (part == "train" or _folders(folder)):  # contests publish test pictures without classes
             named[part] = folder
     others = [folder for folder in folders if part_of(folder.name) is None]
     if "train" in named and others and not _folders(named["train"]):
-        return Parts(place, place)  # a class of that name, among others: bus, car, train
+        return Parts(place, place)  # `train` is one of several classes: bus, car, train
     if "train" not in named:
         if any(part_of(folder.name) for folder in folders):
             raise OSError(f"there is no folder train in {place}")
@@ -136,21 +136,21 @@ def parts(place: Path) -> Parts:
 
 
 def _folders(place: Path) -> list[Path]:
-    """The folders in a folder, but for those that programs have put there, sorted by name."""
+    """Return the subfolders sorted by name, without hidden ones."""
     with os.scandir(place) as entries:
         return sorted(Path(entry.path) for entry in entries if not pictures.is_hidden(entry.name) and entry.is_dir())
 
 
 def classes_of(part: Path) -> list[str]:
-    """The names of the classes, in the order of their numbers."""
+    """Return the names of the classes; the index is the class number."""
     return [folder.name for folder in _folders(part)]
 
 
 def files_of(place: Path, part: Path) -> Files:
-    """All pictures of a folder of folders of classes, in the order of torchvision's ImageFolder.
+    """Return all pictures of a part, in the order of torchvision's ImageFolder.
 
     Raises:
-        ConfigError: a class has none, or a folder cannot be read.
+        ConfigError: a class has no pictures, or a folder cannot be read.
     """
     try:
         folders = _folders(part)
@@ -164,7 +164,7 @@ def files_of(place: Path, part: Path) -> Files:
 
 @functools.lru_cache(maxsize=8)
 def _scanned(place: Path, part: Path, versions: Sequence[tuple[str, int]]) -> Files:
-    """As `files_of`; a folder that has not changed is not read again in this process."""
+    """Return the result of `files_of`, cached in this process while no folder changes."""
     names: list[bytes] = []
     labels: list[int] = []
     class_of: dict[tuple[int, int], str] = {}
@@ -181,14 +181,15 @@ def _scanned(place: Path, part: Path, versions: Sequence[tuple[str, int]]) -> Fi
 
 
 def _pictures(folder: Path, class_of: dict[tuple[int, int], str]) -> list[str]:
-    """The pictures of a class, in folders within it, too; a folder that a link leads back to is read once.
+    """Return the pictures of a class, including those in subfolders; a folder reached again through a link is read
+    once.
 
     Args:
-        folder: of the class.
-        class_of: of each folder that was read, by device and number; those of this class are added.
+        folder: folder of the class.
+        class_of: class by (device, inode) of each folder read so far; folders of this class are added.
 
     Raises:
-        ConfigError: a folder lies in another class as well, so that its pictures would be of two.
+        ConfigError: a folder belongs to another class too.
     """
     found: list[tuple[str, list[str]]] = []
     todo = [str(folder)]

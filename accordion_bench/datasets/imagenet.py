@@ -1,4 +1,4 @@
-"""ImageNet: a folder of pictures of which the numbers are known."""
+"""ImageNet: a folder of pictures with a known number of classes and images."""
 
 from accordion_bench.datasets.decoded_images import WORKERS
 from accordion_bench.datasets.image_folder import ImageFolder
@@ -9,8 +9,8 @@ from accordion_bench.options.option import Choice, option, with_options
 class ImageNet(ImageFolder):
     """1,281,167 training and 50,000 evaluation images of 1,000 classes (Russakovsky et al. 2015, arXiv 1409.0575).
 
-    Never downloaded. Another folder of this form: say its `classes` and `train_size`, or take `dataset=folder`, which
-    counts them.
+    The files are never downloaded. For another folder of this form set `classes` and `train_size`, or use
+    `dataset=folder`, which counts them.
     """
 
     classes: int = option(default=1000, at_least=2)

@@ -1,4 +1,4 @@
-"""Image classification data in memory: batches by index, augmentation in one vectorised pass on the device."""
+"""Image classification data in memory: batches by index, with vectorised augmentation on the device."""
 
 from collections.abc import Iterable
 
@@ -15,20 +15,20 @@ from accordion_bench.tensors import keyed_rng
 class ImageData:
     """Images and labels on the device.
 
-    Training images are cropped, flipped and rotated (nearest pixel) by one gather from the stored images, where
-    whatever comes from outside of an image is 0; then they are normalised, then a square is cut out. Each sample's
-    draws in an epoch are keyed by (seed, epoch, sample): they depend on no worker, batch, placement or device.
+    Training images are cropped, flipped and rotated (nearest pixel) by one gather from the stored images; pixels
+    outside of an image are 0. Then they are normalised, then a square is cut out. Each sample's random numbers in an
+    epoch are keyed by (seed, epoch, sample). They do not depend on worker, batch, placement or device.
 
     Args:
         train, test: (images [n, C, H, W], labels [n]); uint8 or float.
         mean, std: per channel, in the units of the images.
-        padding: training images are cropped at random from images with so many more pixels on each side (0 = none).
-        flip: random horizontal flip of training images.
-        seed: keys the augmentation.
-        device: where everything lives.
-        rotation: training images are rotated by uniform angles of up to so many degrees.
-        cutout: side in pixels of a square of training images that is set to 0, the mean, after normalisation; its
-            centre is uniform in the image, so that parts may lie outside (DeVries & Taylor 2017, arXiv 1708.04552).
+        padding: pixels added to each side of training images before a random crop; 0 = no crop.
+        flip: whether training images are flipped horizontally at random.
+        seed: key of the augmentation.
+        device: device of all tensors.
+        rotation: maximum angle of random rotations of training images, in degrees.
+        cutout: side in pixels of a square of training images that is set to 0, the mean, after normalisation. Its
+            centre is uniform in the image, so that parts may fall outside (DeVries & Taylor 2017, arXiv 1708.04552).
     """
 
     by_device = True
@@ -52,10 +52,10 @@ class ImageData:
         self.padding, self.flip, self.rotation, self.cutout, self.seed = padding, flip, rotation, cutout, seed
         self.train_size, self.test_size = len(self.train_labels), len(self.test_labels)
         self.indexed_on = device
-        self.drawn: dict[str, Tensor] = {}  # of each sample, for this epoch
+        self.drawn: dict[str, Tensor] = {}  # random numbers of each sample in this epoch
 
     def begin_epoch(self, epoch: int) -> None:
-        """Draw this epoch's crops, flips, angles and holes, one of each for each sample."""
+        """Draw one crop, flip, angle and hole for each sample in this epoch."""
         generator = keyed_rng.generator(self.seed, "augmentation", epoch)
         count = self.train_size
         height, width = self.train_images.shape[2:]
@@ -72,31 +72,31 @@ class ImageData:
             self._draws("holes", torch.stack(centres, 1) - self.cutout // 2)
 
     def _draws(self, name: str, drawn: Tensor) -> None:
-        """Keep draws on the device, in the place of the last epoch's."""
+        """Store random numbers on the device, in the memory of the previous epoch's."""
         if name in self.drawn:
             self.drawn[name].copy_(drawn)
         else:
             self.drawn[name] = drawn.to(self.train_images.device)
 
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
-        """Augmented, normalised images and labels for each index tensor in turn."""
+        """Yield augmented, normalised images and labels for each tensor of indices."""
         self.begin_epoch(epoch)
         for indices in batches:
             yield self.train_batch(indices.to(self.train_labels.device))
 
     def test_batches(self, batches: Iterable[Tensor]) -> Batches:
-        """Normalised images and labels for each index tensor in turn."""
+        """Yield normalised images and labels for each tensor of indices."""
         for indices in batches:
             yield self.test_batch(indices.to(self.test_labels.device))
 
     def validation_batches(self, batches: Iterable[Tensor]) -> Batches:
-        """Normalised training images, not augmented, and labels for each index tensor in turn."""
+        """Yield normalised training images without augmentation, and labels, for each tensor of indices."""
         for indices in batches:
             at = indices.to(self.train_labels.device)
             yield normalised(self.train_images[at], self.mean, self.std), self.train_labels[at]
 
     def train_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Augmented, normalised images and labels; augmented as the epoch says that has begun last."""
+        """Return normalised images and labels, augmented for the epoch of the last `begin_epoch`."""
         images = self.train_images[indices]
         if self.padding or self.flip or self.rotation:
             images = self._moved(images, indices)
@@ -106,11 +106,11 @@ class ImageData:
         return images, self.train_labels[indices]
 
     def test_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised images and labels."""
+        """Return normalised images and labels."""
         return normalised(self.test_images[indices], self.mean, self.std), self.test_labels[indices]
 
     def _moved(self, images: Tensor, indices: Tensor) -> Tensor:
-        """Crop, flip and rotate, in this order: from each new pixel backwards to where it comes from."""
+        """Crop, flip and rotate, in this order, by mapping each output pixel back to its source pixel."""
         height, width = images.shape[2:]
         rows = torch.arange(height, device=images.device)[:, None]
         columns = torch.arange(width, device=images.device)
@@ -128,12 +128,12 @@ class ImageData:
             inside = cropped if inside is None else inside & cropped
         pixels = rows * width + columns
         if inside is not None:
-            pixels = torch.where(inside, pixels, height * width)  # one more pixel, which is black
+            pixels = torch.where(inside, pixels, height * width)  # index of the appended black pixel
         flat = F.pad(images.flatten(2), (0, 1))
         return flat.gather(2, pixels.flatten(1)[:, None].expand(*images.shape[:2], -1)).view_as(images)
 
     def _hole(self, indices: Tensor) -> Tensor:
-        """Where pixels are cut out, [B, 1, H, W]."""
+        """Return the mask of pixels to cut out, [B, 1, H, W]."""
         height, width = self.train_images.shape[2:]
         top, left = self.drawn["holes"][indices].T[:, :, None]
         rows = torch.arange(height, device=top.device) - top
@@ -143,10 +143,10 @@ class ImageData:
 
 
 def turns(degrees: Tensor, height: int, width: int) -> Tensor:
-    """Rotations about the centre of an image, in fixed point with 16 fractional bits, as in Pillow.
+    """Return rotations about the centre of an image in fixed point with 16 fractional bits, as in Pillow.
 
     The pixel at (row r, column c) comes from row (sin c + cos r + y) >> 16 and column (cos c - sin r + x) >> 16.
-    Whole numbers, so that every device finds the same pixels.
+    Integers make the result equal on all devices.
 
     Args:
         degrees: [n], counter-clockwise, float64.
@@ -156,18 +156,18 @@ def turns(degrees: Tensor, height: int, width: int) -> Tensor:
         (cos, sin, x, y) x 2^16, [n, 4], int64.
     """
     cos, sin = torch.deg2rad(degrees).cos(), torch.deg2rad(degrees).sin()
-    across, down = 0.5 - width / 2, 0.5 - height / 2  # from the centre to the middle of the first pixel
+    across, down = 0.5 - width / 2, 0.5 - height / 2  # from the image centre to the centre of the first pixel
     x, y = cos * across - sin * down + width / 2, sin * across + cos * down + height / 2
     return (torch.stack([cos, sin, x, y], 1) * 2**16 + 0.5).floor().long()
 
 
 def per_channel(values, device: torch.device) -> Tensor:
-    """Numbers of each channel, [1, C, 1, 1]."""
+    """Return values per channel as a tensor [1, C, 1, 1]."""
     return torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
 
 
 def normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(x - mean) / std in float32.
+    """Return (x - mean) / std in float32.
 
     Args:
         images: [B, C, H, W].
@@ -233,10 +233,10 @@ class ImageDataset(Dataset):
 
     @property
     def validation_count(self) -> int:
-        """Training samples of a run that are held out.
+        """Number of training samples that a run holds out.
 
         Raises:
-            ConfigError: of the training samples, none or all are.
+            ConfigError: the number is 0, or includes all training samples.
         """
         if self.validation is None:
             return 0

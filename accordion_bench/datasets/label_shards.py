@@ -1,12 +1,12 @@
-"""Shards whose labels differ from worker to worker, drawn from a Dirichlet distribution: dataset.sharding=dirichlet.
+"""Shards whose label distributions differ between workers, drawn from a Dirichlet distribution (`dirichlet`).
 
     p   share of each label in the training set      q_w ~ Dir(alpha p), the label proportions of worker w
 
-Worker by worker, in a keyed random order in which each has as many turns as its shard has samples, a label is drawn
-from q_w and one of its samples goes to w. When a label has no samples left, q_w is normalised over the others. Shards
-are as large as they would be without labels.
+Workers take turns in a keyed random order, each as many turns as its shard has samples. In each turn a label is drawn
+from q_w, and one sample with that label is assigned to worker w. When a label is used up, q_w is renormalised over the
+remaining labels. The sizes of the shards equal those without `dirichlet`.
 
-Source: Hsu, Qi, Brown 2019 (arXiv 1909.06335), whose clients have equally many samples, too.
+Source: Hsu, Qi, Brown 2019 (arXiv 1909.06335), whose clients also have equally many samples.
 """
 
 import bisect
@@ -20,13 +20,13 @@ from accordion_bench.tensors import keyed_rng
 
 
 def log_proportions(prior: Tensor, alpha: float, workers: int, seed: int) -> Tensor:
-    """The logarithm of q_w but for a constant, [A, labels], float64: q_w itself may underflow.
+    """Return log q_w up to a constant, [A, labels], float64; q_w itself may underflow.
 
     q = G / sum G of gamma variables, and G(a) = G(a + 1) U^(1 / a) with a uniform U.
 
     Args:
         prior: p, [labels].
-        alpha: concentration, above 0; large = all workers are like p, small = few labels for each.
+        alpha: concentration, above 0; large = q_w is close to p, small = few labels per worker.
         workers: A.
         seed: of the run.
     """
@@ -34,17 +34,17 @@ def log_proportions(prior: Tensor, alpha: float, workers: int, seed: int) -> Ten
     a = (alpha * prior.double()).expand(workers, -1)
     larger = torch._standard_gamma(a + 1, generator=generator)
     uniform = torch.rand(a.shape, generator=generator, dtype=torch.float64)
-    # 1 - U is above 0; a label that the data do not have has no weight
+    # 1 - U is above 0; labels that do not occur have weight 0
     logarithms = larger.log() + torch.log1p(-uniform) / a
     return torch.where(a > 0, logarithms, -torch.inf)
 
 
 def shards_by_label(labels: Tensor, sizes: Sequence[int], alpha: float, seed: int) -> list[Tensor]:
-    """Numbers of the samples of each worker; every sample has one.
+    """Assign every sample to one worker and return the sample indices of each.
 
     Args:
-        labels: of all samples, [n], whole numbers from 0.
-        sizes: samples of each worker; their sum is n.
+        labels: labels of all samples, [n], integers from 0.
+        sizes: number of samples of each worker; their sum is n.
         alpha: concentration.
         seed: of the run.
     """
@@ -57,7 +57,7 @@ def shards_by_label(labels: Tensor, sizes: Sequence[int], alpha: float, seed: in
     draws = torch.rand(len(turns), generator=keyed_rng.generator(seed, "label draws"), dtype=torch.float64)
 
     def ends() -> list[list[float]]:
-        """Of each worker the sums of its proportions, over the labels that have samples left."""
+        """Return the cumulative proportions of each worker, over labels that are not used up."""
         gone = torch.tensor([not samples for samples in left])
         return [list(itertools.accumulate(own)) for own in weights.masked_fill(gone, -torch.inf).softmax(1).tolist()]
 
@@ -65,7 +65,7 @@ def shards_by_label(labels: Tensor, sizes: Sequence[int], alpha: float, seed: in
     shards: list[list[int]] = [[] for _ in sizes]
     for worker, draw in zip(turns.tolist(), draws.tolist(), strict=True):
         label = bisect.bisect_right(sums[worker], draw * sums[worker][-1])
-        label = min(label, bisect.bisect_left(sums[worker], sums[worker][-1]))  # rounding may lead beyond the last one
+        label = min(label, bisect.bisect_left(sums[worker], sums[worker][-1]))  # rounding may exceed the last index
         shards[worker].append(left[label].pop())
         if not left[label] and any(left):
             sums = ends()
@@ -73,6 +73,6 @@ def shards_by_label(labels: Tensor, sizes: Sequence[int], alpha: float, seed: in
 
 
 def label_counts(labels: Tensor, shards: Sequence[Tensor]) -> list[list[int]]:
-    """Of each worker, how many samples of each label it has."""
+    """Return the number of samples of each label, per worker."""
     count = int(labels.max()) + 1
     return [torch.bincount(labels[own], minlength=count).tolist() for own in shards]

@@ -1,4 +1,4 @@
-"""A table with a file and a class in each row, beside pictures that are in no folders of classes."""
+"""Read a .csv table that lists picture files and their classes."""
 
 import csv
 import os
@@ -21,7 +21,7 @@ Row = tuple[str, str, str]  # part, file, class
 
 
 def table_in(place: Path) -> Path | None:
-    """The table of a folder, by its usual name and columns; None where there is none."""
+    """Return the table in a folder, found by its usual name and columns; None if there is none."""
     for table in (place / name for name in USUAL):
         try:
             with table.open(encoding="utf-8-sig", newline="") as stream:
@@ -34,18 +34,18 @@ def table_in(place: Path) -> Path | None:
 
 
 def sorted_files(table: Path) -> tuple[Path, dict[str, Files]]:
-    """The pictures that a table names, by part: train, and test or validation where a column says so.
+    """Return the pictures listed in a table, by part: train, and test or validation if a column names the part.
 
-    Classes are numbered in the order of their names, whole numbers by their size.
+    Classes are numbered in the order of their names; integer names in numeric order.
 
     Args:
-        table: a .csv file; its pictures lie beside it, in a folder with its name, or in one folder further down.
+        table: a .csv file. The pictures are in its folder or in subfolders, at any depth.
 
     Returns:
-        the folder that holds all pictures, and the pictures of each part.
+        folder of the table, and the pictures of each part.
 
     Raises:
-        ConfigError: a column lacks, or a file that is named is not there.
+        ConfigError: a column is missing, or a listed file does not exist.
     """
     rows = list(_rows(table))
     known = _pictures_below(table.parent)
@@ -96,7 +96,7 @@ def _rows(table: Path) -> Iterator[Row]:
 
 
 def _names(reader: "csv.DictReader[str]") -> dict[str, str]:
-    """Names of columns by how they are compared."""
+    """Return column names, keyed by their stripped lower-case form."""
     return {name.strip().lower(): name for name in reader.fieldnames or () if name}
 
 
@@ -105,7 +105,7 @@ def _column(names: Mapping[str, str], usual: Sequence[str]) -> str | None:
 
 
 def _pictures_below(place: Path) -> dict[str, str]:
-    """Pictures in a folder and in those of it, by their path in it, their name, and both without ending."""
+    """Map pictures in a folder and its subfolders by relative path and by name, each with and without extension."""
     found: dict[str, str] = {}
     for here, folders, files in os.walk(place):
         folders[:] = sorted(name for name in folders if not pictures.is_hidden(name))

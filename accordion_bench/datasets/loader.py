@@ -1,4 +1,4 @@
-"""Batches of a data set: how they are read, and reach the device."""
+"""Read batches ahead of use in separate processes, and copy them to the device."""
 
 import contextlib
 import multiprocessing
@@ -19,17 +19,17 @@ from accordion_bench.tensors import keyed_rng
 
 
 class Uploaded(NamedTuple):
-    """Tensors on their way; they are there after `event`."""
+    """Tensors being copied to the device; complete after `event`."""
 
     tensors: list[Tensor]
     event: object
 
 
 class Upload:
-    """Copies from pinned memory on a stream of their own; on a CPU tensors are where they are.
+    """Copies from pinned memory on a separate stream; a no-op on a CPU.
 
     Args:
-        device: where they go.
+        device: destination.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,25 +37,26 @@ class Upload:
         self._stream = self.streams.new()
 
     def send(self, tensors: tuple[Tensor, ...]) -> Uploaded:
-        """Let copies begin; the host does not wait where the tensors are pinned."""
+        """Start copies to the device; non-blocking for pinned tensors."""
         with self.streams.on(self._stream):
             there = [x.to(self.device, non_blocking=True) for x in tensors]
             return Uploaded(there, self.streams.record())
 
     def receive(self, sent: Uploaded) -> list[Tensor]:
-        """The tensors, for this thread's stream."""
+        """Return the copied tensors for use on this thread's current stream."""
         self.streams.wait(sent.event)
         self.streams.keep(sent.tensors)
         return sent.tensors
 
 
-# by which a user, a terminal that closes, a launcher or the kernel ends a run
+# signals by which a user, a closing terminal, a launcher or the kernel ends a run
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGXCPU")
 SIGNALS = {getattr(signal, name) for name in NAMES if hasattr(signal, name)}
 
 
 class Told(Dataset):
-    """Items, or what is wrong with one: an exception would come from a process with all of that one's traceback.
+    """Data set that returns a `ConfigError` instead of raising it: raised in a process, it would carry a long
+    traceback.
 
     Args:
         items: items[key].
@@ -72,12 +73,12 @@ class Told(Dataset):
 
 
 def together(items: list[Any]) -> Any:
-    """A batch of items, stacked; or what is wrong with the first one that is none."""
+    """Collate items to a batch; return the first `ConfigError` instead if there is one."""
     return next((item for item in items if isinstance(item, ConfigError)), None) or default_collate(items)
 
 
 class Announced:
-    """The batches of a DataLoader's next pass."""
+    """Batch sampler of a DataLoader whose batches are set before each pass."""
 
     batches: Iterable[list[Any]] = ()
 
@@ -86,15 +87,15 @@ class Announced:
 
 
 class Loader:
-    """Reads batches of items by their keys, ahead of the need and in the order asked for.
+    """Reads batches of items by key, ahead of use and in the given order.
 
     Processes are spawned, not forked, because neither CUDA nor the threads of gloo and NCCL survive a fork. The first
-    pass starts them; they serve later passes, and end with this process, however that ends.
+    pass starts them, later passes reuse them, and they end with this process, even if it is killed.
 
     Args:
-        items: items[key] is a tuple of tensors and numbers; goes to every process.
-        workers: processes per pass; 0 reads in this one, when asked.
-        pin: put batches into pinned memory, for copies to a GPU.
+        items: items[key] is a tuple of tensors and numbers; pickled for every process.
+        workers: processes per pass; 0 = read in this process, without reading ahead.
+        pin: whether to put batches into pinned memory, for copies to a GPU.
     """
 
     def __init__(self, items: Dataset, workers: int, pin: bool) -> None:
@@ -102,10 +103,10 @@ class Loader:
         self._idle: list[tuple[DataLoader, Announced]] = []
 
     def read(self, batches: Iterable[list[Hashable]]) -> Iterator[tuple[Tensor, ...]]:
-        """The items of each list of keys in turn, stacked; several passes may be under way at a time.
+        """Yield the stacked items of each list of keys. Several passes may run at the same time.
 
         Raises:
-            ConfigError: an item cannot be read; in whichever process, one sentence.
+            ConfigError: an item cannot be read, in this or another process.
         """
         loader, announced = pair = self._idle.pop() if self._idle else self._new()
         try:
@@ -120,7 +121,7 @@ class Loader:
             self._idle.append(pair)
 
     def _new(self) -> tuple[DataLoader, Announced]:
-        keyed = keyed_rng.generator("loader")  # or it would draw from the global one
+        keyed = keyed_rng.generator("loader")  # otherwise the DataLoader draws from the global generator
         options: dict[str, Any] = {"num_workers": self.workers, "pin_memory": self.pin, "generator": keyed}
         options["collate_fn"] = together
         if self.workers:
@@ -131,13 +132,13 @@ class Loader:
 
 @contextlib.contextmanager
 def _parent_of_calm_processes() -> Iterator[None]:
-    """Processes that are started in here do not hear Ctrl-C, and this one may start them though it is a daemon."""
+    """Start processes that do not receive Ctrl-C, even if this process is a daemon."""
     me = multiprocessing.current_process()
-    daemon, me.daemon = me.daemon, False  # a daemon could leave orphans behind, but ours look after their parent
+    daemon, me.daemon = me.daemon, False  # daemons may not have children, but ours end with their parent
     calm = hasattr(signal, "sigtimedwait")
     if calm:
-        resource_tracker.ensure_running()  # which unblocks the signals when it starts
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # is inherited, from the first instruction on
+        resource_tracker.ensure_running()  # start it now, because its start unblocks signals
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # children inherit the mask from their start
     try:
         yield
     finally:
@@ -147,7 +148,7 @@ def _parent_of_calm_processes() -> Iterator[None]:
 
 
 def _obey(worker: int) -> None:
-    """In a reading process: end when the parent says so, or has gone; what the user signals is the parent's to hear."""
+    """Make a reading process end only when its parent terminates it or has ended; ignore the user's signals."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is None or not hasattr(signal, "sigtimedwait"):

@@ -1,4 +1,4 @@
-"""What a network sees of picture files: random crops and flips in training, the central square in evaluation."""
+"""Model inputs from picture files: random crops and flips for training, the central square for evaluation."""
 
 import math
 import os
@@ -19,51 +19,52 @@ from accordion_bench.datasets.images import normalised, per_channel
 from accordion_bench.datasets.loader import Loader, Upload, Uploaded
 from accordion_bench.tensors import keyed_rng
 
-MEAN = [255 * m for m in (0.485, 0.456, 0.406)]  # of torchvision's reference training, in units of uint8
+MEAN = [255 * m for m in (0.485, 0.456, 0.406)]  # constants of torchvision's reference training, in units of uint8
 STD = [255 * s for s in (0.229, 0.224, 0.225)]
-ATTEMPTS = 10  # at a crop that fits
-HELD_OUT = -1  # in the place of an epoch: a training image as it is evaluated
+ATTEMPTS = 10  # number of random crops tried
+HELD_OUT = -1  # used as epoch: a training image without augmentation
 
 
 class Pictures(Protocol):
-    """Many pictures with their classes, not decoded yet.
+    """Protocol of a collection of encoded pictures with classes.
 
     Attributes:
-        labels: of all, array [n].
+        labels: classes of all pictures, array [n].
     """
 
     @property
     def labels(self) -> np.ndarray: ...
 
     def only(self, indices: Tensor) -> Any:
-        """Some of them, in this order."""
+        """Return the pictures with these indices, in this order."""
 
     def with_others(self, others: Any) -> Any:
-        """These, and then others of the same kind."""
+        """Append other pictures of the same type."""
 
     def open(self, index: int) -> Image.Image:
-        """One picture, in colour.
+        """Decode one picture in colour.
 
         Raises:
-            Unreadable: names it and the reason.
+            Unreadable: the picture cannot be decoded; names it and the reason.
         """
 
     def sides(self, indices: Sequence[int]) -> Iterator[int]:
-        """The shorter side of some in pixels, of those that can be read."""
+        """Yield the shorter side in pixels of those pictures that can be read."""
 
     def to_examine(self, indices: Sequence[int]) -> Iterable[Path]:
-        """Files to look at before a run."""
+        """Return files to check before a run."""
 
     def identities(self) -> Iterator[bytes]:
-        """What a fingerprint is made of."""
+        """Yield the content of a fingerprint."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """Names and classes of many pictures, as arrays: Python's lists would cost each process hundreds of megabytes.
+    """Names and classes of many picture files, in arrays; Python lists would use hundreds of megabytes per process.
 
-    folder: of the names.
-    names, labels: arrays [n].
+    Args:
+        folder: folder that the names are relative to.
+        names, labels: arrays [n].
     """
 
     folder: Path
@@ -71,16 +72,16 @@ class Files:
     labels: np.ndarray
 
     def only(self, indices: Tensor) -> "Files":
-        """Some of them, in this order."""
+        """Return the pictures with these indices, in this order."""
         return Files(self.folder, self.names[indices.numpy()], self.labels[indices.numpy()])
 
     def with_others(self, others: "Files") -> "Files":
-        """These, and then others of the same folder."""
+        """Append other pictures of the same folder."""
         both = np.concatenate([self.names, others.names]), np.concatenate([self.labels, others.labels])
         return Files(self.folder, *both)
 
     def path(self, index: int) -> Path:
-        """Of one picture."""
+        """Return the path of one picture."""
         return self.folder / os.fsdecode(self.names[index])
 
     def open(self, index: int) -> Image.Image:
@@ -96,23 +97,23 @@ class Files:
         return map(self.path, indices)
 
     def identities(self) -> Iterator[bytes]:
-        """Names and sizes."""
+        """Yield names and sizes."""
         place = os.fsencode(self.folder)
         for name in self.names:
             try:
                 size = os.stat(os.path.join(place, name)).st_size
-            except OSError:  # a link that leads nowhere: `refuse_broken` tells
+            except OSError:  # a broken link; `refuse_broken` reports it
                 size = -1
             yield b"%s %d\n" % (name, size)
 
 
 class Views(Dataset):
-    """What a network sees of images, decoded; indexed by (epoch, sample), or (None, sample) for evaluation.
+    """Data set of model inputs, indexed by (epoch, sample), or by (None, sample) for test images.
 
     Args:
         train, test: the pictures.
         size: height and width in pixels.
-        augment: random crops and flips of training images, keyed by (seed, epoch, sample).
+        augment: whether training images get random crops and flips, keyed by (seed, epoch, sample).
         seed: of the run.
     """
 
@@ -120,7 +121,9 @@ class Views(Dataset):
         self.train, self.test, self.size, self.augment, self.seed = train, test, size, augment, seed
 
     def __getitem__(self, key: tuple[int | None, int]) -> tuple[Tensor, int]:
-        """Image [3, size, size] in uint8, and its class; by the epoch, None for a test image, and its number."""
+        """Return the image [3, size, size] in uint8 and its class; the key is (epoch, index), with epoch None for a
+        test image.
+        """
         epoch, sample = key
         files = self.test if epoch is None else self.train
         image = files.open(sample)
@@ -136,10 +139,10 @@ class Views(Dataset):
 
 
 def box(width: int, height: int, draws: Iterable[list[float]]) -> tuple[int, int, int, int]:
-    """A random crop (left, top, right, bottom) of an image, as torchvision's RandomResizedCrop draws it.
+    """Return a random crop (left, top, right, bottom) of an image, as torchvision's RandomResizedCrop draws it.
 
-    Area A = (0.08 + 0.92 u1) width x height, aspect ratio r = (3/4) (16/9)^u2, w = sqrt(A r), h = sqrt(A / r); the
-    first that fits is placed by u3 and u4. Where none fits: the largest central crop of an allowed ratio.
+    Area A = (0.08 + 0.92 u1) width x height, aspect ratio r = (3/4) (16/9)^u2, w = sqrt(A r), h = sqrt(A / r). The
+    first crop that fits is placed by u3 and u4. If none fits, the largest central crop with an allowed ratio is used.
 
     Args:
         width, height: of the image, in pixels.
@@ -157,7 +160,7 @@ def box(width: int, height: int, draws: Iterable[list[float]]) -> tuple[int, int
 
 
 def central(image: Image.Image, size: int) -> Image.Image:
-    """The central square of an image whose shorter side is resized to 8/7 of the square's."""
+    """Resize the shorter side of an image to 8/7 of `size` and return the central square."""
     shorter = max(size, round(size * 8 / 7))
     short, long = sorted(image.size)
     longer = shorter * long // short
@@ -168,12 +171,12 @@ def central(image: Image.Image, size: int) -> Image.Image:
 
 
 class FolderData:
-    """Images that are read from files ahead of the need, by processes of their own.
+    """Images that separate processes read from files ahead of use.
 
     Args:
         views: of the images.
-        workers: processes.
-        device: where batches go.
+        workers: number of processes.
+        device: destination of batches.
     """
 
     def __init__(self, views: Views, workers: int, device: torch.device) -> None:
@@ -184,20 +187,20 @@ class FolderData:
         self.upload = Upload(device)
 
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
-        """Augmented, normalised images and labels for each index tensor in turn."""
+        """Yield augmented, normalised images and labels for each tensor of indices."""
         return self._read(epoch, batches)
 
     def test_batches(self, batches: Iterable[Tensor]) -> Batches:
-        """Normalised images and labels for each index tensor in turn."""
+        """Yield normalised images and labels for each tensor of indices."""
         return self._read(None, batches)
 
     def validation_batches(self, batches: Iterable[Tensor]) -> Batches:
-        """Normalised training images, not augmented, and labels for each index tensor in turn."""
+        """Yield normalised training images without augmentation, and labels, for each tensor of indices."""
         return self._read(HELD_OUT, batches)
 
     def _read(self, epoch: int | None, batches: Iterable[Tensor]) -> Batches:
         ready = None
-        # one batch ahead: copies to a GPU overlap with its work, and a pass is over when its last batch is given out
+        # one batch ahead: copies to a GPU overlap with its work, and the reading pass has ended at the last batch
         for images, labels in self.loader.read([(epoch, i) for i in indices.tolist()] for indices in batches):
             if ready is not None:
                 yield self._normalised(ready)

@@ -1,4 +1,4 @@
-"""Users' picture files: decoded in colour with 8 bits, or named with what is wrong with them."""
+"""Decode users' picture files to 8-bit RGB, and report broken ones."""
 
 import os
 import warnings
@@ -11,29 +11,29 @@ from PIL import Image, UnidentifiedImageError
 
 from accordion_bench.datasets.unreadable import refusal, why
 
-# in small letters; what Pillow reads of several pictures in one file is the first one
+# lower case; of files with several pictures Pillow reads the first one
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".pgm", ".pbm", ".bmp", ".tif", ".tiff", ".webp", ".gif")
-NOT_OURS = ("__MACOSX", "@eaDir")  # folders that an archive of macOS, or a disk station, adds
+NOT_OURS = ("__MACOSX", "@eaDir")  # folders added by archives of macOS and by Synology disk stations
 SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
-# with which whole files end, and how far from the end that is looked for: some programs write more behind it
+# end markers of complete files, searched in the last BEHIND bytes, because some programs append data
 LAST = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 BEHIND = 64
 WHAT = "pictures that can be read"
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder was put there by a program, not by who has made the data set."""
+    """Whether a file or folder was added by a program and is not part of the data set."""
     return name.startswith(".") or name in NOT_OURS
 
 
 def opened(file: Path) -> Image.Image:
-    """A picture, decoded, in RGB with 8 bits.
+    """Decode a picture to 8-bit RGB.
 
-    Of 16 bits the upper 8 are taken, so that white stays white. As in torchvision, transparency is dropped, a camera's
-    note that it was turned is passed over, and of animations and files of several pages the first picture is taken.
+    Of 16-bit values the upper 8 bits are kept, so that white stays white. As in torchvision, transparency is dropped,
+    the EXIF orientation is ignored, and of animations and multi-page files the first picture is used.
 
     Raises:
-        Unreadable: names the file and the reason.
+        Unreadable: the file cannot be decoded; names the file and the reason.
     """
     try:
         with _open(file) as image:
@@ -43,17 +43,17 @@ def opened(file: Path) -> Image.Image:
 
 
 def _open(file: Path | BinaryIO) -> Image.Image:
-    """A picture, not decoded yet."""
+    """Open a picture without decoding it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # large ones are decoded, huge ones refused
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow still refuses twice that size
         return Image.open(file)
 
 
 def in_colour(image: Image.Image) -> Image.Image:
-    """The picture in RGB with 8 bits.
+    """Convert a picture to 8-bit RGB.
 
     Raises:
-        ValueError: its values have a range that the file does not say.
+        ValueError: its values have 32 bits, and the file does not state their range.
     """
     bits = _bits(image)
     if bits is None:
@@ -65,19 +65,19 @@ def in_colour(image: Image.Image) -> Image.Image:
 
 
 def _bits(image: Image.Image) -> int | None:
-    """Bits of a grey value, 8 of everything else; None = not known."""
+    """Return the bits per grey value, 8 for other modes; None = unknown."""
     if image.mode in SIXTEEN:
-        return int(getattr(image, "tag_v2", {}).get(258, (16,))[0])  # of TIFF, which may say 12
-    if image.mode == "I" and image.format in ("PNG", "PPM"):  # they have no more than 16
+        return int(getattr(image, "tag_v2", {}).get(258, (16,))[0])  # TIFF may have 12 bits
+    if image.mode == "I" and image.format in ("PNG", "PPM"):  # these formats have at most 16 bits
         return 16
     return None if image.mode in ("I", "F") else 8
 
 
 def refuse_broken(files: Iterable[Path]) -> None:
-    """Look at the beginning and the end of files; one that does not end as it should is decoded.
+    """Check the beginning and the end of files; files without the expected end marker are decoded.
 
     Raises:
-        Unreadable: names the first that is no picture, and how many others there are.
+        Unreadable: a file is not a readable picture; names the first one, and how many others there are.
     """
     first, count = None, 0
     for file in files:
@@ -106,17 +106,17 @@ def _examine(file: Path) -> None:
 
 
 def sides(files: Iterable[Path | BinaryIO]) -> Iterator[int]:
-    """The shorter side of each picture in pixels, of those that can be read."""
+    """Yield the shorter side in pixels of each readable picture."""
     for file in files:
         try:
             with _open(file) as image:
                 yield min(image.size)
-        except Exception:  # told by `refuse_broken`
+        except Exception:  # `refuse_broken` reports it
             continue
 
 
 def reason(file: Path, error: BaseException) -> str:
-    """What is wrong with a file that should be a picture; see `unreadable.why`."""
+    """Return the reason why a file is not a readable picture; see `unreadable.why`."""
     if isinstance(error, Image.DecompressionBombError):
         return f"which has more than the {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels that are decoded"
     said = why(file, error)

@@ -1,4 +1,4 @@
-"""Python's own documentation: the topics behind `help()`, which ship with every CPython."""
+"""Python's own documentation, the topics of `help()`, which are part of CPython."""
 
 import functools
 import re
@@ -12,15 +12,16 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
 
 WORD = re.compile(r"[A-Za-z_]+|\d|[^\w\s]")
-PART = 8  # one topic in so many is for validation, and one for the test
+PART = 8  # of every 8 topics one is for validation and one for the test
 
 
 @with_options
 class PyDocs(TextDataset):
     """About 80,000 words on the Python language; a real corpus for small models, without a download.
 
-    Paragraphs that occur in several topics count once. Words, single digits and punctuation marks are words here, lower
-    case; `<eos>` ends each paragraph. The text differs a little between Python versions: compare runs of one version.
+    Paragraphs that occur in several topics are kept once. Tokens are words, single digits and punctuation marks in
+    lower case; `<eos>` ends each paragraph. The text differs slightly between Python versions: compare only runs of one
+    version.
     """
 
     min_count: int = option("rarer words become <unk>", default=2, at_least=1)
@@ -30,7 +31,7 @@ class PyDocs(TextDataset):
 
     @functools.cached_property
     def words(self) -> list[str]:
-        """The vocabulary, most frequent word first."""
+        """Vocabulary, most frequent word first."""
         counts = by_frequency(splits()["train"])
         most = counts[0][1]
         if self.min_count > most:
@@ -52,7 +53,7 @@ class PyDocs(TextDataset):
 
 @with_options
 class PyDocsBytes(ByteDataset):
-    """The same documentation as about 300,000 training bytes, with its spaces, line breaks and capitals."""
+    """The same documentation as about 300,000 training bytes, including spaces, line breaks and capitals."""
 
     reads_files = False
     chosen_as = {
@@ -69,34 +70,34 @@ class PyDocsBytes(ByteDataset):
 
 @functools.cache
 def splits() -> dict[str, list[str]]:
-    """The words of the `train`, `valid` and `test` topics.
+    """Return the words of the `train`, `valid` and `test` topics.
 
     Raises:
-        ConfigError: this Python has no documentation.
+        ConfigError: this Python does not include the documentation.
     """
     return split(topics_of_python("pydocs", "synthetic_text"))
 
 
 @functools.cache
 def byte_splits() -> dict[str, bytes]:
-    """The paragraphs of the `train`, `valid` and `test` topics as UTF-8, with an empty line after each.
+    """Return the paragraphs of the `train`, `valid` and `test` topics as UTF-8, with an empty line after each.
 
     Raises:
-        ConfigError: this Python has no documentation.
+        ConfigError: this Python does not include the documentation.
     """
     found = paragraphs(topics_of_python("pydocs_bytes", "wikitext2_bytes"))
     return {part: "".join(f"{one}\n\n" for one in some).encode() for part, some in found.items()}
 
 
 def topics_of_python(dataset: str, instead: str) -> Mapping[str, str]:
-    """What `help()` says on each topic.
+    """Return the text that `help()` prints for each topic.
 
     Args:
-        dataset: that wants to know.
-        instead: another one, for the message.
+        dataset: name of the calling data set, for the message.
+        instead: name of an alternative, for the message.
 
     Raises:
-        ConfigError: this Python has no documentation.
+        ConfigError: this Python does not include the documentation.
     """
     try:
         from pydoc_data.topics import topics
@@ -109,15 +110,16 @@ def topics_of_python(dataset: str, instead: str) -> Mapping[str, str]:
 
 
 def split(topics: Mapping[str, str]) -> dict[str, list[str]]:
-    """The words of each part's paragraphs, see `paragraphs`."""
+    """Return the words of each part's paragraphs, see `paragraphs`."""
     found = paragraphs(topics)
     return {part: [word for one in some for word in (*words_of(one), EOS)] for part, some in found.items()}
 
 
 def paragraphs(topics: Mapping[str, str]) -> dict[str, list[str]]:
-    """Of every `PART` topics in alphabetical order the last is for the test and the one before it for validation.
+    """Return the paragraphs of each part. Of every `PART` topics in alphabetical order, the last is for the test and
+    the one before it for validation.
 
-    A paragraph is kept where it occurs first; spaces, line breaks and capitals make no other paragraph.
+    A repeated paragraph is kept at its first occurrence; whitespace and case are ignored in the comparison.
     """
     seen: set[tuple[str, ...]] = set()
     found: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
@@ -132,5 +134,5 @@ def paragraphs(topics: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """Words, single digits and punctuation marks, in lower case."""
+    """Return words, single digits and punctuation marks, in lower case."""
     return tuple(WORD.findall(text.lower()))

@@ -1,4 +1,4 @@
-"""Which sample is whose, in each step of an epoch."""
+"""Assign samples to workers in each step of an epoch."""
 
 from typing import NamedTuple
 
@@ -13,15 +13,16 @@ from accordion_bench.tensors import keyed_rng
 
 
 class Sharding(NamedTuple):
-    """How the samples of an epoch are shared out among the workers.
+    """Rule that assigns the samples of an epoch to workers.
 
-    how: `reshuffled` in every epoch; `static`; `dirichlet`: each worker has a shard of its own, whose labels differ
-        from those of others, and which is reshuffled in every epoch; or `consecutive`: samples are segments of one
-        sequence, cut into A x batch size strands of equal length, the last ones filled up from its beginning; entry i
-        of a worker's next batch continues entry i. Batches are always whole.
-    batches: samples per step of each worker, where they differ; () = all have the same.
-    alpha: of `dirichlet`, the concentration; smaller = fewer labels for each worker.
-    labels: of `dirichlet`, of all samples that are loaded, [n].
+    Args:
+        how: `reshuffled` in every epoch; `static`; `dirichlet`: each worker has a fixed shard with its own label
+            distribution, reshuffled in every epoch; or `consecutive`: samples are segments of one sequence, cut into A
+            x batch size strands of equal length, the last ones wrapped around to the start. Entry i of a worker's next
+            batch continues entry i, and batches are always full.
+        batches: samples per step of each worker, if they differ; () = equal batches.
+        alpha: of `dirichlet`, the concentration; smaller = fewer labels per worker.
+        labels: of `dirichlet`, labels of all loaded samples, [n].
     """
 
     how: str = "reshuffled"
@@ -33,17 +34,17 @@ class Sharding(NamedTuple):
 class Sampler:
     """Shards a keyed permutation over the workers; the last, partial batch is kept.
 
-    As in torch's DistributedSampler, worker w takes entries w, w + A, ... and the permutation is filled up from its own
-    beginning, so that all workers have equally many. Where batches differ, each step takes the next entries, one worker
-    after the other, and every sample is seen once, see `UnequalSteps`.
+    As in torch's DistributedSampler, worker w takes entries w, w + A, ..., and the permutation is extended with its own
+    first entries so that all workers have equally many. If batch sizes differ, each step takes the next entries, one
+    worker after the other, and every sample is used once, see `UnequalSteps`.
 
     Args:
-        size: training samples.
+        size: number of training samples.
         workers: A.
         seed: of the run.
-        sharding: how they are shared out.
-        samples: numbers of the training samples among all that are loaded; None = 0 to size - 1.
-        device: where batches are wanted; an epoch's order goes there once.
+        sharding: assignment rule.
+        samples: indices of the training samples among all loaded ones; None = 0 to size - 1.
+        device: device of the index tensors; an epoch's order is copied there once.
     """
 
     def __init__(
@@ -63,13 +64,13 @@ class Sampler:
         self._batch_size = 1
         self.shards = self._by_label() if sharding.how == "dirichlet" else []
         self.deal: Deal | None = None
-        self.steps_before = 0  # steps of the run before this epoch
+        self.steps_before = 0  # number of steps of the run before this epoch
 
     def deal_anew(self, batch_size: int) -> None:
-        """From the start on deal samples so that the number of workers may change, see `Deal`.
+        """Distribute samples so that the number of workers may change during training, see `Deal`.
 
         Raises:
-            ValueRefused: each worker has samples of its own.
+            ValueRefused: `sharding` assigns fixed samples to each worker.
         """
         if self.consecutive or self.shards or self.unequal is not None:
             rule = "reshuffled or static where workers may come and go (sync.elastic)"
@@ -77,7 +78,7 @@ class Sampler:
         self.deal = Deal(self.size, batch_size, self.seed, self.workers, self.sharding.how == "static")
 
     def _by_label(self) -> list[Tensor]:
-        """The samples of each worker, where these are its own in all epochs."""
+        """Return the fixed sample indices of each worker."""
         labels, each = self._labels(), divmod(self.size, self.workers)
         sizes = [each[0] + (worker < each[1]) for worker in range(self.workers)]
         if self.unequal is not None:
@@ -85,23 +86,23 @@ class Sampler:
         return shards_by_label(labels, sizes, self.sharding.alpha, self.seed)
 
     def _labels(self) -> Tensor:
-        """Of the training samples."""
+        """Return the labels of the training samples."""
         assert self.sharding.labels is not None
         labels = self.sharding.labels.cpu()
         return labels if self.samples is None else labels[self.samples]
 
     def label_counts(self) -> list[list[int]]:
-        """Of each worker, how many samples of each label it has; [] where they share all samples anew."""
+        """Return the number of samples of each label, per worker; [] unless workers have fixed shards."""
         return label_counts(self._labels(), self.shards) if self.shards else []
 
     def steps(self, batch_size: int) -> int:
-        """Optimizer steps per epoch."""
+        """Return the number of optimizer steps per epoch."""
         if self.unequal is None:
             return -(-self.per_worker // batch_size)
         return -(-self.size // sum(self.unequal.sizes)) if self.consecutive else self.unequal.steps
 
     def begin_epoch(self, epoch: int, batch_size: int) -> None:
-        """Draw the order of this epoch."""
+        """Draw the order of samples in this epoch."""
         self._batch_size = batch_size
         if self.consecutive:
             self._strands = torch.arange(batch_size, device=self.device)
@@ -121,7 +122,9 @@ class Sampler:
         self._shards = order.to(self.device).view(self.per_worker, self.workers).T
 
     def _reshuffle(self, epoch: int) -> None:
-        """Draw the order of each worker's own shard; equal batches fill it up from its beginning."""
+        """Draw the order of each worker's own shard; with equal batches, a shorter one is extended with its first
+        entries.
+        """
         orders = []
         for worker, shard in enumerate(self.shards):
             generator = keyed_rng.generator(self.seed, "shard order", epoch, worker)
@@ -134,7 +137,7 @@ class Sampler:
             self._own = [order.to(self.device) for order in orders]
 
     def batch(self, worker: int, step: int) -> Tensor:
-        """Indices of one worker's samples in one step of the epoch."""
+        """Return the indices of one worker's samples in one step of the epoch."""
         if self.deal is not None:
             own = self.deal.samples(worker, self.steps_before + step)
             return (own if self.samples is None else self.samples[own]).to(self.device)
@@ -152,13 +155,13 @@ class Sampler:
         return self._shards[worker, step * self._batch_size : (step + 1) * self._batch_size]
 
     def sizes(self, step: int) -> tuple[int, ...]:
-        """Samples of each worker in a step of the epoch, where batches differ; () = all have the same."""
+        """Return the number of samples per worker in a step of the epoch, if batches differ; () = equal batches."""
         if self.unequal is None:
             return ()
         return self.unequal.sizes if self.consecutive else self.unequal.of(step)
 
     def seen(self, step: int) -> int:
-        """Samples of all workers in the steps of the epoch before one."""
+        """Return the number of samples of all workers in the epoch's steps before `step`."""
         if self.unequal is not None:
             return self.unequal.before(step)
         return min(step * self._batch_size, self.per_worker) * self.workers

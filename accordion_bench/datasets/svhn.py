@@ -1,4 +1,4 @@
-"""SVHN, house numbers, from its original files."""
+"""SVHN (house numbers), read from its original files."""
 
 from pathlib import Path
 
@@ -23,10 +23,10 @@ MD5 = {
 class SVHN(ImageDataset):
     """73,257 training and 26,032 test images of 32x32 pixels, cropped digits in colour (Netzer et al. 2011).
 
-    Read from `train_32x32.mat` and `test_32x32.mat` in the folder `svhn`; what lacks is downloaded,
-    from where torchvision has it. The 531,131 easier `extra` images are left out, as by Accordion. `augment` is off by
-    default: neither Accordion's code nor Wide ResNets (Zagoruyko & Komodakis 2016, arXiv 1605.07146) nor the cutout
-    paper augment these images. Digits are never flipped.
+    Read from `train_32x32.mat` and `test_32x32.mat` in the folder `svhn`; missing files are downloaded from the address
+    that torchvision uses. The 531,131 easier `extra` images are not used, as in Accordion. `augment` is off by default:
+    neither Accordion's code nor Wide ResNets (Zagoruyko & Komodakis 2016, arXiv 1605.07146) nor the cutout paper
+    augment these images. Digits are never flipped.
     """
 
     augment: bool = option("random crop, without flip", default=False)
@@ -39,7 +39,7 @@ class SVHN(ImageDataset):
 
     def prepare(self, root: str) -> None:
         def sources() -> list[Source]:
-            from torchvision import datasets  # takes seconds to import: only runs that need it pay
+            from torchvision import datasets  # imported only for a download: takes seconds
 
             return [Source(*datasets.SVHN.split_list[split]) for split in ("train", "test")]
 
@@ -52,17 +52,17 @@ class SVHN(ImageDataset):
         train, test = (digits(folder / f"{split}_32x32.mat") for split in ("train", "test"))
         fetch.refuse_size("training", self.train_size, len(train[1]), folder)
         train, test = self.cut(train, test, seed)
-        grey = [127.5] * 3  # Accordion's code: from [0, 255] to [-1, 1]
+        grey = [127.5] * 3  # scales [0, 255] to [-1, 1], as Accordion's code does
         return ImageData(train, test, grey, grey, 4 * self.augment, False, seed, device, cutout=self.cutout)
 
 
 def digits(file: Path) -> tuple[Tensor, Tensor]:
-    """Images [n, 3, 32, 32] in uint8 and labels [n] of a file in the SVHN format.
+    """Return images [n, 3, 32, 32] in uint8 and labels [n] of a file in the SVHN format.
 
-    It holds `X` [32, 32, 3, n] and `y` [n, 1], where 10 stands for the digit 0.
+    The file contains `X` [32, 32, 3, n] and `y` [n, 1], where 10 stands for the digit 0.
 
     Raises:
-        ConfigError: the file is not of that format.
+        ConfigError: the file is not in that format.
     """
     from scipy.io import loadmat  # takes a third of a second to import
 

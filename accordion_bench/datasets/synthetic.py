@@ -1,4 +1,4 @@
-"""Synthetic images: one random pattern for each class, plus noise."""
+"""Synthetic images: one random pattern per class, plus noise."""
 
 import torch
 
@@ -9,7 +9,7 @@ from accordion_bench.tensors import keyed_rng
 
 @with_options
 class Synthetic(ImageDataset):
-    """Class patterns from N(0, 1) plus noise from N(0, noise^2); for speed measurements and tests, not for results."""
+    """Class patterns from N(0, 1) plus noise from N(0, noise^2), for speed measurements and tests only."""
 
     size: int = option("height and width in pixels", default=32, at_least=1, instead=NEAREST)
     channels: int = option(default=3, at_least=1, instead=NEAREST)

@@ -10,7 +10,8 @@ from accordion_bench.tensors import keyed_rng
 
 @with_options
 class SyntheticText(TextDataset):
-    """Each word is followed by one of `branches` words with equal chance; for speed measurements and tests.
+    """Text in which each word is followed by one of `branches` words with equal probability; for speed measurements and
+    tests.
 
     The best possible perplexity is about 8 with the defaults, and about `branches` without noise.
     """

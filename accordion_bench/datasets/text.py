@@ -13,21 +13,21 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import option, with_options
 
 EOS, UNKNOWN = "<eos>", "<unk>"
-STRANDS = 32  # in which an evaluation split is read, each from a zero state
-STRETCH = 32  # words that a strand goes on at once; bounds the memory of the logits
-IGNORED = -100  # the target that no loss counts
+STRANDS = 32  # pieces of an evaluation split, each read from a zero state
+STRETCH = 32  # words of a strand per forward pass; bounds the memory of the logits
+IGNORED = -100  # target that the loss ignores
 
 
 class TextData:
     """Words as numbers on the device.
 
-    Training sample i is the segment of `bptt` words from word i x bptt, with the words one further as targets; what
-    does not fill a segment at the end is left out.
+    Training sample i is the segment of `bptt` words from word i x bptt; targets are the words shifted by one. A partial
+    segment at the end is dropped.
 
     Args:
         train, test, valid: word numbers [n], int64.
         bptt: words per segment.
-        device: where everything lives.
+        device: device of all tensors.
     """
 
     splits = ("test", "valid")
@@ -40,22 +40,22 @@ class TextData:
         self.offsets = torch.arange(bptt + 1, device=device)
 
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
-        """Words [B, bptt] and the words after them, for each tensor of segment numbers in turn."""
+        """Yield words [B, bptt] and the following words, for each tensor of segment indices."""
         for indices in batches:
             yield self.train_batch(indices.to(self.device))
 
     def train_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Words [B, bptt] and the words after them."""
+        """Return words [B, bptt] and the following words."""
         words = self.words["train"][indices[:, None] * self.bptt + self.offsets]
         return words[:, :-1], words[:, 1:]
 
     def strands(self, split: str, worker: int, workers: int) -> Batches:
-        """One worker's share of a split's strands, stretch by stretch, whatever bptt is.
+        """Yield one worker's share of a split's strands, `STRETCH` words at a time, independent of bptt.
 
-        Strands are equally long pieces of the split, which follow each other; the last ones are filled up.
+        Strands are consecutive pieces of the split, of equal length; the last ones are padded.
 
         Yields:
-            words [strands, STRETCH] and the words after them; past the end of the split these are `IGNORED`.
+            words [strands, STRETCH] and the following words; past the end of the split these are `IGNORED`.
         """
         words = self.words[split]
         count = len(words) - 1
@@ -70,9 +70,9 @@ class TextData:
 
 @with_options
 class TextDataset(Dataset):
-    """Text of which every next word is to be predicted.
+    """Text for next-word prediction.
 
-    Gradients reach no further back than `bptt` words. Accordion's published perplexities are of the split `valid`.
+    Gradients are truncated after `bptt` words. Accordion's published perplexities are of the split `valid`.
     """
 
     bptt: int = option("words per training segment", default=30, at_least=1)
@@ -102,7 +102,7 @@ class TextDataset(Dataset):
 
     @property
     def train_count(self) -> int:
-        """Training segments of a run."""
+        """Number of training segments of a run."""
         words = min(self.subset or self.train_words, self.train_words)
         if words <= self.bptt:
             rule = f"below {words}, the words of the training split"
@@ -111,7 +111,7 @@ class TextDataset(Dataset):
 
     @property
     def chance(self) -> float:
-        return float(self.vocabulary)  # the perplexity where all words are equally likely
+        return float(self.vocabulary)  # perplexity of a uniform prediction
 
     def model_arguments(self) -> dict[str, int]:
         return {"vocabulary": self.vocabulary}
@@ -121,10 +121,10 @@ class TextDataset(Dataset):
         return words, words
 
     def numbered(self, splits: Mapping[str, Tensor], device: torch.device) -> TextData:
-        """The splits `train`, `test`, `valid` as numbers, cut to `subset` and `limit_eval`.
+        """Return the splits `train`, `test`, `valid` as numbers, cut to `subset` and `limit_eval`.
 
         Raises:
-            ConfigError: a split has no word after another.
+            ConfigError: a split has fewer than two words.
         """
         for name, words in splits.items():
             if len(words) < 2:
@@ -137,10 +137,10 @@ class TextDataset(Dataset):
 
 
 def numbers(texts: Mapping[str, list[str]], words: list[str]) -> dict[str, Tensor]:
-    """Each split as word numbers; a word that is not among `words` is `<unk>`.
+    """Convert each split to word numbers; a word that is not in `words` becomes `<unk>`.
 
     Raises:
-        ConfigError: there is such a word, and no `<unk>`.
+        ConfigError: a word is unknown, and `words` has no `<unk>`.
     """
     number = {word: i for i, word in enumerate(words)}
     unknown = number.get(UNKNOWN, -1)
@@ -157,6 +157,6 @@ def numbers(texts: Mapping[str, list[str]], words: list[str]) -> dict[str, Tenso
 
 
 def by_frequency(tokens: Iterable[str]) -> list[tuple[str, int]]:
-    """The different words and how often they occur, most frequent first; equally frequent ones by their letters."""
+    """Return the distinct words with their counts, most frequent first, ties in alphabetical order."""
     counts = collections.Counter(tokens)
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -1,4 +1,4 @@
-"""WikiText-2 and the Penn Treebank from their files, as words or as bytes."""
+"""WikiText-2 and the Penn Treebank, read from their files as words or as bytes."""
 
 import functools
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ WHAT = "texts that can be read"
 
 @with_options
 class TextFiles(TextDataset):
-    """Three files of words with blanks between them, one sentence or paragraph per line; `<eos>` ends each line.
+    """Three files of words separated by blanks, one sentence or paragraph per line; `<eos>` ends each line.
 
-    The vocabulary is that of the training split, most frequent word first. `vocabulary` and `train_words`, `<eos>`
-    included, are checked when the files are read. Names of files may have `*`, as in shells.
+    The vocabulary is that of the training split, most frequent word first. `vocabulary` and `train_words`, which
+    includes `<eos>`, are checked when the files are read. File names may contain `*`, as in shells.
     """
 
     folder: str = option("in paths.data", default="wikitext-2")
@@ -49,7 +49,7 @@ class TextFiles(TextDataset):
         refuse_unless_three(self.files)
 
     def prepare(self, root: str) -> None:
-        self.load(root, 0, torch.device("cpu"))  # and refuse what is wrong; it is not read again in this process
+        self.load(root, 0, torch.device("cpu"))  # checks the files; `read_splits` caches the result
 
     def load(self, root: str, seed: int, device: torch.device) -> TextData:
         paths = paths_of_splits(root, self.folder, self.files, "pydocs")
@@ -66,7 +66,7 @@ class TextFiles(TextDataset):
 
 @with_options
 class ByteFiles(ByteDataset):
-    """Three files, byte by byte as they are; `train_bytes` is checked when they are read."""
+    """Three files, read as unmodified bytes; `train_bytes` is checked when they are read."""
 
     folder: str = option("in paths.data", default="wikitext-2")
     files: Sequence[str] = option("training, validation and test split", default=USUAL_NAMES)
@@ -84,7 +84,7 @@ class ByteFiles(ByteDataset):
         self.train_tokens = self.train_bytes
 
     def prepare(self, root: str) -> None:
-        self.texts(root)  # and refuse what is wrong
+        self.texts(root)  # checks the files
 
     def texts(self, root: str) -> dict[str, bytes]:
         paths = paths_of_splits(root, self.folder, self.files, "pydocs_bytes")
@@ -103,10 +103,10 @@ def _bytes(path: Path) -> bytes:
 
 
 def refuse_unless_three(files: Sequence[str]) -> None:
-    """Names of the files of the splits.
+    """Check the names of the files of the splits.
 
     Raises:
-        ValueRefused: they are something else.
+        ValueRefused: they are not three non-empty names.
     """
     names = isinstance(files, list | tuple) and all(isinstance(name, str) and name for name in files)
     if not names or len(files) != 3:
@@ -114,16 +114,16 @@ def refuse_unless_three(files: Sequence[str]) -> None:
 
 
 def paths_of_splits(root: str, folder: str, files: Sequence[str], instead: str) -> dict[str, Path]:
-    """The file of each split.
+    """Return the file of each split.
 
     Args:
         root: `paths.data`.
-        folder: in there.
+        folder: name of the folder in `root`.
         files: names of the training, validation and test split.
-        instead: a data set that needs no files.
+        instead: a data set that needs no files, for the message.
 
     Raises:
-        ConfigError: there is none, or several could be meant.
+        ConfigError: a name matches no file, or several.
     """
     where = fetch.find(root, folder, files) or Path(root, folder)
     found = [sorted(path for path in where.glob(name) if path.is_file()) for name in files]
@@ -143,14 +143,14 @@ def paths_of_splits(root: str, folder: str, files: Sequence[str], instead: str) 
 
 @functools.lru_cache(maxsize=1)
 def read_splits(files: tuple[tuple[str, Path, int], ...], lower: bool) -> tuple[int, dict[str, Tensor]]:
-    """The number of different words in the training split, and each split as word numbers.
+    """Return the number of distinct words in the training split, and each split as word numbers.
 
     Args:
-        files: name of the split, its file, and when that was written.
+        files: name of the split, its file, and the file's modification time.
         lower: see `TextFiles`.
 
     Raises:
-        ConfigError: a file is empty, is no text, or has an unknown word.
+        ConfigError: a file is empty, is not text, or has an unknown word.
     """
     texts = {split: read_words(path, lower) for split, path, _ in files}
     for split, path, _ in files:
@@ -164,10 +164,10 @@ def read_splits(files: tuple[tuple[str, Path, int], ...], lower: bool) -> tuple[
 
 
 def read_words(path: Path, lower: bool = False) -> list[str]:
-    """The words of a file, with `<eos>` at the end of each line; a mark of UTF-8 at its beginning is no word.
+    """Return the words of a file, with `<eos>` at the end of each line; a UTF-8 byte order mark is skipped.
 
     Raises:
-        ConfigError: it is no text, or cannot be read.
+        ConfigError: the file is not text, or cannot be read.
     """
     words: list[str] = []
     try:
@@ -189,7 +189,9 @@ def _no_text(found: str) -> ConfigError:
 
 
 def _first_strange_byte(path: Path) -> str:
-    """Which byte is no UTF-8: where the file is read in pieces, the error knows its place in a piece."""
+    """Describe the first byte that is not UTF-8. The position in an error of buffered reading is relative to the
+    buffer.
+    """
     content = path.read_bytes()
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return f"UTF-16 in {path}"

@@ -1,4 +1,4 @@
-"""Tokenised text in .bin files, as nanoGPT and llm.c write them."""
+"""Tokenised text in .bin files, in the formats of nanoGPT and llm.c."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -15,20 +15,20 @@ from accordion_bench.datasets.unreadable import refusal, why
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
 
-MAGIC, HEADER = 20240520, 1024  # of llm.c: 256 numbers in int32, the first of which is this, and bytes of all of them
-BLOCK = 1 << 24  # tokens that are looked at at once
-LOOKED_AT = 64  # places of a shard whose tokens its fingerprint holds
+MAGIC, HEADER = 20240520, 1024  # header of llm.c: 256 numbers in int32 (1024 bytes), of which the first is MAGIC
+BLOCK = 1 << 24  # tokens per block when searching for the largest token
+LOOKED_AT = 64  # positions of a shard that its fingerprint samples
 Shards = Mapping[str, list[np.ndarray]]  # by part: train, test, validation
 
 
 @with_options
 class TokenShards(TokenDataset):
-    """Tokens in 16 or 32 bits, one after another, in files such as train.bin and val.bin.
+    """Tokens of 16 or 32 bits, stored consecutively in files such as train.bin and val.bin.
 
-    Names of files hold the name of their part: train; val, valid, validation; test. Several files of a part are read in
-    the order of their names. Files of llm.c have a header, those of nanoGPT have none. Where there is one part beside
-    train, it is both the test and the validation split. On a CPU a single file is read as windows need it, and never
-    held in memory as a whole.
+    File names contain the name of their part: train; val, valid, validation; test. Several files of a part are read in
+    the order of their names. Files of llm.c have a header, those of nanoGPT do not. If there is one part besides train,
+    it is both the test and the validation split. On a CPU, a part stored in a single file is memory-mapped and never
+    read as a whole.
     """
 
     folder: str | None = option("in paths.data; null = that folder itself", default=None)
@@ -50,10 +50,10 @@ class TokenShards(TokenDataset):
         refuse_no_fingerprint(self.fingerprint)
 
     def shards(self, root: str) -> Shards:
-        """The tokens of each part, not read yet.
+        """Memory-map the tokens of each part.
 
         Raises:
-            ConfigError: they are not there, or have another size than tokens.
+            ConfigError: files are missing, or their size is not a multiple of the token size.
         """
         place = Path(root, self.folder or "")
         found: dict[str, list[np.ndarray]] = {}
@@ -93,10 +93,10 @@ class TokenShards(TokenDataset):
 
 
 def _opened(file: Path, kind: np.dtype) -> np.ndarray:
-    """The tokens of a file, which is read where they are asked for.
+    """Memory-map the tokens of a file.
 
     Raises:
-        ConfigError: it cannot be read, or holds no whole number of tokens.
+        ConfigError: the file cannot be read, or does not contain a whole number of tokens.
     """
     try:
         size = file.stat().st_size
@@ -106,7 +106,7 @@ def _opened(file: Path, kind: np.dtype) -> np.ndarray:
         start = HEADER if headed else 0
         if (size - start) % kind.itemsize or size <= start:
             raise ValueError(f"its {size:,} bytes are no {kind.name} numbers")
-        return np.memmap(file, kind, "c", start)  # copied where it is written to, which nothing does
+        return np.memmap(file, kind, "c", start)  # copy-on-write; nothing writes to it
     except (OSError, ValueError) as error:
         raise refusal("tokens that can be read", file, why(file, error)) from None
 
@@ -118,7 +118,7 @@ def _blocks(shards: Shards) -> Iterator[np.ndarray]:
 
 
 def _largest(shards: Shards) -> int:
-    """The largest token; files that have not changed are not read again in this process."""
+    """Return the largest token, cached in this process while the files do not change."""
     key = _fingerprint(shards)
     if key not in _known:
         _known[key] = max(int(block.max()) for block in _blocks(shards))
@@ -129,7 +129,7 @@ _known: dict[str, int] = {}
 
 
 def _fingerprint(shards: Shards) -> str:
-    """Of the sizes of all files and of tokens at some places of each."""
+    """Return the fingerprint of the sizes of all files and of tokens at some positions of each."""
     digest = hashlib.blake2b(digest_size=8)
     for part, files in sorted(shards.items()):
         for tokens in files:
@@ -141,6 +141,6 @@ def _fingerprint(shards: Shards) -> str:
 
 
 def _joined(files: list[np.ndarray]) -> Tensor:
-    """As signed numbers of the same bits, see `TokenData`."""
+    """Concatenate files, as signed integers with the same bits, see `TokenData`."""
     tokens = files[0] if len(files) == 1 else np.concatenate(files)
     return torch.from_numpy(tokens.view(np.int16 if tokens.dtype.itemsize == 2 else np.int32))

@@ -1,4 +1,4 @@
-"""Texts of tokens, which may be bytes: independent windows, of which every next token is to be predicted."""
+"""Text as tokens or bytes, in independent windows for next-token prediction."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -15,23 +15,23 @@ from accordion_bench.tensors import keyed_rng
 
 SYMBOLS = 256
 UNSIGNED = {torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}  # torch indexes no unsigned integers but uint8
-EVALUATED_AT_ONCE = 16384  # tokens; bounds the memory of the logits
-IGNORED = -100  # the target that no loss counts
+EVALUATED_AT_ONCE = 16384  # tokens per evaluation batch; bounds the memory of the logits
+IGNORED = -100  # target that the loss ignores
 
 
 class TokenData:
     """Tokens on the device.
 
-    Training sample i of an epoch is the window of `context` tokens from token o + i x context, with the tokens one
-    further as targets. The offset o below `context` is keyed by the epoch, so that no epoch cuts the text where another
-    did.
+    Training sample i of an epoch is the window of `context` tokens from token o + i x context; targets are the tokens
+    shifted by one. The offset o below `context` is keyed by the epoch, so that epochs cut the text at different
+    positions.
 
     Args:
-        splits: tokens [n] of `train`, `test` and `valid`, uint8, or unsigned numbers in int16 or int32.
+        splits: tokens [n] of `train`, `test` and `valid`, uint8, or unsigned integers stored in int16 or int32.
         context: tokens per window.
-        seed: keys the offsets.
-        reshuffled: false = every epoch has the offset of the first one.
-        device: where everything lives.
+        seed: key of the offsets.
+        reshuffled: whether each epoch has another offset; False = all epochs use that of the first.
+        device: device of all tensors.
     """
 
     splits = ("test", "valid")
@@ -48,27 +48,27 @@ class TokenData:
         self.offset = torch.zeros((), dtype=torch.int64, device=device)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Draw where this epoch's windows begin."""
+        """Draw the offset of this epoch's windows."""
         offset = keyed_rng.key(self.seed, "offset", epoch if self.reshuffled else 0) % self.context
         self.offset.fill_(offset)
 
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
-        """Tokens [B, context] and the tokens after them, for each tensor of window numbers in turn."""
+        """Yield tokens [B, context] and the following tokens, for each tensor of window indices."""
         self.begin_epoch(epoch)
         for indices in batches:
             yield self.train_batch(indices)
 
     def train_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens [B, context] and the tokens after them; from where the epoch says that has begun last."""
+        """Return tokens [B, context] and the following tokens, at the offset of the last `begin_epoch`."""
         starts = self.offset + indices.to(self.device) * self.context
         window = _numbers(self.tokens["train"][starts[:, None] + self.steps])
         return window[:, :-1], window[:, 1:]
 
     def test_windows(self, split: str, worker: int, workers: int) -> Batches:
-        """One worker's share of the windows of a split, side by side from its first token; whatever its context is.
+        """Yield one worker's share of the consecutive windows of a split.
 
         Yields:
-            tokens [B, context] and the tokens after them; past the end of the split these are `IGNORED`.
+            tokens [B, context] and the following tokens; past the end of the split these are `IGNORED`.
         """
         text = self.tokens[split]
         count = len(text) - 1
@@ -80,23 +80,23 @@ class TokenData:
 
 
 def _numbers(stored: Tensor) -> Tensor:
-    """Tokens in int64."""
+    """Convert stored tokens to int64."""
     mask = UNSIGNED.get(stored.dtype)
     return stored.long() if mask is None else stored.long() & mask
 
 
 def windows(count: int, context: int) -> int:
-    """How many windows of `context` tokens there are among `count` from every offset below `context`."""
+    """Return the number of windows of `context` tokens that fit into `count` tokens from every offset below `context`."""
     return count // context - 1
 
 
 @with_options
 class TokenDataset(Dataset):
-    """Text of which every next token is to be predicted, in windows that know nothing of each other.
+    """Text for next-token prediction in independent windows.
 
     Class attributes:
-        token: what a token is called in messages.
-        metric: by which it is judged, see `runs.metrics`.
+        token: noun for a token in messages.
+        metric: evaluation metric, see `runs.metrics`.
     """
 
     context: int = option("tokens per window; at most the model's positions", default=256, at_least=1)
@@ -127,7 +127,7 @@ class TokenDataset(Dataset):
 
     @property
     def train_count(self) -> int:
-        """Training windows of a run."""
+        """Number of training windows of a run."""
         count = min(self.subset or self.whole, self.whole)
         if count < 2 * self.context:
             rule = f"at most half of the {counted(count, self.token)} that are trained on"
@@ -136,7 +136,7 @@ class TokenDataset(Dataset):
 
     @property
     def chance(self) -> float:
-        return float(self.vocabulary)  # the perplexity where all are equally likely
+        return float(self.vocabulary)  # perplexity of a uniform prediction
 
     def model_arguments(self) -> dict[str, int]:
         return {"vocabulary": known(self, "vocabulary")}
@@ -146,14 +146,14 @@ class TokenDataset(Dataset):
         return window, window
 
     def stored(self, root: str) -> Mapping[str, Tensor]:
-        """The splits `train`, `valid` and `test`, as `TokenData` has them."""
+        """Return the splits `train`, `valid` and `test` in the form that `TokenData` takes."""
         raise NotImplementedError
 
     def load(self, root: str, seed: int, device: torch.device) -> TokenData:
         return TokenData(dict(self._cut(self.stored(root))), self.context, seed, self.sharding == "reshuffled", device)
 
     def _cut(self, splits: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Each split, cut to `subset` or `limit_eval`."""
+        """Yield each split, cut to `subset` or `limit_eval`."""
         for name, whole in splits.items():
             if len(whole) < 2:
                 raise ConfigError(
@@ -165,7 +165,7 @@ class TokenDataset(Dataset):
 
 @with_options
 class ByteDataset(TokenDataset):
-    """Text as bytes: each is a token."""
+    """Text in which each byte is a token."""
 
     vocabulary = SYMBOLS
     token = "byte"
@@ -173,10 +173,10 @@ class ByteDataset(TokenDataset):
 
     @property
     def chance(self) -> float:
-        return 8.0  # bits per byte where all are equally likely
+        return 8.0  # bits per byte of a uniform prediction
 
     def texts(self, root: str) -> dict[str, bytes]:
-        """The splits `train`, `valid` and `test`."""
+        """Return the splits `train`, `valid` and `test`."""
         raise NotImplementedError
 
     def stored(self, root: str) -> Mapping[str, Tensor]:

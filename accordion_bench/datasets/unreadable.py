@@ -1,4 +1,4 @@
-"""What is wrong with a user's file, as the end of a sentence that begins with its name."""
+"""Error messages for users' files that cannot be read."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ from accordion_bench.options.checks import ConfigError
 
 
 class Unreadable(ConfigError):
-    """A file that cannot be read as what it should be; `str()` says which and why."""
+    """A file cannot be read in its expected format; `str()` names the file and the reason."""
 
 
 def why(file: Path, error: BaseException) -> str:
-    """The reason, of whatever has happened while the file was read."""
+    """Return the reason for an error raised while a file was read, as a clause that follows the file's name."""
     if isinstance(error, FileNotFoundError):
         return "which is a link that leads nowhere" if file.is_symlink() else "which is not there any more"
     if isinstance(error, PermissionError):
@@ -18,7 +18,7 @@ def why(file: Path, error: BaseException) -> str:
     try:
         if file.is_file() and not file.stat().st_size:
             return "which is empty"
-    except OSError:  # the folder may not be looked into
+    except OSError:  # the folder may not be accessible
         pass
     if isinstance(error, MemoryError):
         return "which is larger than the memory that is free"
@@ -26,13 +26,13 @@ def why(file: Path, error: BaseException) -> str:
 
 
 def refusal(what: str, file: Path, reason: str, others: int = 0) -> Unreadable:
-    """The sentence.
+    """Return the error for a file that cannot be used.
 
     Args:
-        what: `paths.data` must hold.
-        file: that is none.
+        what: noun for the expected files in the message.
+        file: path of the file.
         reason: from `why`.
-        others: files with which something is wrong, too.
+        others: number of further files with errors.
     """
     also = f", and {others:,} more like it" if others else ""
     return Unreadable(f"paths.data must hold {what}, got {file}, {reason}{also}; restore or remove that file")

@@ -1,10 +1,10 @@
-"""Conformance: what every compressor owes, as checks that run on any of them.
+"""Conformance checks: properties that every compressor must have, testable on any of them.
 
     python -m accordion_bench.conformance compressor=topk compressor.density=0.01
     python -m accordion_bench.conformance compressor._target_=my.module.Class +compressor.option=1
 
-or, in a test of your own, `outcome = run(check, from_class(MyCompressor))` for each check in `CHECKS`. A check knows a
-compressor by its `Traits` and its `Claims` (see `compressors`), never by its name.
+In a test: `outcome = run(check, from_class(MyCompressor))` for each check in `CHECKS`. Checks depend on a compressor's
+`Traits` and `Claims` (see `compressors`), never on its name.
 """
 
 from collections.abc import Sequence
@@ -82,12 +82,12 @@ OFTEN: list[Check] = [options.check_payload, aggregate.check_mean, aggregate.che
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check has found.
+    """Result of a check.
 
     Args:
         name: the property.
         status: `pass`, `fail` or `n/a`.
-        text: what was measured, what is wrong, or why it does not apply.
+        text: the measurement, the failure, or the reason why the check does not apply.
     """
 
     name: str
@@ -96,15 +96,15 @@ class Outcome:
 
 
 def name_of(check: Check) -> str:
-    """The property that a check is about."""
+    """Return the name of the property that a check tests."""
     return check.__name__.removeprefix("check_")
 
 
 def run(check: Check, make: Maker, levels: Sequence[float | None] | None = None) -> Outcome:
-    """One property at some levels: fails at the first that fails, and else tells of the first.
+    """Run a check at several levels. The outcome is that of the first level that fails, otherwise of the first level.
 
-    Unless given these are the configured one and the policies' pair; for checks in ONCE the configured one, for those
-    in OFTEN some more.
+    The default levels are the configured one and the policies' pair. Checks in ONCE use only the configured one, those
+    in OFTEN additional ones.
     """
     name, told, why = name_of(check), [], ""
     if check in ONCE:

@@ -11,10 +11,10 @@ from accordion_bench.options.explain import explain
 
 @output.command
 def main(arguments: Sequence[str]) -> int:
-    """Check the compressor that the arguments choose.
+    """Check the compressor that the arguments select.
 
     Returns:
-        the exit status: 0, 1 (a property fails), 2 (an override cannot be used).
+        exit status: 0, 1 (a property fails), 2 (an override cannot be used).
     """
     from accordion_bench import conformance
 

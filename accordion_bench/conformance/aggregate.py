@@ -1,4 +1,4 @@
-"""The update is what was sent, and nothing is lost between steps.
+"""Checks of aggregation: the update is the mean of the messages, and error feedback loses nothing between steps.
 
 Tensor suffixes: W local workers, N elements.
 """
@@ -33,12 +33,12 @@ from accordion_bench.exchange.dry_exchange import probe_exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.position import StepInfo
 
-ROUNDING = 1e-10  # of sums in float64
-ROUNDED = 1.001 / 253  # of the largest number of a block: half a step of int8, with the rounding of its scale
+ROUNDING = 1e-10  # relative error of sums in float64
+ROUNDED = 1.001 / 253  # relative to a block's largest number: half a step of int8, plus the rounding of its scale
 
 
 def check_mean(make: Maker, level: float | None = None) -> str:
-    """The update is the mean of what the workers have sent, as each of them decodes its own message."""
+    """The update is the mean of the workers' decoded messages."""
     wrapped = plain(make)
     _reduces_by_mean(wrapped)
     if wrapped.collective == "two_way":
@@ -63,7 +63,9 @@ def check_mean(make: Maker, level: float | None = None) -> str:
 
 
 def check_identical(make: Maker, level: float | None = None) -> str:
-    """What all workers agree on: four send it as one does; and where nothing is lost, it comes back as it is."""
+    """Four workers with the same gradient give the update of one; if the compression is lossless, the update is the
+    gradient.
+    """
     wrapped = plain(make)
     compressor = wrapped.compressor
     _reduces_by_mean(wrapped)
@@ -104,9 +106,9 @@ LRS = (1.0, 0.5, 2.0, 0.125)
 
 
 def check_telescopes(make: Maker, level: float | None = None) -> str:
-    """Sum of updates + mean of residuals (+ the owners' residuals) = sum of mean gradients, while lr and level move.
+    """Sum of updates + mean of residuals (+ the owners' residuals) = sum of mean gradients, while lr and level change.
 
-    Residuals that are kept in eight bits lose at most half a step of their scale, after each exchange.
+    Residuals stored in eight bits lose at most half a step of their scale in each exchange.
     """
     told, why = [], ""
     if make().compressor.traits.reduces == "estimate":
@@ -120,7 +122,7 @@ def check_telescopes(make: Maker, level: float | None = None) -> str:
         two_way = any(isinstance(layer, TwoWay) for layer in layers(setup.compressor))
         if not any(isinstance(layer, ErrorFeedback) for layer in layers(setup.compressor)):
             why = "no error feedback"
-        elif not (two_way and residual == "aggregate"):  # e_w then holds the owners' share already
+        elif not (two_way and residual == "aggregate"):  # e_w then already contains the owners' residuals
             told.append(f"{residual}: off by {_telescope(setup, make, level):.1e}")
     if not told:
         raise NotApplicable(why)
@@ -156,7 +158,7 @@ def _telescope(setup: Setup, make: Maker, level: float | None) -> float:
 
 
 def owners_residuals(setup: Setup) -> dict[str, Tensor]:
-    """What the owners of a two-way exchange keep, as one vector [N] per tensor."""
+    """Return the residuals of the owners in a two-way exchange, as one vector [N] per tensor."""
     two_way = next((layer for layer in layers(setup.compressor) if isinstance(layer, TwoWay)), None)
     if two_way is None:
         return {}
@@ -169,7 +171,7 @@ def owners_residuals(setup: Setup) -> dict[str, Tensor]:
 
 
 def check_estimates(make: Maker, level: float | None = None) -> str:
-    """With EF21 around it, every update is the mean of the workers' own estimates, while the level moves."""
+    """With EF21, every update is the mean of the workers' estimates, while the level changes."""
     try:
         setup = Setup(make(error_feedback="ef21", worker_momentum=False), level)
     except ConfigError as refused:
@@ -187,7 +189,7 @@ def check_estimates(make: Maker, level: float | None = None) -> str:
 
 
 def _other_level(setup: Setup, make: Maker, level: float | None) -> int:
-    """The index of another level, which the ladder then has, too; 0 = there is none."""
+    """Add another level to the ladder and return its index; 0 if there is none."""
     own, ladder = make().compressor.level if level is None else level, setup.exchange.ladder
     other = next((value for value in reversed(levels_of(make)) if value != own), None)
     if other is None:
@@ -200,14 +202,16 @@ def _put_level(setup: Setup, index: int) -> None:
     setup.plan = setup.plan.with_levels(dict.fromkeys(setup.plan.levels, index))
 
 
-SMALLEST, LARGEST = 0.1, 3.0  # norm ratios that need no declaration
+SMALLEST, LARGEST = 0.1, 3.0  # norm ratios allowed without a declaration
 
 
 def check_fidelity(make: Maker, level: float | None = None) -> str:
-    """Cosine and norm ratio of the first update to the true mean, gradients of a residual network on real images.
+    """Cosine and norm ratio between the first update and the true mean, for gradients of a residual network on real
+    images.
 
-    Required of what reduces by mean: cosine > 0, and a norm ratio of 0.1 to 3, or what the declared contraction (norm
-    ratio sqrt(delta) of a projection) and variance (||update||^2 <= mean of ||x_w||^2 + variance) allow beyond.
+    Compressors that reduce by mean must have cosine > 0, and a norm ratio from 0.1 to 3 or within the wider bounds of
+    the declared contraction (norm ratio sqrt(delta) of a projection) and variance (||update||^2 <= mean of ||x_w||^2 +
+    variance).
     """
     specs, xs_W = real_gradients()
     setup = Setup(make(), level, 4, specs, dtype=torch.float32)

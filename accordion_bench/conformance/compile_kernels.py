@@ -1,6 +1,6 @@
-"""python -m accordion_bench.conformance.compile_kernels [NAME ...]: compile what conf/compressor's codecs call, once.
+"""python -m accordion_bench.conformance.compile_kernels [NAME ...]: compile the kernels of all compressors in advance.
 
-The machine code is kept on disk (`tensors/kernels/compiled.py`), so that the first run does not wait for it.
+The machine code is cached on disk (`tensors/kernels/compiled.py`), so that the first run does not wait for compilation.
 """
 
 import sys
@@ -14,7 +14,7 @@ from accordion_bench.tensors import kernels
 
 
 def compile_for(names: Iterable[str]) -> None:
-    """Let each compressor exchange a small network at each of its levels: that compiles every kernel it calls."""
+    """Run one exchange of a small network per compressor and level, which compiles every kernel that it calls."""
     xs_W = gradients(workers=2, dtype=torch.float32)
     for name in names:
         for options in ({}, *bare(from_yaml(name)().compressor).description.claims.other_options):

@@ -1,4 +1,4 @@
-"""A device: the CPU's result, few launches, and a replay that equals the exchange."""
+"""Checks on a GPU or simulated device: results equal the CPU's, few launches, replays equal eager exchanges."""
 
 import contextlib
 import copy
@@ -29,9 +29,9 @@ from accordion_bench.tensors import keyed_rng
 
 
 def check_devices(make: Maker, level: float | None = None, device: str = "cuda") -> str:
-    """Three steps on the GPU equal those on the CPU up to rounding, byte for byte in the ledger.
+    """Three steps on the GPU equal those on the CPU up to rounding, with equal bytes in the ledger.
 
-    Without a GPU: on one that is pretended, whose branches of the code run with real numbers.
+    Without a GPU a simulated device is used, on which the device's code branches run with real numbers.
     """
     if device == "cuda" and not torch.cuda.is_available():
         with pretended():
@@ -41,7 +41,7 @@ def check_devices(make: Maker, level: float | None = None, device: str = "cuda")
     for step in range(3):
         xs_W = gradients(step=step, dtype=torch.float32)
         ours, theirs = flat(here(xs_W, step)), flat([u.cpu() for u in there([x.to(device) for x in xs_W], step)])
-        allowed = 0.01 if draws(here.compressor) else 0.0  # rounding at random may fall otherwise
+        allowed = 0.01 if draws(here.compressor) else 0.0  # random rounding may differ in single entries
         rounding = 1e-4 + 4 * (step + 1) * here.compressor.description.claims.sum_eps
         apart = float(((ours - theirs).abs() > rounding * ours.abs().max()).double().mean())
         demand(apart <= allowed, f"{apart:.2%} of the entries differ between CPU and {device} in step {step}")
@@ -51,11 +51,11 @@ def check_devices(make: Maker, level: float | None = None, device: str = "cuda")
 
 
 WORKERS = 8
-WARM = 2  # exchanges before the one that is counted: tables are uploaded once
+WARM = 2  # exchanges before the counted one, because tables are uploaded once
 
 
 def count_launches(make: Maker, specs: Sequence[TensorSpec], workers: int = WORKERS) -> Counts:
-    """What one exchange of all these tensors in one bucket asks of the device, in one of so many processes."""
+    """Count the device operations of one exchange of all tensors in one bucket, in one of `workers` processes."""
     generator = keyed_rng.generator("launches")
     with pretended() as counts, echoed(workers):
         comm = Comm(1, workers, device=str(DEVICE))
@@ -72,9 +72,9 @@ CLAIMS = "it says replays=True, but"
 
 
 def check_replays(make: Maker, level: float | None = None) -> str:
-    """Captured exchanges, repeated with other gradients, steps and rates, equal eager ones to the bit.
+    """Captured exchanges, replayed with other gradients, steps and learning rates, are bitwise equal to eager ones.
 
-    On a pretended device, with a tape in the place of a GPU's graphs.
+    Runs on a simulated device, with a tape instead of CUDA graphs.
     """
     if not make().compressor.traits.replays:
         raise NotApplicable("it does not say that a GPU may repeat its exchange")
@@ -86,7 +86,7 @@ def _compared(make: Maker, level: float | None) -> str:
     eager, taped = (Setup(make(), level, dtype=torch.float32, device=str(DEVICE)) for _ in range(2))
     places = [x_W.to(DEVICE) for x_W in gradients(dtype=torch.float32)]
     turns = taped.compressor.traits.cycle
-    captured: dict[Hashable, tuple[Callable[[Any], None], list[torch.Tensor]]] = {}  # one for each turn
+    captured: dict[Hashable, tuple[Callable[[Any], None], list[torch.Tensor]]] = {}  # one for each turn of the cycle
     for step in range(EAGER + REPLAYED):
         given = [x_W.to(DEVICE) for x_W in gradients(step=step, dtype=torch.float32)]
         info = StepInfo(taped.plan, step, 0.1 / (step + 1), LATE)
@@ -113,7 +113,7 @@ def _compared(make: Maker, level: float | None) -> str:
 
 
 def _captured(setup: Setup, work: CapturedWork) -> tuple[Callable[[Any], None], list[torch.Tensor]]:
-    """What repeats the work, with what the host counts beside it, and the updates that it leaves."""
+    """Return a function that replays the work together with the host's counting, and the updates it writes."""
     exchange = setup.exchange
     with contextlib.ExitStack() as stack:
         records = (setup.comm.ledger, setup.comm.clock, exchange.finite)

@@ -1,4 +1,4 @@
-"""What every compressor meets sooner or later: zeros, ties, tiny shapes, half precision, NaN, huge and tiny numbers."""
+"""Checks with unusual inputs: zeros, ties, tiny shapes, half precision, NaN, huge and tiny numbers."""
 
 import math
 
@@ -23,15 +23,13 @@ from accordion_bench.conformance.subject import (
 )
 from accordion_bench.plan import TensorSpec
 
-# as in a small network: repeated shapes, 1-D tensors between them, a wide and a narrow matrix, odd sizes, one entry
-
 
 def _finite(tensors: list[Tensor]) -> bool:
     return all(bool(t.isfinite().all()) for t in tensors)
 
 
 def check_zero(make: Maker, level: float | None = None) -> str:
-    """Zero gradients give finite updates (zero, where messages have a scale); the next real gradient gets through."""
+    """Zero gradients give finite updates (zero if messages have a scale); the next non-zero gradient has an effect."""
     setup = Setup(make(), level)
     zeros_W = [torch.zeros_like(x) for x in gradients()]
     for step in range(2):
@@ -49,7 +47,7 @@ def check_zero(make: Maker, level: float | None = None) -> str:
 
 
 def check_ties(make: Maker, level: float | None = None) -> str:
-    """Gradients whose entries are all equal: finite, the promised bytes, not against the gradient."""
+    """Gradients whose entries are all equal give finite updates with positive cosine, within the predicted bytes."""
     setup = Setup(make(), level, dtype=torch.float32)
     xs_W = [torch.full_like(x, 0.5) for x in gradients(dtype=torch.float32)]
     for step in range(2):
@@ -65,7 +63,7 @@ def check_ties(make: Maker, level: float | None = None) -> str:
 
 
 def check_shapes(make: Maker, level: float | None = None) -> str:
-    """Tensors of one entry, and no tensors at all."""
+    """Tensors of one entry, and an empty list of tensors, are handled."""
     ones = [TensorSpec(f"one{d}", (1,) * d) for d in range(1, 5)]
     setup = Setup(make(), level, specs=ones)
     updates = setup([torch.full((4, *spec.shape), 2.0, dtype=torch.float64) for spec in ones])
@@ -80,7 +78,7 @@ def check_shapes(make: Maker, level: float | None = None) -> str:
 
 
 def check_no_entries(make: Maker, level: float | None = None) -> str:
-    """Tensors without entries come back as they are, and do not disturb the others."""
+    """Tensors without entries are returned unchanged and do not affect other tensors."""
     rest = TensorSpec("rest", (6, 4))
     x_W = gradients([rest])[0]
     for shape in ((0,), (5, 0), (0, 5)):
@@ -93,7 +91,7 @@ def check_no_entries(make: Maker, level: float | None = None) -> str:
 
 
 def check_dtypes(make: Maker, level: float | None = None) -> str:
-    """The update has the gradient's type, and is that of float32 up to the rounding to this type."""
+    """The update has the gradient's dtype, and equals that of float32 up to rounding to this dtype."""
     told = []
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         setup, twin = Setup(make(), level, dtype=dtype), Setup(make(), level, dtype=torch.float32)
@@ -103,7 +101,7 @@ def check_dtypes(make: Maker, level: float | None = None) -> str:
             wrong = [u.dtype for u in updates if u.dtype != dtype]
             demand(not wrong, f"gradients of {dtype} give updates of {wrong[:1]}")
             if dtype == torch.float64:
-                # rounding at random may fall otherwise where the arithmetic is wider
+                # random rounding may differ in single entries with wider arithmetic
                 allowed = 0.01 if draws(setup.compressor) else 0.0
                 largest = float(flat(expected).abs().max())
                 apart = (flat(updates) - flat(expected)).abs() > (
@@ -121,10 +119,10 @@ def check_dtypes(make: Maker, level: float | None = None) -> str:
 
 
 def check_non_finite(make: Maker, level: float | None = None) -> str:
-    """NaN and infinity are refused with the parameter's name, before any state has changed or any byte was sent.
+    """NaN and infinity are refused with the parameter's name, before any state changes or any byte is sent.
 
-    A one-shot encoder that is given them all the same (what error feedback has added up may overflow) refuses them too,
-    or lets them through to be seen; a code that decodes to finite numbers would hide them.
+    A one-shot encoder can still receive them, because error feedback may overflow. It must refuse them too, or
+    propagate them to the update; a code that decodes to finite numbers would hide them.
     """
     setup, twin = Setup(make(), level), Setup(make(), level)
     for each in (setup, twin):

@@ -1,4 +1,6 @@
-"""Bytes, levels and state: what was predicted is sent, options are refused or taken, checkpoints go on bit for bit."""
+"""Checks of bytes, levels, options and state: sizes equal their prediction, bad options are refused, checkpoints
+resume.
+"""
 
 import io
 from typing import Any
@@ -26,7 +28,9 @@ from accordion_bench.sync.scheme import PER_WORKER
 
 
 def check_payload(make: Maker, level: float | None = None) -> str:
-    """The ledger equals the prediction exactly where `fixed_size`, else stays below it; 1, 2, 4, 16 workers."""
+    """The payload equals the prediction if `fixed_size`, otherwise it is at most the prediction; 1,
+    2, 4, 16 workers.
+    """
     counted = promised = 0
     for workers in (1, 2, 4, 16):
         setup = Setup(make(), level, workers, dtype=torch.float32)
@@ -46,7 +50,7 @@ def check_payload(make: Maker, level: float | None = None) -> str:
 
 
 def check_wire(make: Maker, level: float | None = None) -> str:
-    """Never more wire bytes than a dense all-reduce, at 1, 2, 4, 16, 64 workers."""
+    """Wire bytes are at most those of a dense all-reduce, with 1, 2, 4, 16, 64 workers."""
     specs, worst = [SPECS[i] for i in (1, 2, 6, 7)], 0.0  # a large one, a vector, an odd one, one entry
     for workers in (1, 2, 4, 16, 64):
         setup = Setup(make(), level, workers, specs, dtype=torch.float32)
@@ -60,7 +64,9 @@ def check_wire(make: Maker, level: float | None = None) -> str:
 
 
 def check_levels(make: Maker, level: float | None = None) -> str:
-    """Values that the knob cannot take are refused in a sentence; of the pair, the strong level costs no more."""
+    """Invalid values of the knob are refused with a sentence; the strong level of the pair costs no more than the weak
+    one.
+    """
     compressor = make().compressor
     for value in (0, -1, "x", None, True):
         try:
@@ -79,7 +85,7 @@ def check_levels(make: Maker, level: float | None = None) -> str:
 
 
 def check_start_step(make: Maker, level: float | None = None) -> str:
-    """Before `start_step` the update is that of a dense all-reduce, for its bytes, and no residual is kept."""
+    """Before `start_step` the update and its bytes are those of a dense all-reduce, and residuals are zero."""
     wrapped = make(worker_momentum=False)
     if "momentum" in wrapped.compressor.traits.optimizer.owns:
         raise NotApplicable("the momentum is the compressor's own")
@@ -103,7 +109,7 @@ def check_start_step(make: Maker, level: float | None = None) -> str:
 
 
 def check_collectives(make: Maker, level: float | None = None) -> str:
-    """Every declared collective carries the messages; the others are refused in a sentence."""
+    """Every declared collective works; other collectives are refused with a sentence."""
     declared = make().compressor.traits.collectives
     for collective in COLLECTIVES:
         if collective in declared:
@@ -119,7 +125,7 @@ def check_collectives(make: Maker, level: float | None = None) -> str:
 
 
 def check_scope(make: Maker, level: float | None = None) -> str:
-    """With `scope=model` all tensors travel as one vector of one level; refused where that makes no sense."""
+    """With `scope=model` all tensors are sent as one vector with one level; refused where this is not supported."""
     try:
         wrapped = make(scope="model")
     except ConfigError as refused:
@@ -143,10 +149,10 @@ def check_scope(make: Maker, level: float | None = None) -> str:
 
 
 def check_state(make: Maker, level: float | None = None) -> str:
-    """Saved after three steps and loaded into a fresh compressor, as a checkpoint does, it continues with equal bits.
+    """After saving and loading a checkpoint into a new compressor, training continues bitwise equal.
 
-    A checkpoint keeps a key that ends in `_W` per worker, and copies each worker's row into what `init` has made;
-    everything else is kept once, and is equal on all processes.
+    A checkpoint stores keys that end in `_W` per worker, and copies each worker's row into the tensor that `init`
+    creates. Other keys are stored once and are equal in all processes.
     """
     setup = Setup(make(), level)
     for step in range(3):

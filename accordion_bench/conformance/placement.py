@@ -1,4 +1,4 @@
-"""Placement: four workers in one process, two processes of two, four of one are the same run.
+"""Check of placement: 1x4, 2x2 and 4x1 (processes x workers per process) give the same run.
 
 Tensor suffixes: W local workers.
 """
@@ -28,7 +28,7 @@ WIDTH, LAYERS, WORDS, POSITIONS = 768, 12, 50257, 1024
 
 
 def resnet50() -> list[TensorSpec]:
-    """161 tensors, 25.6 million entries."""
+    """Return the specs of ResNet-50: 161 tensors, 25.6 million entries."""
     import torchvision
 
     with torch.device("meta"):
@@ -37,7 +37,7 @@ def resnet50() -> list[TensorSpec]:
 
 
 def gpt2() -> list[TensorSpec]:
-    """148 tensors, 124 million entries."""
+    """Return the specs of GPT-2: 148 tensors, 124 million entries."""
     norm = {"weight": (WIDTH,), "bias": (WIDTH,)}
     parts = {"attn.qkv": 3 * WIDTH, "attn.proj": WIDTH, "mlp.up": 4 * WIDTH}
     shapes: dict[str, tuple[int, ...]] = {"wte": (WORDS, WIDTH), "wpe": (POSITIONS, WIDTH)}
@@ -52,29 +52,31 @@ def gpt2() -> list[TensorSpec]:
 
 
 def small(specs: list[TensorSpec]) -> list[TensorSpec]:
-    """As many tensors, as many shapes, with an eighth of each side; sides below 8 stay."""
+    """Return as many specs, with as many distinct shapes, with an eighth of each side; sides below 8 stay."""
     return [TensorSpec(s.name, tuple(side // 8 if side >= 8 else side for side in s.shape)) for s in specs]
 
 
 STEPS = 3
 WORKERS = 4
 PROCESSES = (2, 4)
-PATIENCE, LAST_WORDS = 300.0, 10.0  # seconds for all processes, and for the others after one has failed
+PATIENCE, LAST_WORDS = 300.0, 10.0  # timeouts in seconds: of all processes, and of the others after one has failed
 
 Case = tuple[Maker, float | None]
 Result = dict[str, Any]
-"""`updates` of every step, `ledger`, the state that is kept per worker (`rows`) and once (`shared`), `sum_eps`."""
+"""`updates` of every step, `ledger`, state with one row per worker (`rows`) and replicated (`shared`), `sum_eps`."""
 
 
 def check_placement(make: Maker, level: float | None = None) -> str:
-    """1x4 = 2x2 = 4x1: same bytes, same updates and state up to rounding; all processes have equal bits."""
+    """1x4 = 2x2 = 4x1: equal bytes, updates and state equal up to rounding; all processes are bitwise equal."""
     with tempfile.TemporaryDirectory() as folder:
         worst = compare(results([(make, level)], Path(folder)), 0)
     return f"off by {worst:.1e}"
 
 
 def compare(by_placement: dict[str, list[list[Result]]], case: int) -> float:
-    """The largest difference of one case's updates between 1x4 and the others, refused above rounding."""
+    """Return the largest difference between the updates of 1x4 and of other placements; raise AssertionError above
+    rounding.
+    """
     alone, worst = by_placement["1x4"][0][case], 0.0
     for placement in ("2x2", "4x1"):
         ranks = [rank[case] for rank in by_placement[placement]]
@@ -97,14 +99,16 @@ def _close(ours: list[Tensor], theirs: list[Tensor], alone: Result, step: int, w
     shapes = [tuple(a.shape) for a in ours], [tuple(b.shape) for b in theirs]
     demand(shapes[0] == shapes[1], f"{what} has the shapes {shapes[0]} instead of {shapes[1]}")
     off = furthest(ours, theirs)
-    # the workers' shares are added in another order; each step adds to what the last one has left in the residuals
+    # workers' shares are added in another order; each step adds the rounding that the residuals carry over
     rounding = 2 * WORKERS * (step + 1) * alone["sum_eps"] + 1e-11
     demand(off <= rounding, f"{what} is off by {off:.2g} (allowed {rounding:.2g})")
     return off
 
 
 def results(cases: Sequence[Case], folder: Path) -> dict[str, list[list[Result]]]:
-    """Per placement and rank the results of all cases; four processes are started once for everything."""
+    """Run all cases in every placement, with four processes that are started once; return results by placement and
+    rank.
+    """
     context = multiprocessing.get_context("spawn")
     children = [context.Process(target=run_process, args=(rank, str(folder), cases)) for rank in range(WORKERS)]
     for child in children:
@@ -123,7 +127,9 @@ def results(cases: Sequence[Case], folder: Path) -> dict[str, list[list[Result]]
 
 
 def _ended(children: Sequence[SpawnProcess]) -> list[int | None]:
-    """The exit status of each; None of one that has not ended in time, which is soon where another has failed."""
+    """Return the exit statuses; None of a process that exceeds the timeout, which is shorter after
+    another has failed.
+    """
     deadline, alive = time.monotonic() + PATIENCE, list(children)
     while alive and (left := deadline - time.monotonic()) > 0:
         connection.wait([child.sentinel for child in alive], left)
@@ -134,13 +140,15 @@ def _ended(children: Sequence[SpawnProcess]) -> list[int | None]:
 
 
 def _last_words(folder: Path) -> str:
-    """`: rank 0 has lost another one; rank 1 stops with ValueError: boom`; "" where no process has said why."""
+    """Return the processes' errors, such as `: rank 0 has lost another one; rank 1 stops with ValueError: boom`; "" if
+    none.
+    """
     said = [file.read_text(encoding="utf-8") for rank in range(WORKERS) if (file := folder / f"{rank}.error").exists()]
     return f": {'; '.join(said)}" if said else ""
 
 
 def all_results(comm: Comm, cases: Sequence[Case]) -> list[Result]:
-    """Every case for some steps, with the gradients of this process's workers."""
+    """Run every case for some steps, with the gradients of this process's workers."""
     return [_result(Comm(comm.local_workers, comm.processes, comm.rank), make, level) for make, level in cases]
 
 
@@ -161,9 +169,9 @@ def _result(comm: Comm, make: Maker, level: float | None) -> Result:
 
 
 def run_process(rank: int, folder: str, cases: Sequence[Case]) -> None:
-    """One process: first of two, if it is one of these, then of four; its parent tells why it has stopped.
+    """Run one process: in the group of two if its rank is below 2, then in the group of four.
 
-    Where it stops before its end, it leaves a sentence in the folder and ends with 1.
+    After an error the process writes a sentence to a file in the folder and exits with status 1.
     """
     end_with_parent()
     torch.set_num_threads(1)
@@ -174,7 +182,7 @@ def run_process(rank: int, folder: str, cases: Sequence[Case]) -> None:
         if of_communication(error):
             why = "has lost another one"
         Path(folder, f"{rank}.error").write_text(f"rank {rank} {why}", "utf-8")
-        os._exit(1)  # a process group with a failed member aborts where the interpreter takes it apart
+        os._exit(1)  # at interpreter shutdown, a process group with a failed member aborts
 
 
 def _run_both(rank: int, folder: str, cases: Sequence[Case]) -> None:

@@ -1,8 +1,9 @@
-"""A device that is not there: tensors that say they are on it, hold their numbers on the CPU, and are counted.
+"""Simulated accelerator: tensors that report a device of type `meta`, hold their numbers on the CPU, and count
+operations.
 
-Code that decides by `device.type` takes the device's branch, with real numbers. Type `meta` serves: torch asks no
-driver for it, and it is not `cpu`. What CUDA refuses is refused here: NumPy, and tensors of two devices in one
-operation.
+Code that branches on `device.type` takes the device's branch, with real numbers. The type is `meta` because torch needs
+no driver for it and it is not `cpu`. Operations that CUDA refuses are refused here too: conversion to NumPy, and
+operations on tensors of two devices.
 """
 
 import contextlib
@@ -31,23 +32,24 @@ from accordion_bench.codecs.reference import OnDevice
 from accordion_bench.tensors import sixteen_bits
 
 DEVICE = torch.device("meta")
-NARROWEST = 64  # coordinates for which kernels of bins have room, at least; bins of other lengths share launches
+NARROWEST = 64  # minimum capacity of kernels for bins, in coordinates; bins of equal capacity share a launch
 aten = torch.ops.aten
 
-# operations whose size of result is read from the device; an index by booleans is among them
+# operations whose result size depends on data, so that the host waits for the device; so does a boolean index
 SIZED_BY_DATA = {"nonzero", "masked_select", "bincount", "unique_dim", "_unique2", "unique_consecutive"}
 READ_BY_HOST = {"_local_scalar_dense", "equal", "is_nonzero"}
-# no kernel: memory alone, or a change of what is said of it
+# operations without a kernel: they only allocate memory or change metadata
 NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "is_pinned"}
 
 
 @dataclass
 class Counts:
-    """What was counted since the last reset.
+    """Counts since the last reset.
 
-    launches: operations that start a kernel, by name.
-    waits: of the host for the device, by what it waited for.
-    uploads: asynchronous copies from the host.
+    Args:
+        launches: number of operations that launch a kernel, by name.
+        waits: number of times the host waits for the device, by cause.
+        uploads: number of asynchronous copies from the host.
     """
 
     launches: Counter[str] = field(default_factory=Counter)
@@ -55,14 +57,14 @@ class Counts:
     uploads: int = 0
 
     def reset(self) -> None:
-        """Start anew."""
+        """Set all counts to 0."""
         self.launches.clear()
         self.waits.clear()
         self.uploads = 0
 
 
 class Pretend(Tensor):
-    """A tensor of the device; its numbers are those of `numbers`."""
+    """Tensor on the simulated device; `numbers` holds its values on the CPU."""
 
     numbers: Tensor
     counts = Counts()
@@ -127,7 +129,7 @@ class Pretend(Tensor):
 
 
 class PretendDevice(TorchDispatchMode):
-    """Tensors made with `device=DEVICE`, or copied there, are the device's."""
+    """Mode in which tensors made with `device=DEVICE`, or copied there, are on the simulated device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -139,7 +141,7 @@ class PretendDevice(TorchDispatchMode):
 
 
 class FromLists(TorchFunctionMode):
-    """`torch.tensor(numbers, device=DEVICE)`, which torch makes below what a dispatch mode sees."""
+    """Mode for `torch.tensor(numbers, device=DEVICE)`, which torch implements below the level of dispatch modes."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -150,7 +152,7 @@ class FromLists(TorchFunctionMode):
 
 @contextlib.contextmanager
 def one_launch(name: str, times: int = 1) -> Iterator[None]:
-    """Count what is asked of the device in here as one launch of that name, or as so many."""
+    """Count all operations in the block as `times` launches of one name."""
     counts = Pretend.counts
     kept = counts.launches.copy(), counts.waits.copy(), counts.uploads
     try:
@@ -162,7 +164,7 @@ def one_launch(name: str, times: int = 1) -> Iterator[None]:
 
 
 class PretendedKernels(OnDevice):
-    """Stands in for the kernels of a GPU: each is one launch or a few, and computes what the reference does."""
+    """Replacement for a GPU's kernels, which counts their launches and computes with the reference implementation."""
 
     name = "triton"
 
@@ -171,10 +173,10 @@ class PretendedKernels(OnDevice):
         if feedback is None or not feedback.fits_kernels(bucket.rows_W, shared):
             super().encode_dense(bucket, message, coding, shared)
             return
-        with one_launch("fed", 0):  # residuals are added where coordinates are read
+        with one_launch("fed", 0):  # the kernel that reads coordinates also adds residuals
             formed = bucket.formed()
         self.encode_formed(formed, message, coding)
-        with one_launch("fed", 0):  # and written with the codes
+        with one_launch("fed", 0):  # the kernel that writes codes also writes residuals
             self.add_dense(Target(feedback.rows_W, -1.0), message, coding)
             feedback.mask()
 
@@ -216,7 +218,7 @@ class PretendedKernels(OnDevice):
 ONE = "norms write read numbers factors add_codes places take put add_momenta momentum_steps"
 ONE += " multiply products subtract_products renewed"
 LAUNCHES = {**dict.fromkeys(ONE.split(), 1), "largest": 21, "above": 30, "about": 30, "nonzero": 5}
-"""Of the other operations that have kernels."""
+"""Number of launches of the other operations that have kernels."""
 
 
 def _launched(operation: Callable[..., Any], times: int) -> Callable[..., Any]:
@@ -235,15 +237,15 @@ KERNELS = PretendedKernels()
 
 
 def kernels_for(xs: Sequence[Tensor]) -> Engine | None:
-    """The kernels of the pretended device, for tensors that are on it."""
+    """Return the kernels of the simulated device if all tensors are on it."""
     return KERNELS if xs and all(isinstance(x, Pretend) for x in xs) else None
 
 
 @contextlib.contextmanager
 def pretended() -> Iterator[Counts]:
-    """A device for the block; gives what is counted on it.
+    """Simulate a device within the block and yield its counts.
 
-    Host memory can be pinned for it, optimizers are fused, and codes and casts have kernels.
+    Pinned memory, fused optimizers and kernels for codes and casts are available on it.
     """
     Pretend.counts.reset()
     before = Tensor.pin_memory
@@ -256,7 +258,7 @@ def pretended() -> Iterator[Counts]:
         return pinned
 
     Tensor.pin_memory = pin_memory  # type: ignore[method-assign, assignment]
-    for module in optimizers:  # they would refuse a device that is not there
+    for module in optimizers:  # fused optimizers refuse unknown device types
         module._device_dtype_check_for_fused = lambda *_, **__: None
     engines.STAND_INS.append(kernels_for)
     of_casts = {name: getattr(sixteen_bits, name) for name in ("sum_of_shares", "widened")}
@@ -275,7 +277,7 @@ def pretended() -> Iterator[Counts]:
 
 
 def _by_one_kernel(name: str, computed: Callable[..., Tensor], *args: Any) -> Tensor:
-    """One launch on the device, where a GPU has a kernel; as it is elsewhere."""
+    """Count one launch if an argument is on the device, and compute as elsewhere."""
     if not any(isinstance(leaf, Pretend) for leaf in tree_leaves(args)):
         return computed(*args)
     with one_launch(name):
@@ -309,12 +311,12 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def real(x: Any) -> Any:
-    """The numbers behind a tensor of the device; anything else as it is."""
+    """Return the CPU values of a tensor on the device; other objects unchanged."""
     return x.numbers if isinstance(x, Pretend) else x
 
 
 def _copy(name: str, args: Any, kwargs: dict[str, Any], target: Any) -> str | None:
-    """Count a copy between host and device: which way it goes; None = it is none."""
+    """Count a copy between host and device and return its direction; None if the operation is not such a copy."""
     counts, waits_not = Pretend.counts, kwargs.get("non_blocking", False)
     if name == "copy_":
         there, here = args[0], args[1]

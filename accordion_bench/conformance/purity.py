@@ -1,4 +1,4 @@
-"""A compressor touches what it is given and nothing else, and its numbers depend on nothing hidden."""
+"""Checks of side effects: a compressor modifies only its own outputs and state, and depends on no hidden state."""
 
 import random
 from dataclasses import replace
@@ -29,7 +29,7 @@ from accordion_bench.position import StepInfo
 
 
 def check_inputs(make: Maker, level: float | None = None) -> str:
-    """The gradients stay as they were."""
+    """The gradients are not modified."""
     setup = Setup(make(), level)
     for step in range(2):
         xs_W = gradients(step=step)
@@ -41,7 +41,7 @@ def check_inputs(make: Maker, level: float | None = None) -> str:
 
 
 def check_global_rng(make: Maker, level: float | None = None) -> str:
-    """The global generators of torch, numpy and Python are neither read into another state nor seeded."""
+    """The global generators of torch, numpy and Python are neither advanced nor seeded."""
 
     def states() -> dict[str, object]:
         words, *rest = [*np.random.get_state()][1:]
@@ -51,7 +51,7 @@ def check_global_rng(make: Maker, level: float | None = None) -> str:
             "python": random.getstate(),
         }
 
-    torch.rand(1), np.random.random(), random.random()  # so that the seed they have had shows when it is set again
+    torch.rand(1), np.random.random(), random.random()  # advance them, so that seeding them again changes their state
     before = states()
     setup = Setup(make(), level)
     for step in range(2):
@@ -66,7 +66,7 @@ def check_global_rng(make: Maker, level: float | None = None) -> str:
 
 
 def check_probe(make: Maker, level: float | None = None) -> str:
-    """`probe` says what an exchange would lose and cost; it changes no bit of state and sends nothing."""
+    """`probe` predicts loss and cost of an exchange, changes no bit of the state and sends nothing."""
     setup, twin = Setup(make(), level), Setup(make(), level)
     for each in (setup, twin):
         each(gradients(), 0)
@@ -84,14 +84,16 @@ def check_probe(make: Maker, level: float | None = None) -> str:
     demand(cost == promised, f"probe() prices a step at {cost} bytes, payload_bytes at {promised}")
     same = all(same_bits(a, b) for a, b in zip(setup(xs_W, 1), twin(xs_W, 1), strict=True))
     demand(same, "after probe() the next update is another one")
-    # as one of two processes, where the other would not answer
+    # as one of two processes, where any communication would wait forever
     part = Setup(make(), level, comm=Comm(2, processes=2, rank=1))
     probe_exchange(part.exchange, [x[2:] for x in xs_W], StepInfo(part.plan, 0, epoch=1000.0))
     return f"error up to {max(probe.error):.3g}"
 
 
 def check_put_back(make: Maker, level: float | None = None) -> str:
-    """An exchange that is put back is as if it had not been: where a worker is lost in it, the others repeat it."""
+    """After an exchange is reverted the state is as before; the elastic mode reverts and repeats it when a worker is
+    lost.
+    """
     setup, twin = Setup(make(), level), Setup(make(), level)
     for step in range(3):
         before, put_back = setup.snapshot(), setup.exchange.keep()
@@ -106,7 +108,7 @@ def check_put_back(make: Maker, level: float | None = None) -> str:
 
 
 def check_order(make: Maker, level: float | None = None) -> str:
-    """Nothing depends on the order of the tensors."""
+    """Results do not depend on the order of the tensors."""
     order = [5, 3, 7, 6, 0, 4, 2, 1]
     if make().scope != "tensor" or make().block_size:
         raise NotApplicable("tensors travel together")
@@ -124,7 +126,7 @@ def check_order(make: Maker, level: float | None = None) -> str:
 
 
 def check_neighbours(make: Maker, level: float | None = None) -> str:
-    """A tensor's update does not depend on the level of another tensor, also after that has changed."""
+    """A tensor's update does not depend on the level of another tensor, even after that level has changed."""
     if make().scope != "tensor" or make().block_size:
         raise NotApplicable("tensors travel together")
     own = make().compressor.level if level is None else level
@@ -147,7 +149,7 @@ def check_neighbours(make: Maker, level: float | None = None) -> str:
 
 
 def check_same_key(make: Maker, level: float | None = None) -> str:
-    """Two fresh ones with the same seed, steps and gradients give the same bits."""
+    """Two new compressors with the same seed, steps and gradients give equal bits."""
     setup, twin = Setup(make(), level), Setup(make(), level)
     for step in range(3):
         first, second = setup(gradients(step=step), step), twin(gradients(step=step), step)
@@ -158,7 +160,9 @@ def check_same_key(make: Maker, level: float | None = None) -> str:
 
 
 def check_draws(make: Maker, level: float | None = None) -> str:
-    """Draws differ between steps, seeds and tensors, and between workers as declared; without any, nothing differs."""
+    """Random numbers differ between steps, seeds and tensors, and between workers as declared; without any, messages
+    are equal.
+    """
     kind = draws(plain(make).compressor)
     if not kind:
         two_way = plain(make).collective == "two_way"
@@ -184,19 +188,19 @@ def check_draws(make: Maker, level: float | None = None) -> str:
 
 
 def _same() -> list[Tensor]:
-    """Gradients on which all workers agree, and tensors of one shape too."""
+    """Return gradients that are equal on all workers, and equal in three tensors of one shape."""
     xs = [x[0] for x in gradients()]
     xs[3], xs[4] = xs[1], xs[1]
     return repeated(xs, 4)
 
 
 def _sent(make: Maker, level: float | None, step: int = 0, seed: int = 3) -> list[Tensor]:
-    """What each worker contributes of these, [W, ...]."""
+    """Return each worker's contribution to the update for these gradients, [W, ...]."""
     return Setup(plain(make), level, seed=seed).contributions(_same(), step)[1]
 
 
 def check_permutation(make: Maker, level: float | None = None) -> str:
-    """Which worker has which gradient changes only rounding."""
+    """A permutation of the workers' gradients changes only rounding."""
     if draws(plain(make).compressor) == "worker":
         raise NotApplicable("each worker draws its own numbers")
     if make().collective == "tree":

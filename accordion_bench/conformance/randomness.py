@@ -1,6 +1,6 @@
-"""Unbiasedness, variance and contraction, measured over keyed draws.
+"""Measurements of unbiasedness, variance and contraction over keyed random numbers.
 
-The draws are keyed, so that a result never changes from run to run. Tensor suffixes: T draws, N coordinates.
+Random numbers are keyed, so that results are equal in every run. Tensor suffixes: T draws, N coordinates.
 """
 
 import functools
@@ -33,15 +33,15 @@ FOUR_SIGMA = 6.3e-5  # probability of more than four standard errors
 
 
 def _input() -> list[Tensor]:
-    """Gaussian, with some zeros and a spike."""
+    """Return Gaussian tensors with some zeros and one spike."""
     x = of_kind("Gaussian", (1, sum(spec.numel for spec in SPECS)))[0]
     x[::17], x[40] = 0, 6.0
     return [part.view(spec.shape) for spec, part in zip(SPECS, x.split([s.numel for s in SPECS]), strict=True)]
 
 
-@functools.lru_cache(maxsize=4)  # two checks ask for the same
+@functools.lru_cache(maxsize=4)  # two checks use the same draws
 def _draws(make: Maker, level: float | None) -> Tensor:
-    """What is decoded of the same tensors in independent draws, [T, N]."""
+    """Return the decoded messages of the same tensors in independent draws, [T, N]."""
     xs = _input()
     wrapped = plain(make)
     two_way = wrapped.collective == "two_way"
@@ -57,10 +57,10 @@ def _draws(make: Maker, level: float | None) -> Tensor:
 
 
 def check_unbiased(make: Maker, level: float | None = None) -> str:
-    """The mean of many draws is the input: a chi-square test over all coordinates, and the worst of them.
+    """The mean of many draws equals the input: a chi-square test over all coordinates, and one of the worst coordinate.
 
-    Coordinates need not be independent: the statistic ||mean - x||^2 T / trace(S) is compared with chi^2_d / d, where
-    d = trace(S)^2 / trace(S^2) for the covariance S of one draw (Satterthwaite 1946).
+    Coordinates need not be independent: the statistic ||mean - x||^2 T / trace(S) is compared with chi^2_d / d, where d
+    = trace(S)^2 / trace(S^2) for the covariance S of one draw (Satterthwaite 1946).
     """
     if not plain(make).compressor.traits.unbiased:
         raise NotApplicable("declared biased")
@@ -97,9 +97,9 @@ def check_unbiased(make: Maker, level: float | None = None) -> str:
 
 
 def _standard_errors(draws_T: Tensor, x: Tensor) -> Tensor:
-    """Each coordinate's bias in standard errors [N].
+    """Return each coordinate's bias in standard errors [N].
 
-    A coordinate that is rarely hit may show no variance at all, so that each is taken to have at least the median's,
+    A coordinate that is rarely selected may have no measured variance. Therefore each variance is at least the median,
     absolute and relative.
     """
     variance = draws_T.var(0)
@@ -114,7 +114,7 @@ def _chi_square_above(value: float, freedom: float) -> float:
 
 
 def check_variance(make: Maker, level: float | None = None) -> str:
-    """The measured E||Q(x) - x||^2 of one message is the declared closed form, within four standard errors."""
+    """The measured E||Q(x) - x||^2 of one message equals the declared closed form, within four standard errors."""
     wrapped = plain(make)
     outside, compressor = wrapped.compressor, bare(wrapped.compressor)
     if not compressor.traits.unbiased or wrapped.collective == "two_way":
@@ -143,14 +143,15 @@ def check_variance(make: Maker, level: float | None = None) -> str:
 
 
 def check_contraction(make: Maker, level: float | None = None) -> str:
-    """E||C(x) - x||^2 <= (1 - delta) ||x||^2 with the declared delta, for four kinds of x, one real.
+    """E||C(x) - x||^2 <= (1 - delta) ||x||^2 with the declared delta, for four kinds of x, one of them real gradients.
 
-    Undeclared, delta is 0 under error feedback, which needs a contraction; without, what is lost is only told.
+    If delta is not declared, it is 0 under error feedback, which needs a contraction. Without error feedback the loss
+    is only reported.
     """
     traits, outside = plain(make).compressor.traits, [*layers(make().compressor)]
     estimated = any(isinstance(layer, EF21) for layer in outside)
     if "error_feedback" in traits.optimizer.takes:
-        estimated = False  # without it, it is another compressor
+        estimated = False  # the method is not the same without its error feedback
     if (traits.unbiased and not estimated) or not traits.scaled:
         raise NotApplicable("unbiased" if traits.unbiased else "its messages do not say how large their input is")
     if any(isinstance(layer, ErrorFeedback) for layer in layers(plain(make).compressor)):
@@ -168,7 +169,7 @@ def check_contraction(make: Maker, level: float | None = None) -> str:
 def _lost(
     make: Maker, level: float | None, kind: str, specs: tuple[TensorSpec, ...], xs_W: list[Tensor], fed_back: bool
 ) -> float:
-    """The largest share of ||x||^2 that is lost of one tensor; refused above 1 - delta."""
+    """Return the largest share of ||x||^2 that is lost of one tensor; raise AssertionError above 1 - delta."""
     setup = Setup(plain(make), level, 4, specs)
     steps = 32 if draws(setup.compressor) else 1
     lost_T: list[list[Tensor]] = [[] for _ in setup.exchange.sent]
@@ -185,7 +186,7 @@ def _lost(
             continue
         lost, delta = torch.stack(steps_T), claims.contraction(inner, spec, at)
         measured, error = float(lost.max()), 0.0
-        if steps > 1:  # a bound on the expectation
+        if steps > 1:  # for random compressors the bound is on the expectation
             measured, error = float(lost.mean()), float(lost.mean(1).std()) / math.sqrt(steps)
         said = f"{kind} {spec.name}: {measured:.5g} of ||x||^2 is lost, more than 1 - delta = {1 - (delta or 0):.5g}"
         bound = math.inf if delta is None and not fed_back else 1 - (delta or 0)

@@ -1,8 +1,8 @@
-"""What stands in on a CPU for the graphs of a GPU (a tape), and for other processes (an echo).
+"""CPU replacements for CUDA graphs (a tape) and for other processes (an echo).
 
-A tape notes the operations that work asks for, and repeats them later on the same memory. As under a capture of a GPU
-nothing is computed meanwhile, and what a GPU cannot repeat is refused: numbers that the host reads, tensors that it
-makes of its own numbers, generators of the CPU. A number of Python that an operation takes is on the tape as it was.
+A tape records operations and replays them later on the same memory. As in a CUDA capture, the captured work has no
+effect until it is replayed. Operations that a GPU cannot replay are refused: numbers read by the host, tensors made
+from numbers of the host, CPU generators. Python numbers among the arguments keep their value at capture.
 """
 
 import contextlib
@@ -35,21 +35,21 @@ from accordion_bench.tensors.upload import filled, noting
 T = TypeVar("T")
 READS = {"numpy", "tolist", "item", "__array__", "__bool__", "__int__", "__float__", "__index__"}
 UNDECLARED = {"running_mean", "running_var"}  # written by batch_norm, although its schema does not say so
-UNSEEDED = 0x5EED_0F_7A9E  # of torch's generator during a capture
+UNSEEDED = 0x5EED_0F_7A9E  # seed of torch's generator during a capture
 FROM_HOST = {torch.tensor, torch.as_tensor, torch.from_numpy}
 
 
 class Tape(TorchDispatchMode):
-    """Notes operations while they are computed; `undo` takes back what they have written, `replay` computes them again.
+    """Records operations while they are computed; `undo` reverts their writes, `replay` computes them again.
 
     Attributes:
-        operations: that were noted, of those that compute something.
+        operations: recorded operations that compute something.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[tuple[Any, Any, dict[str, Any], Any]] = []
-        self._before: list[tuple[Tensor, Tensor]] = []  # what was written, and what stood there
+        self._before: list[tuple[Tensor, Tensor]] = []  # written tensors and copies of their previous values
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
@@ -68,7 +68,7 @@ class Tape(TorchDispatchMode):
         return out
 
     def _keep(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """Copy what an operation is about to write."""
+        """Copy the tensors that an operation will write."""
         declared = func._schema.arguments
         given = [
             *zip(declared, args, strict=False),
@@ -82,14 +82,14 @@ class Tape(TorchDispatchMode):
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Everything that was there before stands there again."""
+        """Restore all tensors that were written."""
         for x, before in reversed(self._before):
             real(x).detach().copy_(before)
         self._before.clear()
 
     @torch.no_grad()
     def replay(self) -> None:
-        """Compute all operations again, in their order and on the same memory."""
+        """Compute all operations again, in order and on the same memory."""
         for func, args, kwargs, out in self.operations:
             pairs = zip(tensors_in(out), tensors_in(func(*args, **kwargs)), strict=True)
             for there, now in pairs:
@@ -98,7 +98,7 @@ class Tape(TorchDispatchMode):
 
 
 class Strict(TorchFunctionMode):
-    """Refuses what a tape would not see: numbers that leave torch, and tensors made of numbers from outside."""
+    """Mode that refuses operations a tape cannot record: host reads, and tensors made from host data."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in FROM_HOST:
@@ -109,13 +109,13 @@ class Strict(TorchFunctionMode):
 
 
 class TapeGraphs(Graphs):
-    """Captures work on a tape; counts how often which pool was captured and replayed.
+    """Graphs that are captured on a tape, and that count captures and replays.
 
     Args:
-        streams: that stand in for those of a GPU.
+        streams: replacement for a GPU's streams.
 
     Attributes:
-        captured, replayed: how often, by the name of the pool.
+        captured, replayed: number of captures and replays, by name of the pool.
     """
 
     captures = True
@@ -160,28 +160,28 @@ class TapeGraphs(Graphs):
 
 
 def _place(x: Tensor, to: torch.device) -> Tensor:
-    """Room for numbers of the host, with those of the capture: a tape computes while it notes."""
+    """Return memory for a host tensor, with its values at capture, because a tape computes while it records."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         return Pretend(x.clone()) if to == DEVICE else x.to(to)
 
 
 def _as_it_lies(x: Any) -> Any:
-    """A parameter's memory of now: what it holds later may lie elsewhere, and a graph would not follow."""
+    """Detach a parameter, which fixes its current memory: a graph does not follow later assignments to `.data`."""
     return x.detach() if isinstance(x, torch.nn.Parameter) else x
 
 
 class Echo:
-    """Stands in for torch.distributed inside `comm.collectives`.
+    """Replacement for torch.distributed in `comm.collectives`: every other process behaves like this one.
 
     Args:
-        processes: how many there seem to be; this one has rank 0.
+        processes: simulated number of processes; this one has rank 0.
 
     Attributes:
-        log: what was called: operation, entries, type.
+        log: calls as (operation, number of entries, dtype).
     """
 
     class ReduceOp:
-        """As torch's."""
+        """Constants of torch.distributed.ReduceOp."""
 
         SUM, MAX, MIN = "sum", "max", "min"
 
@@ -190,7 +190,7 @@ class Echo:
         self.log: list[tuple[str, int, torch.dtype]] = []
 
     def get_backend(self, group: Any = None) -> str:
-        """Neither gloo nor NCCL."""
+        """Return a name that is neither gloo nor nccl."""
         return "echo"
 
     def _note(self, operation: str, x: Tensor) -> Tensor:
@@ -198,30 +198,30 @@ class Echo:
         return real(x)
 
     def all_reduce(self, x: Tensor, op: str = "sum", group: Any = None) -> None:
-        """The sum of equal numbers is a multiple; the largest of them is what it was."""
+        """Multiply by the number of processes for a sum; keep the values for max and min."""
         mine = self._note("all_reduce", x)
         if op == "sum":
             mine.mul_(self.processes)
 
     def all_gather_into_tensor(self, out: Tensor, x: Tensor, group: Any = None) -> None:
-        """All have what this one has."""
+        """Repeat this process's values for every process."""
         real(out).view(self.processes, -1).copy_(self._note("all_gather", x).reshape(1, -1))
 
     def all_to_all_single(
         self, out: Tensor, x: Tensor, received: list[int], sent: list[int], group: Any = None
     ) -> None:
-        """All send what this one sends itself; zeros where another one's share is longer or shorter."""
+        """Receive this process's own share from every process; zeros where the sizes differ."""
         mine = self._note("all_to_all", x)[: sent[0]]
         real(out).copy_(torch.cat([mine if size == len(mine) else mine.new_zeros(size) for size in received]))
 
     def broadcast(self, x: Tensor, group: Any = None, group_src: int = 0) -> None:
-        """It stays as it is."""
+        """Keep the values."""
         self._note("broadcast", x)
 
 
 @contextlib.contextmanager
 def echoed(processes: int) -> Iterator[Echo]:
-    """Let collectives of `processes` processes be an echo of this one."""
+    """Replace collectives by an echo of this process within the block."""
     echo = Echo(processes)
     with mock.patch.object(collectives, "dist", echo):
         yield echo

@@ -1,4 +1,4 @@
-"""The compressor under test: how to make fresh ones, and one exchange that is ready to run.
+"""Subject of a conformance check: factories of compressors, and an exchange that is ready to run (`Setup`).
 
 Tensor suffixes: W local workers.
 """
@@ -28,7 +28,7 @@ from accordion_bench.position import StepInfo
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.same_shape import Blocks
 
-# as in a small network: repeated shapes, 1-D tensors between them, a wide and a narrow matrix, odd sizes, one entry
+# shapes of a small network: repeated ones, 1-D tensors, a wide and a narrow matrix, odd sizes, a single entry
 SPECS = (
     TensorSpec("stem", (8, 3, 3, 3)),
     TensorSpec("a", (16, 8, 3, 3)),
@@ -44,9 +44,10 @@ SPECS = (
 def gradients(
     specs: Sequence[TensorSpec] = SPECS, workers: int = 4, step: int = 0, dtype: torch.dtype = torch.float64
 ) -> list[Tensor]:
-    """Gradients [W, ...]: a lasting mean of rank 4 with decaying singular values, and noise of worker and step.
+    """Return synthetic gradients [W, ...]: a constant mean of rank 4 with decaying singular values, plus noise per
+    worker and step.
 
-    All are numbers of float32, whatever the type; the caller may change them.
+    All values are representable in float32, whatever the dtype. The caller may modify the tensors.
     """
     drawn, blocks = _drawn(tuple(specs), workers, step, dtype), Blocks(specs, workers, torch.zeros((), dtype=dtype))
     for block, values in zip(blocks.blocks, drawn.blocks, strict=True):
@@ -67,7 +68,7 @@ def _drawn(specs: tuple[TensorSpec, ...], workers: int, step: int, dtype: torch.
 
 
 def repeated(xs: Sequence[Tensor], workers: int) -> list[Tensor]:
-    """The same tensors [...] on every worker, [W, ...]."""
+    """Expand tensors [...] to the same copy on every worker, [W, ...]."""
     return [x.expand(workers, *x.shape).clone() for x in xs]
 
 
@@ -78,7 +79,7 @@ def _spike(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
 
 
 def _heavy(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-    """Student's t with two degrees of freedom."""
+    """Student's t distribution with two degrees of freedom."""
     normal, chi = torch.randn(shape, generator=generator), torch.randn(2, *shape, generator=generator)
     return normal / chi.square().mean(0).sqrt()
 
@@ -91,13 +92,15 @@ KINDS: dict[str, Callable[[torch.Generator, tuple[int, ...]], Tensor]] = {
 
 
 def of_kind(kind: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
-    """Numbers [W, ...] of one of KINDS."""
+    """Return random numbers [W, ...] from one of the distributions in KINDS."""
     return KINDS[kind](keyed_rng.generator("conformance", kind), shape).to(dtype)
 
 
 @functools.cache
 def real_gradients(workers: int = 4, steps: int = 8) -> tuple[tuple[TensorSpec, ...], tuple[Tensor, ...]]:
-    """(specs, gradients [W, ...] in float32) of a residual network on the bundled digits, after some steps of SGD."""
+    """Return (specs, gradients [W, ...] in float32) of a residual network on the digits data set, after some steps of
+    SGD.
+    """
     from accordion_bench.datasets.digits import Digits
     from accordion_bench.models.resnet import ResNet
 
@@ -123,56 +126,60 @@ def real_gradients(workers: int = 4, steps: int = 8) -> tuple[tuple[TensorSpec, 
 
 
 Maker = Callable[..., Wrapped]
-"""Called with options of the wrappers to replace (`error_feedback=False`), gives a fresh compressor in its wrappers."""
+"""Factory of new wrapped compressors; keyword arguments override options of the wrappers (`error_feedback=False`)."""
 
 Check = Callable[[Maker, float | None], str]
-"""check(make, level) returns what it measured; raises AssertionError with a sentence, or NotApplicable."""
+"""check(make, level) returns the measurement as text; raises AssertionError with a sentence, or NotApplicable."""
 
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
-CANDIDATES = (0.01, 0.1, 0.5, 0.99, 1, 2, 4, 8, 1000)  # tried on every knob; what it refuses is left out
-LATE = 1000.0  # the epoch of all checks: warm-ups of the level are over
+CANDIDATES = (0.01, 0.1, 0.5, 0.99, 1, 2, 4, 8, 1000)  # tried on every knob; refused values are skipped
+LATE = 1000.0  # epoch of all checks, after any warm-up of the level
 
 
 class NotApplicable(Exception):
-    """The compressor does not claim this property; the text says why."""
+    """The compressor does not claim this property; the message gives the reason."""
 
 
 def demand(holds: Any, sentence: str) -> None:
-    """Raise AssertionError(sentence) unless `holds`; as `assert`, but also under python -O."""
+    """Raise AssertionError(sentence) unless `holds`; unlike `assert`, also under python -O."""
     if not holds:
         raise AssertionError(sentence)
 
 
 @dataclass(frozen=True, eq=False)
 class Make:
-    """Makes the compressor of a config group.
+    """Factory of the compressor of a config group.
 
     Args:
-        node: the group: `_target_`, the constructor's and the wrappers' options.
-        optimizer: the optimizer's group, for methods that take its momentum.
+        node: config group: `_target_`, options of the constructor and of the wrappers.
+        optimizer: config group of the optimizer, for methods that use its momentum.
     """
 
     node: Config
     optimizer: Config = field(default_factory=lambda: dict(SGD))
 
     def __call__(self, **options: Any) -> Wrapped:
-        """A fresh one with some options replaced; `worker_momentum=False` also sets the optimizer's momentum to 0."""
+        """Return a new compressor with some options replaced; `worker_momentum=False` also sets the optimizer's
+        momentum to 0.
+        """
         without = {"momentum": 0.0, "nesterov": False} if options.get("worker_momentum") is False else {}
         return wrapped_compressor({**self.node, **options}, {**self.optimizer, **without})
 
 
 def from_class(cls: type[Compressor], **options: Any) -> Make:
-    """Of a class that can be imported by its module and name, with options of its constructor and of the wrappers."""
+    """Return a factory for an importable class, with options of its constructor and of the wrappers."""
     return with_optimizer({"_target_": f"{cls.__module__}.{cls.__qualname__}", **options})
 
 
 def from_yaml(name: str, **options: Any) -> Make:
-    """Of compressor/<name>.yaml, in `conf` or a folder that was added, with some options replaced."""
+    """Return a factory for compressor/<name>.yaml in `conf` or an added config folder, with some options replaced."""
     return with_optimizer({**read_options(yaml_files("compressor")[name]), **options})
 
 
 def with_optimizer(node: Config) -> Make:
-    """With the optimizer that must stand beside it, or SGD; with momentum unless the compressor has one of its own."""
+    """Return a factory with the optimizer that the compressor requires, or SGD; with momentum, unless the compressor
+    has its own.
+    """
     beside = target(node, "compressor").description.requires.get("optimizer")
     if isinstance(beside, str):
         return Make(node, read_options(yaml_files("optimizer")[beside]))
@@ -187,7 +194,7 @@ def with_optimizer(node: Config) -> Make:
 
 
 def from_overrides(overrides: Sequence[str]) -> Make:
-    """Of the same overrides as the main command's: `compressor=topk compressor.density=0.01`."""
+    """Return a factory for overrides of the main command: `compressor=topk compressor.density=0.01`."""
     from accordion_bench.config.compose import compose
 
     cfg = compose(overrides)
@@ -195,12 +202,14 @@ def from_overrides(overrides: Sequence[str]) -> Make:
 
 
 def plain(make: Maker) -> Wrapped:
-    """Without error feedback and momentum: the update depends on this step's gradients alone."""
+    """Return a compressor without error feedback and momentum: its update depends on this step's gradients only."""
     return make(error_feedback=False, worker_momentum=False)
 
 
 def levels_of(make: Maker, more: bool = False) -> list[float | None]:
-    """Levels to test: the configured one, the policies' pair, and `more`: those of CANDIDATES that the knob takes."""
+    """Return the levels to test: the configured one, the policies' pair, and with `more` those of CANDIDATES that the
+    knob accepts.
+    """
     compressor = make().compressor
     if compressor.traits.knob is None:
         return [None]
@@ -214,7 +223,7 @@ def levels_of(make: Maker, more: bool = False) -> list[float | None]:
 
 
 def layers(compressor: Compressor) -> Iterator[Compressor]:
-    """The compressor and what it wraps, from outside to inside."""
+    """Yield the compressor and those it wraps, from outermost to innermost."""
     yield compressor
     while isinstance(compressor, Wrapper):
         compressor = compressor.inner
@@ -222,29 +231,29 @@ def layers(compressor: Compressor) -> Iterator[Compressor]:
 
 
 def bare(compressor: Compressor) -> Compressor:
-    """The compressor inside all wrappers."""
+    """Return the innermost compressor."""
     return [*layers(compressor)][-1]
 
 
 def draws(compressor: Compressor) -> str:
-    """`worker`, `shared` or "": who draws the keyed numbers."""
+    """Return who draws random numbers: `worker` (each its own), `shared` (all the same) or "" (no random numbers)."""
     if compressor.description.claims.draws:
         return compressor.description.claims.draws
     return "worker" if compressor.traits.unbiased else ""
 
 
 class Setup:
-    """One compressor in one exchange, all tensors at one level.
+    """One compressor in one exchange, with all tensors at one level.
 
     Args:
         wrapped: the compressor in its wrappers.
-        level: the knob's value; None = as configured.
-        workers: in this process, unless `comm` is given.
+        level: value of the knob; None = as configured.
+        workers: number of workers in this process, unless `comm` is given.
         specs: the tensors.
         dtype, device: of the gradients.
         comm: collectives.
-        seed: for keyed draws.
-        start_step: dense before it; None = from the beginning.
+        seed: key of random numbers.
+        start_step: first compressed step; steps before it are dense.
     """
 
     def __init__(
@@ -271,13 +280,13 @@ class Setup:
             self._past_dense_steps(specs, dtype)
 
     def _past_dense_steps(self, specs: Sequence[TensorSpec], dtype: torch.dtype) -> None:
-        """Bring a method that begins with dense steps behind them: one of these, which no ledger counts."""
+        """Take a dense step that no ledger counts, for methods that start with dense steps."""
         local, wide = self.comm.local_workers, torch.float32 if dtype.itemsize == 2 else dtype
-        ordered = sorted(specs, key=lambda spec: spec.name)  # or another order would have other gradients
+        ordered = sorted(specs, key=lambda spec: spec.name)  # makes the gradients independent of the order
         drawn = gradients(ordered, self.comm.workers, dtype=wide)
         means = {spec.name: x_W.mean(0).to(self.comm.device) for spec, x_W in zip(ordered, drawn, strict=True)}
         xs_W = repeated([means[spec.name] for spec in specs], local)
-        alone = Comm(local)  # whose clock asks no driver
+        alone = Comm(local)  # a communicator on the CPU, whose clock needs no device driver
         alone.device = self.comm.device
         ctx = self.context()
         dense = replace(ctx, levels=[None] * len(ctx.levels))
@@ -285,17 +294,19 @@ class Setup:
             self.compressor.exchange(self.exchange.as_sent(xs_W), dense, self.exchange.state, alone)
 
     def __call__(self, xs_W: Sequence[Tensor], step: int = 0, lr: float = 1.0) -> list[Tensor]:
-        """The updates [...] of gradients [W, ...], through `Exchange`."""
+        """Exchange gradients [W, ...] and return the updates [...]."""
         return self.exchange(xs_W, StepInfo(self.plan, step, lr, LATE))
 
     def context(self, step: int = 0, lr: float = 1.0) -> Context:
-        """What the compressor sees besides the tensors."""
+        """Return the compressor's context in a step."""
         return self.exchange.context(StepInfo(self.plan, step, lr, LATE))
 
     def contributions(
         self, xs_W: Sequence[Tensor], step: int = 0, lr: float = 1.0
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """(updates [...], what each worker has contributed to them [W, ...]) of each tensor as it travels."""
+        """Return (updates [...], each worker's contribution to them [W, ...]) of each tensor in the
+        shape that is sent.
+        """
         sent_W = self.exchange.as_sent(xs_W)
         out = self.compressor.exchange(sent_W, self.context(step, lr), self.exchange.state, self.comm)
         minus_W = [torch.zeros_like(x_W, memory_format=torch.contiguous_format) for x_W in sent_W]
@@ -303,19 +314,21 @@ class Setup:
         return list(out.update), [-target_W for target_W in minus_W]
 
     def payload(self, step: int = 0) -> int:
-        """Payload of the next exchange, summed over the workers, from sizes and whose turn it is."""
+        """Return the predicted payload of the next exchange in bytes, summed over workers, in the current turn of a
+        cycle.
+        """
         ctx, workers, state = self.context(step), self.comm.workers, self.exchange.state
         pairs = zip(ctx.specs, ctx.levels, strict=True)
         return round(workers * sum(coming_bytes(self.compressor, spec, level, workers, state) for spec, level in pairs))
 
     def mean_payload(self, step: int = 0) -> int:
-        """The same as a mean over all turns."""
+        """Return the predicted payload in bytes, summed over workers, as a mean over all turns of a cycle."""
         ctx, workers = self.context(step), self.comm.workers
         pairs = zip(ctx.specs, ctx.levels, strict=True)
         return round(workers * sum(payload_bytes(self.compressor, spec, level, workers) for spec, level in pairs))
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """A copy of the state."""
+        """Return a copy of the state."""
         return {
             name: {key: value.clone() if isinstance(value, Tensor) else value for key, value in entries.items()}
             for name, entries in self.exchange.state.items()
@@ -323,12 +336,12 @@ class Setup:
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """All entries as one vector."""
+    """Concatenate all entries to one vector."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def furthest(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
-    """Largest difference of two lists of tensors, relative to the largest entry of the second."""
+    """Return the largest difference between two lists of tensors, relative to the largest entry of the second."""
     pairs = list(zip(ours, theirs, strict=True))
     largest = max((float(b.abs().max()) for _, b in pairs if b.numel()), default=0.0)
     apart = max((float((a - b).abs().max()) for a, b in pairs if b.numel()), default=0.0)
@@ -336,7 +349,7 @@ def furthest(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
 
 
 def same_state(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, Any]]) -> str | None:
-    """None where two states are equal bit for bit, else where they differ."""
+    """Return where two states differ; None if they are bitwise equal."""
     if ours.keys() != theirs.keys():
         return f"the entries {sorted(ours.keys() ^ theirs.keys())}"
     for name, entries in ours.items():
@@ -351,12 +364,12 @@ def same_state(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, Any]
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equality in which NaN equals NaN."""
+    """Whether two tensors are equal, with NaN equal to NaN."""
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(nan=7.25), b.nan_to_num(nan=7.25))
 
 
 def kept_residuals(setup: Setup) -> tuple[dict[int, Tensor], bool]:
-    """What the workers have kept of each tensor [W, ...], by index, and whether in eight bits."""
+    """Return the residual of each tensor [W, ...], by index, and whether it is stored in eight bits."""
     ctx, state = setup.context(), setup.exchange.state
     for layer in layers(setup.compressor):
         if isinstance(layer, ErrorFeedback):

@@ -86,7 +86,9 @@ def _numbers(stored: Tensor) -> Tensor:
 
 
 def windows(count: int, context: int) -> int:
-    """Return the number of windows of `context` tokens that fit into `count` tokens from every offset below `context`."""
+    """Return the number of windows of `context` tokens that fit into `count` tokens for every
+    offset below `context`.
+    """
     return count // context - 1
 
 

@@ -1,1 +1,1 @@
-"""The forward pass and the loss, and how they are computed."""
+"""Forward pass and loss: tasks, precision, torch.compile, and trial steps before a run."""

@@ -1,4 +1,4 @@
-"""How the forward pass is executed: in which precision, and compiled by which backend."""
+"""Mixed precision (autocast and loss scaling) and torch.compile of the forward pass."""
 
 import contextlib
 import importlib.util
@@ -19,7 +19,7 @@ INITIAL, INTERVAL = 2.0**16, 2000
 
 
 def autocast(precision: str | None, device: torch.device) -> contextlib.AbstractContextManager:
-    """Around forward pass and loss; null is float32."""
+    """Return the autocast context for forward pass and loss; None = float32."""
     if precision in (None, "float32"):
         return contextlib.nullcontext()
     return torch.autocast(device.type, PRECISIONS[str(precision)])
@@ -28,26 +28,26 @@ def autocast(precision: str | None, device: torch.device) -> contextlib.Abstract
 class LossScale:
     """Dynamic loss scale S: gradients of S x loss, divided by S; S/2 after an overflow, 2S after 2,000 steps without.
 
-    The rule is that of `torch.amp.GradScaler`, whose methods find gradients in an optimizer, not in rows of workers.
-    All workers decide together, so that S is the same on all of them.
+    The rule equals that of `torch.amp.GradScaler`, which takes gradients from an optimizer and not from rows of
+    workers. All workers decide together, so that S is equal on all of them.
 
     Attributes:
         value: S, a power of 2.
-        good_steps: since S has changed.
-        skipped: steps of the run that were not taken because of an overflow.
+        good_steps: number of steps since S last changed.
+        skipped: number of steps of the run that were skipped because of an overflow.
     """
 
     def __init__(self) -> None:
         self.value, self.good_steps, self.skipped = INITIAL, 0, 0
 
     def undo_(self, gradients_W: Sequence[Tensor]) -> Tensor:
-        """Divide gradients by S; returns 1 where one of them is not finite, else 0."""
+        """Divide gradients by S in place; return 1 if one of them is not finite, otherwise 0."""
         torch._foreach_mul_(list(gradients_W), 1 / self.value)
         largest = torch.stack(torch._foreach_norm(list(gradients_W), float("inf")))
         return (~largest.isfinite().all()).float()
 
     def update(self, overflow: bool) -> None:
-        """After a step that was taken, or was not because of an overflow."""
+        """Update S after a step was taken, or skipped because of an overflow."""
         self.good_steps = 0 if overflow else self.good_steps + 1
         self.skipped += overflow
         if overflow:
@@ -56,39 +56,39 @@ class LossScale:
             self.value, self.good_steps = 2 * self.value, 0
 
     def columns(self) -> dict[str, Any]:
-        """Of a metrics row."""
+        """Return the columns of a metrics row."""
         return {"loss_scale": self.value, "skipped_steps": self.skipped}
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints."""
+        """Return the state for checkpoints."""
         kept = {"value": self.value, "good_steps": self.good_steps, "skipped": self.skipped}
         return {"loss_scale": kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Restore from `state_dict()`."""
         kept = state["loss_scale"]
         self.value, self.good_steps, self.skipped = kept["value"], kept["good_steps"], kept["skipped"]
 
 
 def compiled(model: nn.Module, backend: str | None) -> Any:
-    """What is called in the place of the model: compiled in the first step, and for every size of batch anew.
+    """Return the callable model: compiled in the first step, and again for each batch size.
 
-    Buffers and parameters are read from the model in every call, so that workers may put their own there. The gradients
-    of one graph come together, at the end of its backward pass: less of an exchange is hidden behind it.
+    Buffers and parameters are read from the model in every call, so that workers may replace them. The gradients of a
+    graph become available together at the end of its backward pass, so that less of an exchange overlaps with it.
     """
     return model if backend is None else torch.compile(model, backend=backend)
 
 
 def refuse_backend(backend: str, task: str, device: str) -> None:
-    """Refuse what cannot be compiled here.
+    """Check that the model can be compiled on this machine.
 
     Args:
-        backend: the option `compile`.
+        backend: value of the option `compile`.
         task: `images` or `text`.
         device: `cpu` or `cuda`.
 
     Raises:
-        ConfigError: with what to type instead.
+        ConfigError: it cannot be compiled; states what to type instead.
     """
     if task == "text":
         rule = "null for a language model, because torch.compile leaves recurrent layers as they are"

@@ -1,4 +1,4 @@
-"""Tasks: loss and evaluation of what is trained: images with labels, the next word of a text, or its next token."""
+"""Tasks: loss and evaluation for labelled images, next-word prediction and next-token prediction."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,24 +18,24 @@ from accordion_bench.runs.metrics import BITS_PER_BYTE, METRICS, Metric
 EVAL_BATCH = 512
 DataT = TypeVar("DataT", bound=Data)
 OfBatch = Callable[[Tensor, Tensor], Tensor]
-"""What is computed of the inputs and targets of one batch."""
+"""Function of the inputs and targets of one batch."""
 
 
 def at_once(compute: OfBatch, x: Tensor, y: Tensor) -> Tensor:
-    """Computed operation by operation."""
+    """Compute eagerly."""
     return compute(x, y)
 
 
 class Task(Generic[DataT]):
-    """What the trainer must know of a task.
+    """Loss and evaluation of a kind of data.
 
     Class attributes:
-        metric: what a run is judged by.
+        metric: evaluation metric.
 
     Attributes:
-        selected_by, tested: columns of that metric, on the split that `target` and the best epoch go by, and on the
+        selected_by, tested: columns of that metric on the split that decides on `target` and the best epoch, and on the
             test split.
-        not_captured: why the work of its steps is not captured, by the name of the work.
+        not_captured: reasons why kinds of work cannot be captured, by kind.
     """
 
     metric: Metric
@@ -44,10 +44,10 @@ class Task(Generic[DataT]):
     not_captured: Mapping[str, str] = {}
 
     def begin_epoch(self) -> None:
-        """Before the first step of an epoch."""
+        """Prepare for the first step of an epoch."""
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor, row: int, micro: int) -> Tensor:
-        """Mean loss of one micro-batch of a local worker."""
+        """Return the mean loss of one micro-batch of a local worker."""
         raise NotImplementedError
 
     def totals(
@@ -58,33 +58,33 @@ class Task(Generic[DataT]):
         workers: int,
         do: Callable[[OfBatch, Tensor, Tensor], Tensor] = at_once,
     ) -> Tensor:
-        """Sums over one worker's share of the evaluation data, float64; added up over workers they give `columns`.
+        """Return float64 sums over one worker's share of the evaluation data; `columns` takes the sum over workers.
 
         Args:
             model: in evaluation mode.
-            data: of which the worker takes its share.
-            worker, workers: which of how many.
-            do: computes what is asked for of one batch, which may be captured; used up before the next batch.
+            data: all evaluation data.
+            worker, workers: index of the worker and number of workers.
+            do: executes the function on one batch, possibly captured; its result is valid until the next batch.
         """
         raise NotImplementedError
 
     def columns(self, totals: list[float]) -> dict[str, float]:
-        """Evaluation columns of a metrics row: `test_loss`, the metric, and others."""
+        """Return the evaluation columns of a metrics row: `test_loss`, the metric, and others."""
         raise NotImplementedError
 
     def worker_state(self, row: int) -> dict[str, Any]:
-        """What belongs to one local worker in mid-epoch."""
+        """Return the state of one local worker within an epoch."""
         return {"task": {}}
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
-        """Continue from `worker_state()`."""
+        """Restore from `worker_state()`."""
 
 
 class Images(Task[LabelledData]):
-    """Cross-entropy of one label per image; accuracy, of the test set.
+    """Cross-entropy with one label per image; accuracy on the test set.
 
     Args:
-        validation: numbers of the training samples that are held out, by which epochs are chosen; None = by the test.
+        validation: indices of the held-out training samples that choose the best epoch; None = the test set does.
         device: of the sums.
     """
 
@@ -137,13 +137,13 @@ class Images(Task[LabelledData]):
 class Text(Task[TextData]):
     """Cross-entropy of the next word, in nats; perplexity = exp(mean cross-entropy).
 
-    Truncated backpropagation through time: a worker's model goes on from the state in which its last step has left it,
-    from zeros at the start of an epoch. Every split is evaluated whole, in strands of its own, so that the result does
-    not depend on the number of workers.
+    Truncated backpropagation through time: a worker's model continues from its state after the previous step, and from
+    zeros at the start of an epoch. Every split is evaluated whole, in fixed strands, so that the result does not depend
+    on the number of workers.
 
     Args:
-        metric_split: the split that `perplexity` is of, `test` or `valid`.
-        device: where the state is.
+        metric_split: split of `perplexity`, `test` or `valid`.
+        device: of the state.
     """
 
     metric = METRICS["perplexity"]
@@ -196,13 +196,13 @@ class Text(Task[TextData]):
 
 
 class Windows(Task[TokenData]):
-    """Cross-entropy of the next token, in nats; its exp is the perplexity. Of bytes, divided by ln 2: bits per byte.
+    """Cross-entropy of the next token, in nats; its exp is the perplexity. For bytes, divided by ln 2: bits per byte.
 
-    Windows know nothing of each other, and every split is evaluated whole.
+    Windows are independent of each other, and every split is evaluated whole.
 
     Args:
         metric: `bits_per_byte` or `token_perplexity`.
-        metric_split: the split that it is of, `valid` or `test`.
+        metric_split: split of the metric, `valid` or `test`.
     """
 
     def __init__(self, metric: str = "bits_per_byte", metric_split: str = "valid") -> None:
@@ -243,7 +243,7 @@ class Windows(Task[TokenData]):
 
 
 def _perplexities(totals: list[float], name: str, metric_split: str) -> dict[str, float]:
-    """Columns of a perplexity, from nats and tokens of the test and the validation split."""
+    """Return the perplexity columns from sums of nats and numbers of tokens of the test and the validation split."""
     losses = {"test": totals[0] / totals[1], "valid": totals[2] / totals[3]}
     perplexity = {split: torch.tensor(loss, dtype=torch.float64).exp().item() for split, loss in losses.items()}
     return {
@@ -254,12 +254,12 @@ def _perplexities(totals: list[float], name: str, metric_split: str) -> dict[str
 
 
 def _entropy(logits: Tensor, y: Tensor, reduction: str) -> Tensor:
-    """Cross-entropy of logits [B, T, symbols] and targets [B, T]; in float32 where autocast gives 16 bits, too."""
+    """Return the cross-entropy of logits [B, T, symbols] and targets [B, T], in float32 even under 16-bit autocast."""
     return F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction=reduction)
 
 
 def task_of(dataset: Dataset, device: torch.device | None = None, validation: Tensor | None = None) -> Task[Any]:
-    """The task of a data set, of which some training samples may be held out."""
+    """Return the task of a data set; `validation` has the indices of held-out training samples."""
     if dataset.task == "text":
         return Text(getattr(dataset, "metric_split", "test"), device)
     if isinstance(dataset, TokenDataset):

@@ -1,4 +1,4 @@
-"""Trials before a run: how much a step computes, and whether this processor can compute it so."""
+"""Trial passes before a run: work per step, support for 16 bits, and batches too small for BatchNorm."""
 
 import contextlib
 import math
@@ -18,22 +18,22 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors.counted_work import CountedWork
 
-FORWARD_AND_BACKWARD = 3  # a backward pass computes two products where a forward pass computes one
+FORWARD_AND_BACKWARD = 3  # a backward pass computes two matrix products for each one of the forward pass
 TRIALS = 3
-PATIENCE = 3.0  # seconds of a trial
+PATIENCE = 3.0  # timeout of a trial in seconds
 CPU = torch.device("cpu")
 
 
 def flops_per_kernel(model: nn.Module, dataset: Dataset, batch_size: int) -> float:
-    """Floating-point operations of a training step, over the modules without children; by a forward pass of a sample.
+    """Return the floating-point operations of a training step per leaf module, from a forward pass of one sample.
 
     Args:
-        model: of which only the size counts; it is in no training mode afterwards.
-        dataset: what it is to learn.
-        batch_size: samples of a step.
+        model: only its size matters; it is left in evaluation mode.
+        dataset: its training data.
+        batch_size: samples per step.
 
     Returns:
-        infinity where the data set has no example.
+        infinity if the data set has no example.
     """
     example = dataset.example(1)
     if example is None:
@@ -47,12 +47,12 @@ def flops_per_kernel(model: nn.Module, dataset: Dataset, batch_size: int) -> flo
 
 @dataclass(frozen=True)
 class Slowdown:
-    """What a trial step in 16 bits has shown.
+    """Result of a trial step in 16 bits.
 
     Args:
-        times: how many times as long it has taken as one in float32; 0 = not known, as that one was given up.
-        whole: whether it has come to its end; else it was given up, and a whole one takes longer.
-        seconds: that it has taken.
+        times: duration relative to float32; 0 = unknown, because the step in float32 exceeded the timeout.
+        whole: whether the step was completed; otherwise `times` is a lower bound.
+        seconds: duration.
     """
 
     times: float
@@ -61,25 +61,25 @@ class Slowdown:
 
 
 class _GivenUp(Exception):
-    """A trial takes too long."""
+    """A trial has exceeded its timeout."""
 
 
 def slowdown(model: nn.Module, dataset: Dataset, precision: str, name: str = "this one") -> Slowdown | None:
-    """How many times as long this processor needs for a tiny step in 16 bits as in float32.
+    """Measure the duration of a tiny step in 16 bits relative to float32 on this processor.
 
-    A step is given up after `PATIENCE`, and after twice as long as float32 where that is more.
+    A step is stopped after `PATIENCE` seconds, or twice the duration in float32 if that is longer.
 
     Args:
-        model: whose gradients are lost.
-        dataset: what it is to learn.
+        model: its gradients are lost.
+        dataset: its training data.
         precision: `bfloat16` or `float16`.
         name: of the model, for messages.
 
     Returns:
-        None where the data set has no example.
+        None if the data set has no example.
 
     Raises:
-        ConfigError: it cannot; for instance, oneDNN has no bfloat16 LSTM without AVX-512.
+        ConfigError: the processor does not support it; for instance, oneDNN has no bfloat16 LSTM without AVX-512.
     """
     example = dataset.example(2)
     if example is None:
@@ -100,20 +100,20 @@ def slowdown(model: nn.Module, dataset: Dataset, precision: str, name: str = "th
 def refuse_single_sample(
     model: nn.Module, dataset: Dataset, workers: int, batch_size: int, micro_batch_size: int | None, name: str
 ) -> None:
-    """Refuse batches that leave one sample to a forward pass, where the model cannot be trained on one.
+    """Refuse batch sizes that lead to a forward pass of a single sample, if the model cannot be trained on one.
 
-    BatchNorm on maps of 1 x 1 has one value per channel then, and no variance.
+    On maps of 1 x 1, BatchNorm then has one value per channel and no variance.
 
     Args:
-        model: whose BatchNorm statistics are lost.
-        dataset: what it is to learn.
-        workers: who share it.
+        model: its BatchNorm statistics are lost.
+        dataset: its training data.
+        workers: number of workers.
         batch_size: samples per worker and step.
         micro_batch_size: samples per forward pass; None = all of the step.
         name: of the model, for messages.
 
     Raises:
-        ConfigError: it is so.
+        ConfigError: a forward pass has a single sample.
     """
     if dataset.task != "images":
         return
@@ -134,10 +134,10 @@ def refuse_single_sample(
 
 
 def refuse_unequal_single_sample(model: nn.Module, dataset: Dataset, config: RunConfig) -> None:
-    """As `refuse_single_sample`, where workers have batches of their own.
+    """As `refuse_single_sample`, for workers with different batch sizes.
 
     Raises:
-        ValueRefused: a worker has one sample in a forward pass.
+        ValueRefused: a worker has a single sample in a forward pass.
     """
     sizes = UnequalSteps(dataset.train_count, unequal(config.batch_size)).kinds()
     micro = config.micro_batch_size
@@ -156,14 +156,14 @@ def refuse_later_single_sample(
     name: str,
     later: Callable[[int], Iterable[int]],
 ) -> None:
-    """As `refuse_single_sample`, for the batches that policies may make of the first one.
+    """As `refuse_single_sample`, for batch sizes that policies may derive from the first one.
 
     Args:
-        model, dataset, workers, batch_size, micro_batch_size, name: as there.
-        later: from a first batch size to those that may follow.
+        model, dataset, workers, batch_size, micro_batch_size, name: see `refuse_single_sample`.
+        later: function from a first batch size to those that may follow.
 
     Raises:
-        ConfigError: one of them leaves one sample to a forward pass.
+        ConfigError: one of them leads to a forward pass of a single sample.
     """
     if dataset.task != "images":
         return
@@ -185,18 +185,18 @@ def refuse_later_single_sample(
 
 
 def _steps(samples: int, batch_size: int) -> set[int]:
-    """How many of a worker's samples the steps of an epoch have."""
+    """Return the numbers of a worker's samples in the steps of an epoch."""
     return {min(batch_size, samples), samples % batch_size} - {0}
 
 
 def _last_passes(samples: int, batch_size: int, micro_batch_size: int | None) -> set[int]:
-    """How many samples the last forward passes of these steps have."""
+    """Return the numbers of samples in the last forward pass of each of these steps."""
     steps = _steps(samples, batch_size)
     return {step if micro_batch_size is None else step % micro_batch_size or micro_batch_size for step in steps}
 
 
 def _needs_two(model: nn.Module, dataset: Dataset) -> bool:
-    """Whether a forward pass of one sample fails in training, by trying it."""
+    """Whether a training forward pass of one sample fails, found by trying it."""
     example = dataset.example(1)
     if example is None:
         return False
@@ -212,9 +212,9 @@ def _needs_two(model: nn.Module, dataset: Dataset) -> bool:
 def _seconds(
     model: nn.Module, dataset: Dataset, precision: str, example: tuple[Tensor, Tensor], patience: float
 ) -> tuple[float, bool]:
-    """Seconds of a forward and backward pass, and whether it has come to its end before patience did.
+    """Return the seconds of a forward and backward pass, and whether it was completed within the timeout.
 
-    The median of a few passes after a first one, which has work of its own; of fewer where they take longer than that.
+    The time is the median of several passes after a warm-up pass, or of fewer if the timeout is reached.
     """
     task = task_of(dataset, CPU)
     took: list[float] = []
@@ -233,7 +233,7 @@ def _seconds(
 
 @contextlib.contextmanager
 def _given_up_at(deadline: float, model: nn.Module) -> Iterator[None]:
-    """Forward passes stop in front of the next layer, backward passes at the next gradient."""
+    """Stop forward passes before the next layer, and backward passes at the next gradient, after the deadline."""
 
     def look(*_: object) -> None:
         if time.perf_counter() > deadline:

@@ -1,1 +1,1 @@
-"""The training loop of one run."""
+"""The training loop of a run: steps, epochs, evaluation, checkpoints, progress output and process start."""

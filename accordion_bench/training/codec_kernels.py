@@ -1,4 +1,4 @@
-"""With what the codecs of a run compute: kernels, or torch where those are not installed; and who is told."""
+"""Determine whether a run's codecs use compiled kernels or torch, and the messages about it."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from accordion_bench.tensors.kernels import on_gpu
 
 
 class Compiler(NamedTuple):
-    """What compiles the kernels of a kind of device, whether it is there, and what installs it."""
+    """Compiler of a device's kernels: name, whether it is installed, and the command that installs it."""
 
     name: str
     installed: Callable[[], bool]
@@ -23,11 +23,11 @@ COMPILERS = {
 
 
 def computed_with(device: str, parts: Components) -> str:
-    """The compiler's name, or `torch` in its place; "" where the run uses no codec that has kernels.
+    """Return the compiler's name, or `torch` if it is not installed; "" if the run uses no codec with kernels.
 
     Args:
         device: of the run, `cpu` or `cuda`.
-        parts: its components.
+        parts: components of the run.
     """
     compiler = COMPILERS.get(device)
     own = parts.wrapped.compressor.description.kernels
@@ -37,7 +37,7 @@ def computed_with(device: str, parts: Components) -> str:
 
 
 def missing(device: str, parts: Components) -> str:
-    """The sentence for a run that would be faster with what is not installed; "" for others."""
+    """Return a hint for a run that would be faster with a package that is not installed; "" otherwise."""
     if computed_with(device, parts) != "torch":
         return ""
     name, _, install = COMPILERS[device]
@@ -45,10 +45,10 @@ def missing(device: str, parts: Components) -> str:
 
 
 def other_than(began: str, now: str) -> str:
-    """The warning of a run that goes on with something else than it began with; "" where that is not known.
+    """Return the warning for a resumed run that uses other kernels than before; "" if they are equal or unknown.
 
     Args:
-        began, now: as `computed_with` says it.
+        began, now: results of `computed_with` at the start and now.
     """
     if not began or not now or began == now:
         return ""

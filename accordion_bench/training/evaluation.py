@@ -1,4 +1,4 @@
-"""Evaluation: the consensus model on the test data, shared out among the workers."""
+"""Evaluation of the consensus model on the test data, distributed over the workers."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -19,16 +19,16 @@ RECOMPUTE_BATCHES = 128
 
 
 class Evaluation:
-    """Evaluates consensus models; training state stays as it is.
+    """Evaluates consensus models without changing the training state.
 
-    Where the passes of a batch are captured, parameters and buffers lie in the same memory in each evaluation.
+    If the evaluation of a batch is captured, parameters and buffers are copied to the same memory for each evaluation.
 
     Args:
-        axis: the model, and the buffers of the workers.
-        task: says what is computed.
-        data, sampler: training batches re-estimate BatchNorm's statistics where `axis.bn` is `recompute`.
-        position: where training stands.
-        replayed: does the passes of each batch.
+        axis: the model and the workers' buffers.
+        task: defines loss and metrics.
+        data, sampler: training batches that re-estimate BatchNorm statistics if `axis.bn` is `recompute`.
+        position: current epoch and step.
+        replayed: executes the work of each batch, eagerly or by replay.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Evaluation:
     ) -> None:
         self.axis, self.task, self.data, self.sampler, self.position = axis, task, data, sampler, position
         self.replayed, self._slots = replayed, Slots(replayed, torch.preserve_format)
-        self._values: list[Tensor] = []  # where a consensus lies that is not the shared parameters
+        self._values: list[Tensor] = []  # memory of a consensus that differs from the shared parameters
         self._buffers: dict[str, Tensor] = {}
-        self._where: Hashable = None  # parameters and buffers that the model reads now
+        self._where: Hashable = None  # addresses of the parameters and buffers that the model reads now
 
     @torch.no_grad()
     def __call__(self, values: Sequence[Tensor]) -> tuple[dict[str, float], dict[str, Tensor]]:
-        """Evaluation columns of a consensus model, and the buffers that the first local worker has evaluated with.
+        """Return the evaluation columns of a consensus model, and the buffers used by the first local worker.
 
         Args:
             values: the consensus, [...] per parameter.
@@ -68,11 +68,11 @@ class Evaluation:
         return task.columns(comm.sum_(torch.stack(totals).sum(0), "eval").tolist()), evaluated_with[0]
 
     def _recompute(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Re-estimate BatchNorm's statistics, eagerly; returns what `restore` takes."""
+        """Re-estimate BatchNorm statistics eagerly; return the argument of `axis.restore`."""
         axis, comm, position = self.axis, self.axis.comm, self.position
         count = min(RECOMPUTE_BATCHES, position.step_in_epoch)
         rows = range(comm.local_workers)
-        # worker by worker, unlike training
+        # in the order of workers, unlike training
         order = (self.sampler.batch(comm.first_worker + row, batch) for row in rows for batch in range(count))
         batches = self.data.train_batches(position.epoch, order)
 
@@ -84,7 +84,7 @@ class Evaluation:
             return axis.recompute_buffers(values, forward, count)
 
     def _in_place(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The consensus where captured passes read it; as it is where nothing is captured."""
+        """Copy the consensus to the memory that captured work reads; return it unchanged if nothing is captured."""
         shared = [x.data_ptr() for x in self.axis.shared]
         if not self.replayed.captures(EVALUATION) or [x.data_ptr() for x in values] == shared:
             return values
@@ -93,7 +93,7 @@ class Evaluation:
         return self._values
 
     def _use(self, values: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
-        """Let the model read these parameters and a worker's buffers."""
+        """Make the model read these parameters and a worker's buffers."""
         if self.replayed.captures(EVALUATION):
             self._buffers = self._buffers or {name: torch.empty_like(x) for name, x in buffers.items()}
             for name, x in buffers.items():
@@ -103,10 +103,10 @@ class Evaluation:
         self._where = tuple(x.data_ptr() for x in (*values, *buffers.values()))
 
     def _of_batch(self, compute: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """What the task computes of one batch; overwritten by the next one."""
+        """Compute the task's sums for one batch; the next batch overwrites the result."""
         x, y = self._slots.filled(EVALUATION, 0, x, y)
 
-        @torch.no_grad()  # also where it is compared with a replay
+        @torch.no_grad()  # needed because the comparison with a replay enables gradients
         def run() -> Tensor:
             return compute(x, y)
 

@@ -1,4 +1,4 @@
-"""Feed: which batch each local worker computes with in a step, and where it comes from."""
+"""Provide the batch of each local worker in a step."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,11 +13,12 @@ from accordion_bench.training.replayed import Replayed, Slots
 
 
 class Own(NamedTuple):
-    """The batch of one local worker.
+    """Batch of one local worker.
 
-    samples: in it.
-    read: gives inputs, images in their memory format, and targets.
-    key: equal for batches of the same shapes in the same memory.
+    Args:
+        samples: number of samples.
+        read: function that returns inputs (images in their memory format) and targets.
+        key: equal for batches of the same shapes in the same memory.
     """
 
     samples: int
@@ -26,16 +27,16 @@ class Own(NamedTuple):
 
 
 class Feed:
-    """The batches of an epoch, step by step.
+    """Batches of an epoch, step by step.
 
-    Where the passes of workers are captured and the data lies on the device, reading is part of the passes: only the
-    numbers of the samples are told anew, those of all workers in one copy.
+    If the workers' passes are captured and the data is on the device, reading the batch is part of the captured work.
+    Then only the sample indices of all workers are copied in each step, in one copy.
 
     Args:
-        data: that is read.
-        sampler: says who sees which samples.
-        comm: which workers are here.
-        replayed: does the passes.
+        data: loaded data set.
+        sampler: assigns samples to workers.
+        comm: communicator with the local workers.
+        replayed: executes the passes.
         memory_format: of images.
     """
 
@@ -45,13 +46,13 @@ class Feed:
         self.data, self.sampler, self.comm, self.memory_format = data, sampler, comm, memory_format
         self.slots = Slots(replayed, memory_format)
         self.in_passes = replayed.captures(WORKERS) and getattr(data, "by_device", False)
-        self._numbers: dict[tuple[int, ...], Tensor] = {}  # of samples [workers x batch], by the sizes of batches
+        self._numbers: dict[tuple[int, ...], Tensor] = {}  # sample indices [sum of sizes], by batch sizes
         self._steps: Iterator[Sequence[Tensor]] = iter(())
         self._batches: Iterator[tuple[Tensor, Tensor]] = iter(())
 
     def begin_epoch(self, epoch: int, steps: range) -> None:
-        """From here on, steps are these ones of an epoch whose order the sampler has drawn."""
-        sampler = self.sampler  # a generator that knew this object, which keeps it, would outlive the run
+        """Set the steps of the epoch that follow, in the order that the sampler has drawn."""
+        sampler = self.sampler  # a generator that refers to self would be a reference cycle
         workers = range(self.comm.first_worker, self.comm.first_worker + self.comm.local_workers)
         numbers = ([sampler.batch(worker, step) for worker in workers] for step in steps)
         if self.in_passes:
@@ -61,7 +62,9 @@ class Feed:
             self._batches = self.data.train_batches(epoch, (own for step in numbers for own in step))
 
     def step(self) -> Iterator[Own]:
-        """The batch of each local worker, in the step that is next; the clock is told when a worker's turn comes."""
+        """Yield the batch of each local worker in the next step, and mark the start of each
+        worker's turn on the clock.
+        """
         if not self.in_passes:
             for row in range(self.comm.local_workers):
                 self.comm.clock.worker()

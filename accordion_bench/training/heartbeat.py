@@ -1,17 +1,19 @@
-"""A word at least every ten seconds, where the output is no terminal: a silent job looks like one that hangs."""
+"""Print a line at least every ten seconds if the output is not a terminal, so that a silent job
+does not seem to hang.
+"""
 
 import threading
 import time
 
-PATIENCE = 9.5  # seconds without a word
+PATIENCE = 9.5  # seconds without output
 
 
 class Heartbeat:
-    """Says what is going on when nothing else has been printed for a while.
+    """Prints the current activity when nothing else has been printed for a while.
 
     Args:
-        shown: whether it says anything at all.
-        what: is going on at first.
+        shown: whether to print.
+        what: initial activity, as a clause.
     """
 
     def __init__(self, shown: bool, what: str) -> None:
@@ -32,15 +34,15 @@ class Heartbeat:
 
     @property
     def silent(self) -> float:
-        """Seconds since the last word."""
+        """Seconds since the last line."""
         return time.monotonic() - self._said
 
     def now(self, what: str) -> None:
-        """Something else is going on from now on."""
+        """Set the current activity."""
         self.what, self._since = what, time.monotonic()
 
     def say(self, line: str) -> None:
-        """One line, whole and at once."""
+        """Print one line atomically."""
         with self._lock:
             self._said = time.monotonic()
             print(line, flush=True)

@@ -1,4 +1,4 @@
-"""Launch: workers in this process, in spawned processes, or in those of torchrun, Slurm or OpenMPI."""
+"""Start training: workers in this process, in spawned processes, or in processes of torchrun, Slurm or OpenMPI."""
 
 import contextlib
 import functools
@@ -35,16 +35,16 @@ from accordion_bench.training.heartbeat import Heartbeat
 
 @contextlib.contextmanager
 def join_process_group(config: RunConfig, where: Placement, watch: Watch | None) -> Iterator[None]:
-    """Join the process group of the processes that a launcher has started; without one there is none yet.
+    """Join the process group of processes that a launcher started; do nothing if there is no such launcher.
 
     Args:
         config: the configuration.
         where: the placement.
-        watch: over those processes; None without them.
+        watch: watchdog over those processes; None without a launcher.
     """
-    if watch is None or config.sync.get("elastic"):  # then each generation of processes makes its own
+    if watch is None or config.sync.get("elastic"):  # each elastic generation creates its own process group
         if where.processes > 1:
-            process_group.settings(config.comm.interface, os.environ)  # which they will use is refused here already
+            process_group.settings(config.comm.interface, os.environ)  # refuse a bad interface before processes start
         yield
         return
     with process_group.use_settings(config.comm.interface):
@@ -58,10 +58,10 @@ def join_process_group(config: RunConfig, where: Placement, watch: Watch | None)
 
 
 def prepare_data(dataset: Dataset, folder: str, where: Placement, watch: Watch | None) -> None:
-    """Make sure that the data is there, once per machine; all processes wait.
+    """Check or download the data once per machine; all processes wait.
 
     Raises:
-        ConfigError: the data is missing here.
+        ConfigError: the data is missing on this machine.
     """
     if where.local_rank == 0:
         dataset.prepare(folder)
@@ -70,17 +70,17 @@ def prepare_data(dataset: Dataset, folder: str, where: Placement, watch: Watch |
 
 
 def run(config: RunConfig, where: Placement, folder: RunFolder, parts: Components, watch: Watch | None = None) -> None:
-    """Train in all processes that this one is responsible for; the leader has written the summary when it returns.
+    """Train in all processes that this one starts or belongs to; the leader has written the summary on return.
 
     Args:
         config: the configuration.
         where: the placement.
         folder: the run folder.
-        parts: the run's components; spawned processes build their own.
-        watch: over the process group that this process has joined; None where it is alone.
+        parts: components of the run; spawned processes build their own.
+        watch: watchdog over the process group that this process has joined; None if it is alone.
 
     Raises:
-        Interrupted: stopped by a signal, state saved.
+        Interrupted: a signal stopped the run and the state was saved.
         RuntimeError: a process failed.
     """
     if where.launcher != "self" or where.processes == 1:
@@ -107,7 +107,7 @@ def train(
     watch: Watch | None = None,
     parts: Components | None = None,
 ) -> None:
-    """Train in this process, as one of possibly several that have joined a process group."""
+    """Train in this process, which may be one of several in a process group."""
     from accordion_bench.training.trainer import Trainer
 
     device = "cpu"
@@ -156,28 +156,28 @@ def train(
 
 
 def warn_of_other_models(comm: Comm) -> None:
-    """The leader tells where the GPUs of a run are of several kinds."""
+    """Warn on the leader if the GPUs of a run are of different models."""
     if comm.device.type == "cuda" and comm.processes > 1:
         sentence = machine.unlike_gpus(comm.everyones(machine.gpu_model(comm.device)))
         warn([sentence] if sentence and comm.leader else [])
 
 
 def warn(sentences: Iterable[str]) -> None:
-    """Tell on the terminal and in run.log."""
+    """Print warnings and write them to run.log."""
     for sentence in sentences:
         log.warning(sentence)
         print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 
 def resume(trainer: Any, folder: RunFolder) -> None:
-    """Continue from the newest checkpoint that can be read, or from the start where there is none yet.
+    """Restore the newest readable checkpoint, or start from the beginning if there is none yet.
 
     Args:
-        trainer: at the start.
-        folder: of the run.
+        trainer: trainer before its first step.
+        folder: the run folder.
 
     Raises:
-        ConfigError: there are some, and none can be read.
+        ConfigError: checkpoints exist, but none can be read.
     """
     began_with = str(computed_with(folder).get("kernels", ""))
     path, problems = trainer.load_newest()
@@ -186,7 +186,7 @@ def resume(trainer: Any, folder: RunFolder) -> None:
     problems = [f"{problem}; an older one is taken" for problem in problems]
     if folder.marked and (wrong := folder.wrong_summary()):
         problems.append(f"{wrong}; the end of the run is computed again")
-    folder.remove_summary()  # of the part before, which says what has stopped it
+    folder.remove_summary()  # of the earlier part of the run, which says why it stopped
     problems.append(folder.keep_metrics_before(trainer.position.epoch))
     problems.append(codec_kernels.other_than(began_with, trainer.kernels))
     warn(filter(None, problems))

@@ -1,7 +1,4 @@
-"""Profiler: where the time of a few steps goes, operator by operator, recorded by torch.profiler.
-
-And part by part, thread by thread, from the run's own clock.
-"""
+"""Profile a few steps with torch.profiler per operator, and with the run's own clock per phase and thread."""
 
 import contextlib
 import json
@@ -13,26 +10,26 @@ import torch
 from accordion_bench.comm.clock import Clock
 from accordion_bench.runs.folder import RunFolder
 
-ROWS = 30  # of profile.txt
-SILENT = "99"  # above all levels of Kineto's log
+ROWS = 30  # rows of profile.txt
+SILENT = "99"  # above all log levels of Kineto
 
 
 @contextlib.contextmanager
 def profiled(steps: int, folder: RunFolder, clock: Clock) -> Iterator[Callable[[], None]]:
-    """Record optimizer steps 2, 3, ..., `steps` of them: the first one warms up.
+    """Profile `steps` optimizer steps, starting with step 2, after one warm-up step.
 
-    Leaves in the run folder, for chrome://tracing or Perfetto, `trace.json` and `timeline.json`: data, compute,
-    exposed, update and policy on the main thread, encode, comm and decode of each bucket on the exchange's. And
-    `profile.txt`, the operators that took longest. What happens between those steps (evaluation, say) is in
-    `trace.json`, too.
+    Writes three files to the run folder. `trace.json` and `timeline.json` are for chrome://tracing or Perfetto; the
+    timeline has data, compute, exposed, update and policy on the main thread, and encode, comm and decode of each
+    bucket on the exchange's thread. `profile.txt` lists the slowest operators. `trace.json` also includes work between
+    those steps, such as evaluation.
 
     Args:
-        steps: how many; 0 = none, and nothing is written.
+        steps: number of steps; 0 = no profile.
         folder: the run folder.
         clock: of the run.
 
     Yields:
-        what is to be called after each step.
+        function to call after each step.
     """
     if not steps:
         yield lambda: None
@@ -40,13 +37,13 @@ def profiled(steps: int, folder: RunFolder, clock: Clock) -> Iterator[Callable[[
     from torch import profiler
 
     cuda = clock.cuda
-    if not cuda:  # else it says of every recording that it has found no GPU, as an error
+    if not cuda:  # otherwise Kineto logs an error that it has found no GPU
         os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
     order = "self_cuda_time_total" if cuda else "self_cpu_time_total"
 
     def write(recorded: torch.profiler.profile) -> None:
         for name in ("trace.json", "profile.txt", "timeline.json"):
-            (folder.path / name).unlink(missing_ok=True)  # no link is followed
+            (folder.path / name).unlink(missing_ok=True)  # do not write through a link
         recorded.export_chrome_trace(str(folder.path / "trace.json"))
         table = recorded.key_averages().table(sort_by=order, row_limit=ROWS, max_name_column_width=60)
         (folder.path / "profile.txt").write_text(table, encoding="utf-8")
@@ -61,6 +58,6 @@ def profiled(steps: int, folder: RunFolder, clock: Clock) -> Iterator[Callable[[
             if clock.timeline is None and recorder.step_num == 0:
                 clock.timeline = []
             recorder.step()
-            clock.start()  # starting and writing a record is no part of a step
+            clock.start()  # exclude starting and writing the profile from the step's time
 
         yield step

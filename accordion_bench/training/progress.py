@@ -1,6 +1,6 @@
-"""Progress on the leader: a line per epoch; below it a bar on a terminal, else one line at least every ten seconds.
+"""Progress output of the leader: a line per epoch, and a bar on a terminal or else a line at least every ten seconds.
 
-And notes of a run that was to compress and travels dense.
+Also notes when a run that should compress sends dense gradients.
 """
 
 import math
@@ -21,19 +21,19 @@ from accordion_bench.runs.folder import log
 from accordion_bench.runs.metrics import Metric
 from accordion_bench.training.heartbeat import Heartbeat
 
-REFRESH_SECONDS = 0.5  # of the bar
-LINE_SECONDS = 8.0  # after which a step tells its own line; a longer one leaves that to the heartbeat
-BAR = 12  # columns that a bar takes at least
-# of tqdm, in the order of their importance, after metric and loss
+REFRESH_SECONDS = 0.5  # interval between updates of the bar
+LINE_SECONDS = 8.0  # a step prints a line after this silence; within longer steps the heartbeat prints
+BAR = 12  # minimum width of the bar in columns
+# fields of tqdm in order of importance, after metric and loss
 COUNTS = ("{n_fmt}/{total_fmt}", "[{elapsed}<{remaining}, {rate_fmt}]")
 
 
 class Progress:
-    """Loss, metric, speed, bytes, time left.
+    """Shows loss, metric, speed, bytes and remaining time.
 
     Args:
-        leader: whether this process tells anything.
-        samples_before: training samples of all workers in the steps of an epoch before one.
+        leader: whether this process prints.
+        samples_before: function of a step in an epoch that returns the training samples of all workers before it.
     """
 
     def __init__(self, leader: bool, samples_before: Callable[[int], int]) -> None:
@@ -46,17 +46,17 @@ class Progress:
         self._next = self._speed = 0.0
 
     def begin(self, total: int, done: int) -> None:
-        """Open the bar, or start to tell lines."""
+        """Open the bar, or start to print lines."""
         self.heart.__enter__()
         self.began, self.done = time.monotonic(), done
         self._epoch_began, self._skipped = self.began, 0
         if self.barred:
-            # drawn by `_draw` alone, which looks how much fits
+            # only `_draw` draws the bar, because it fits the text to the terminal
             own = {"initial": done, "unit": "step", "leave": False, "mininterval": math.inf}
             self.bar = tqdm(total=total, ncols=output.columns(), **own)
 
     def lead(self, position: Position) -> None:
-        """This process tells from here on, in the place of one that is lost."""
+        """Start to print in this process, after the leader was lost."""
         self.barred = output.on_a_terminal()
         self.lines = not self.barred
         self.heart = Heartbeat(self.lines, "in a step")
@@ -64,23 +64,23 @@ class Progress:
         self.begin_epoch(position)
 
     def begin_epoch(self, position: Position) -> None:
-        """Training goes on in an epoch, maybe in its middle."""
+        """Note the start of an epoch, or its continuation after a resume."""
         self._epoch_began, self._skipped = time.monotonic(), self.samples_before(position.step_in_epoch)
         self.heart.now(f"in a step of epoch {position.epoch + 1} of {position.epochs}")
 
     def step(self, position: Position, loss_sum: Tensor, comm: Comm) -> None:
-        """One more step; the bar's figures are refreshed twice a second, a line is due when nothing was said for long.
+        """Report a step: update the bar at most twice a second, or print a line after a long silence.
 
         Args:
-            position: where training stands.
+            position: current epoch and step.
             loss_sum: training loss of this epoch, summed over steps, of each local worker.
-            comm: whose ledger tells what was sent.
+            comm: communicator, whose ledger counts the bytes.
         """
         if self.bar is None and not self.lines:
             return
         self._speed = self._samples_per_second(position)
         if self.bar is not None:
-            self.bar.total = position.step + position.steps_left  # larger batches mean fewer steps
+            self.bar.total = position.step + position.steps_left  # changes when policies change the batch size
             self.bar.update()
             if time.monotonic() >= self._next:
                 self._draw(_mean(loss_sum, position, comm), comm)
@@ -93,7 +93,7 @@ class Progress:
             self.heart.now(f"{doing} {epoch} of {position.epochs}")
 
     def _draw(self, loss: float, comm: Comm) -> None:
-        """The metric first, then as much as the terminal is wide, and a bar where there is room."""
+        """Draw the metric, as many other figures as fit, and the bar if there is room."""
         bar = self.bar
         assert bar is not None
         self._next = time.monotonic() + REFRESH_SECONDS
@@ -111,13 +111,13 @@ class Progress:
         bar.refresh()
 
     def epoch_over(self, metric: Metric, value: float, loss: float, position: Position, comm: Comm) -> None:
-        """An epoch has been evaluated, and is over.
+        """Report the evaluation at the end of an epoch.
 
         Args:
             metric, value: of the evaluation.
             loss: mean training loss.
-            position: where training stands, before the next epoch.
-            comm: whose ledger tells what was sent.
+            position: position before the next epoch.
+            comm: communicator, whose ledger counts the bytes.
         """
         self.evaluated = metric, value
         begin = f"epoch {position.epoch} of {position.epochs}: {metric.name} {metric.show(value)}"
@@ -129,7 +129,7 @@ class Progress:
             tqdm.write(fitting(told, output.columns())[0], file=sys.stdout)
 
     def _samples_per_second(self, position: Position) -> float:
-        """Of all workers, in this epoch."""
+        """Return samples per second of all workers in this epoch."""
         samples = self.samples_before(position.step_in_epoch) - self._skipped
         return samples / max(time.monotonic() - self._epoch_began, 1e-9)
 
@@ -138,19 +138,19 @@ class Progress:
         return [f"{self._speed:,.0f} samples/s", f"payload {_payload(comm)}", f"{human_seconds(left)} left"]
 
     def close(self) -> None:
-        """Remove the bar, say nothing any more."""
+        """Remove the bar and stop printing."""
         self.heart.__exit__()
         if self.bar is not None:
             self.bar.close()
 
 
 def fitting(parts: Sequence[str], width: int, drawn: Callable[[str], str] = str) -> tuple[str, int]:
-    """As many of the parts as fit into a line, the first one in any case; and how wide that is.
+    """Join as many parts as fit into a line, at least the first; return the text and its width.
 
     Args:
-        parts: what can be said, most important first.
-        width: of the line.
-        drawn: what is printed for a text.
+        parts: texts, most important first.
+        width: width of the line in columns.
+        drawn: function that returns the printed form of a text.
     """
     for count in range(len(parts), 0, -1):
         text = ", ".join(parts[:count])
@@ -160,23 +160,23 @@ def fitting(parts: Sequence[str], width: int, drawn: Callable[[str], str] = str)
 
 
 def _payload(comm: Comm) -> str:
-    """Bytes of one worker so far."""
+    """Return the payload of one worker so far, as text."""
     return human_bytes(comm.ledger.columns()["payload_bytes"]) if comm.ledger.complete else "not counted"
 
 
 def _mean(loss_sum: Tensor, position: Position, comm: Comm) -> float:
-    """Training loss of this epoch so far, mean over steps and local workers."""
+    """Return the training loss of this epoch so far, averaged over steps and local workers."""
     return loss_sum.sum().item() / (max(position.step_in_epoch, 1) * comm.local_workers)
 
 
 class DenseNotes:
-    """Says what travels dense: before the first step, in run.log where it begins, and how many steps it lasted.
+    """Reports dense steps of a compressed run: before the first step, in run.log when they start, and their number.
 
     Args:
-        leader: whether this process tells anything.
+        leader: whether this process prints.
 
     Attributes:
-        steps: by sentence.
+        steps: number of dense steps, by sentence that describes them.
     """
 
     def __init__(self, leader: bool) -> None:
@@ -185,13 +185,13 @@ class DenseNotes:
         self._told: set[str] = set()
 
     def predict(self, sentences: Iterable[str]) -> None:
-        """Warn before the run of what will be."""
+        """Print warnings before the run."""
         for sentence in dict.fromkeys(filter(None, sentences)):
             if self.leader:
                 print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
     def note(self, sentence: str, step: int) -> None:
-        """A step under a plan of which this is true; "" = nothing travels dense."""
+        """Count a step described by `sentence`; "" = the step is compressed."""
         if not sentence:
             return
         self.steps[sentence] += 1
@@ -200,9 +200,9 @@ class DenseNotes:
             self._told.add(sentence)
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints."""
+        """Return the state for checkpoints."""
         return {"went_dense": dict(self.steps)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Restore from `state_dict()`."""
         self.steps = Counter(state["went_dense"])

@@ -1,9 +1,8 @@
-"""Replayed: the work of a step is done operation by operation three times, then captured, then repeated by the device.
+"""CUDA graph capture: run work eagerly three times, then capture it, then replay it.
 
-What Python does beside the device (bytes that are charged, times, looks that are noted) is noted at the capture and
-done again at each replay. The first replay of each capture, and once for each kind of work a later one, is compared
-with the same work done eagerly. Where they differ, or where work cannot be captured, that kind stays eager from then
-on, and the reason is told once.
+Python code that accompanies the work on the host (counting bytes, times, checks) is recorded at capture and repeated at
+each replay. The first replay of each capture, and one later replay per kind of work, is compared with the same work run
+eagerly. If they differ, or if capture fails, that kind of work stays eager, and the reason is reported once.
 """
 
 import contextlib
@@ -26,25 +25,26 @@ from accordion_bench.comm.graphs import (
 )
 from accordion_bench.exchange.state_bytes import tensors_in
 
-WARM = 3  # times that work is done eagerly first: kernels are searched for and compiled, tables are made
-KEPT = {WORKERS: 512, EXCHANGE: 8, UPDATE: 8, EVALUATION: 8}  # captures that are kept by kind, the latest used
-CHANGING = 1000  # times in a row that work of one kind is done eagerly before it is given up: it never comes back
-ALIKE = 1e-3  # relative distance up to which a replay and eager work are alike: some kernels do not repeat their bits
+WARM = 3  # eager runs before capture, in which kernels are tuned and compiled and tables are created
+KEPT = {WORKERS: 512, EXCHANGE: 8, UPDATE: 8, EVALUATION: 8}  # size of the LRU cache of captures, by kind
+CHANGING = 1000  # consecutive eager runs of one kind after which capture is given up, because keys do not recur
+ALIKE = 1e-3  # relative tolerance between replay and eager work, because some kernels are not deterministic
 
 
 class HostRecord(Protocol):
-    """What the host counts while it tells a device its work: bytes, times, looks."""
+    """Protocol of counts that the host makes while it launches work: bytes, times, checks."""
 
     def deferred(self) -> contextlib.AbstractContextManager[list[Callable[[], None]]]:
-        """Inside, nothing counts; what would have counted is done by calling what the list holds afterwards."""
+        """Suspend counting within the context; the yielded list contains functions that do the suspended counting."""
 
 
 class Captured(NamedTuple):
-    """Work that the device repeats.
+    """Captured work.
 
-    replays: of each stage, called with the moment of the work.
-    repeated: what the host does beside each stage.
-    out: what the last stage leaves.
+    Args:
+        replays: replay function of each stage, called with the work's `moment`.
+        repeated: host functions to repeat after each stage.
+        out: result of the last stage.
     """
 
     replays: list[Callable[..., None]]
@@ -53,13 +53,13 @@ class Captured(NamedTuple):
 
 
 class Replayed:
-    """Does work, eagerly or by replays.
+    """Executes work, eagerly or by replays.
 
     Args:
-        graphs: what captures; where it captures nothing, everything stays eager.
-        records: what the host counts beside the work.
-        tell: called with a sentence when a kind of work turns out to stay eager.
-        eager: why work stays eager, by the name of its kind, as far as that is known beforehand.
+        graphs: capture implementation; if it cannot capture, everything stays eager.
+        records: counts that the host makes with the work.
+        tell: function called with a sentence when a kind of work turns out to stay eager.
+        eager: reasons known in advance why kinds of work stay eager, by kind.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class Replayed:
         eager: Mapping[str, str] | None = None,
     ) -> None:
         self.graphs, self.records, self.tell, self.eager = graphs, records, tell, dict(eager or {})
-        self._seen: dict[str, OrderedDict[Hashable, int]] = {}  # times, of the latest keys
+        self._seen: dict[str, OrderedDict[Hashable, int]] = {}  # number of eager runs, of the latest keys
         self._kept: dict[str, OrderedDict[Hashable, Captured]] = {}
-        self._missed: Counter[str] = Counter()  # times in a row that work of a kind was done eagerly
-        self._again: set[str] = set()  # kinds of which a second replay has been compared, too
+        self._missed: Counter[str] = Counter()  # consecutive eager runs, by kind
+        self._again: set[str] = set()  # kinds of which a second replay has been compared
 
     def captures(self, name: str) -> bool:
-        """Whether work of this kind is captured when it has been done often enough."""
+        """Whether work of this kind is captured after enough eager runs."""
         return self.graphs.captures and name not in self.eager
 
     def __call__(self, work: CapturedWork) -> Any:
-        """Do the work; returns what its last stage leaves, the same tensors at every replay."""
+        """Execute the work and return the result of its last stage; every replay returns the same tensors."""
         if not self.captures(work.name):
             return eagerly(work)
         with self.graphs.lane(work.lane):
@@ -110,7 +110,7 @@ class Replayed:
         return seen[work.key] > WARM
 
     def _first(self, work: CapturedWork) -> Any:
-        """Capture the work, and compare its first replay; eagerly where that cannot be."""
+        """Capture the work and compare its first replay; run it eagerly if capture fails."""
         try:
             captured = self._capture(work)
         except NotCapturable as bad:
@@ -125,10 +125,10 @@ class Replayed:
         return self._compare(work, captured)
 
     def _capture(self, work: CapturedWork) -> Captured:
-        """Note all stages; nothing of them has been done afterwards.
+        """Capture all stages without executing them.
 
         Raises:
-            NotCapturable: one of them cannot be repeated, or the work puts tensors in the place of those it changes.
+            NotCapturable: a stage cannot be replayed, or the work replaces tensors instead of changing them in place.
         """
         before = [x.data_ptr() for x in work.changes()]
         replays, repeated, out = [], [], None
@@ -154,7 +154,9 @@ class Replayed:
 
     @torch.no_grad()
     def _compare(self, work: CapturedWork, kept: Captured) -> Any:
-        """Replay the work, take it back, do it eagerly: what the run goes on with, whatever the replay has found."""
+        """Replay the work, restore the state and run the work eagerly; the run continues with the eager result in any
+        case.
+        """
         changed = list(work.changes())
         before: list[Tensor] = []
         replayed: list[Tensor] | None = None
@@ -183,10 +185,10 @@ class Replayed:
 
 
 class Slots:
-    """Where batches lie: each time in the same place, since captured work reads them there.
+    """Fixed memory for batches, which captured work reads.
 
     Args:
-        replayed: whether work of a kind is captured.
+        replayed: determines which kinds of work are captured.
         memory_format: of images.
     """
 
@@ -195,9 +197,9 @@ class Slots:
         self._places: dict[Hashable, tuple[Tensor, Tensor]] = {}
 
     def filled(self, name: str, row: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The batches of a worker, or of all from `row` on, in their place; images in their memory format.
+        """Copy inputs and targets to their memory and return it; images in their memory format.
 
-        Where work of this name is not captured, they are as they come.
+        If work of this kind is not captured, return the batch itself. `row` is the worker's index in this process.
         """
         if not self.replayed.captures(name):
             return x.to(memory_format=self.memory_format), y
@@ -210,7 +212,7 @@ class Slots:
 
 
 def alike(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors are the same, up to the order in which a kernel may add; waits for the device."""
+    """Whether two tensors are equal up to the tolerance ALIKE; integers must be equal. Waits for the device."""
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
     if not x.is_floating_point():

@@ -1,4 +1,4 @@
-"""What a run has reached so far."""
+"""Best metric, target and training loss of a run so far."""
 
 import math
 from typing import Any
@@ -9,26 +9,28 @@ from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.runs.metrics import Metric
 
 KEPT = ("best", "best_epoch", "test_at_best", "to_target", "looks", "files")
-SPENT = ("step", "seconds", "modelled_seconds", "payload_bytes")  # what a look tells beside the metric
+SPENT = ("step", "seconds", "modelled_seconds", "payload_bytes")  # columns of a look besides the metric
 
 
 class Score:
-    """The best value of the metric, what it took to reach the target, and the loss of the running epoch.
+    """Best value of the metric, cost of reaching the target, and training loss of the current epoch.
+
+    A look is an evaluation within an epoch, to find out when the target is reached.
 
     Args:
-        metric: what the run is judged by.
-        target: its value that is to be reached; None = none.
-        every: epochs from one look for the target to the next, at most 1.
+        metric: evaluation metric of the run.
+        target: value of the metric to reach; None = no target.
+        every: interval between looks in epochs, at most 1.
         loss_sum_W: training loss of this epoch, summed over steps, of each local worker, float64 [W].
-        selected_by, tested: columns of the metric, on the split that target and best epoch go by, and on the test
-            split.
+        selected_by, tested: columns of the metric on the split that decides on the target and the best epoch, and on
+            the test split.
 
     Attributes:
         best, best_epoch: value and number of the best epoch.
-        test_at_best: what the test split gave then.
-        to_target: `seconds` and `payload_bytes` when the target was reached first; empty before.
-        looks: what was seen within this epoch, one dict with the metric and what was spent a look.
-        files: size and checksum of the weights that were written, by name.
+        test_at_best: metric on the test split in the best epoch.
+        to_target: `seconds` and `payload_bytes` when the target was first reached; empty before.
+        looks: one dict per look in this epoch, with the metric and the columns of SPENT.
+        files: size and checksum of the weight files, by name.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Score:
         self.loss_sum_W = loss_sum_W
 
     def note(self, row: dict[str, Any]) -> bool:
-        """An epoch has ended with this metrics row; whether it is the best one."""
+        """Record the metrics row of an epoch and return whether it is the best epoch so far."""
         value = row[self.selected_by]
         best = self.metric.better(value, self.best)
         if best:
@@ -61,18 +63,18 @@ class Score:
         return best
 
     def due(self, step: int, steps: int) -> bool:
-        """Whether it is time for a look within the epoch: there is a target, and it is not reached.
+        """Whether a look is due within the epoch, because a target exists that is not reached.
 
         Args:
-            step: how many steps of the epoch are done.
-            steps: how many it has; after the last one its row is the look.
+            step: number of steps done in the epoch.
+            steps: number of steps of the epoch; the row of the epoch is used after the last one.
         """
         if self.target is None or self.to_target or self.every >= 1:
             return False
         return step < steps and step in {round(k * self.every * steps) for k in range(1, math.ceil(1 / self.every))}
 
     def look(self, row: dict[str, Any]) -> None:
-        """Keep what is seen within an epoch: the metric and what was spent until now."""
+        """Record the metric and the cost so far of a look."""
         self._note_target(row)
         self.looks.append({key: row[key] for key in (self.selected_by, *SPENT)})
 
@@ -81,18 +83,18 @@ class Score:
             self.to_target = {key: row[key] for key in ("seconds", "payload_bytes")}
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints."""
+        """Return the state for checkpoints."""
         return {key: getattr(self, key) for key in KEPT}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Restore from `state_dict()`."""
         for key in KEPT:
             setattr(self, key, state[key])
 
     def worker_state(self, row: int) -> dict[str, Any]:
-        """The loss of one local worker."""
+        """Return the loss sum of one local worker."""
         return {"loss_sum": copy_on_cpu(self.loss_sum_W[row])}
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
-        """Continue from `worker_state()`."""
+        """Restore from `worker_state()`."""
         self.loss_sum_W[row] += state["loss_sum"].to(self.loss_sum_W.device)

@@ -1,4 +1,4 @@
-"""The trainer: epochs of training steps, their evaluation, metrics and checkpoints."""
+"""Training loop of a run: epochs of steps, evaluation, metrics and checkpoints."""
 
 import functools
 import math
@@ -52,17 +52,17 @@ class Trainer:
 
     Args:
         config: the configuration.
-        comm: this process's view of all workers.
-        folder: the run folder; only the leader writes there, except for checkpoints.
-        stopper: says when to stop early.
-        parts: the run's components; None = they are built.
+        comm: communicator of all workers, from this process.
+        folder: the run folder; only the leader writes to it, except for checkpoints.
+        stopper: decides when to stop early.
+        parts: components of the run; None = build them.
 
     Attributes, by role:
-        what is trained: step (with the model, the data and what is exchanged), evaluation, chance (the metric of a
-            guess)
-        where it stands: position (epoch, step, plan), score, last_row (of metrics, with which it will be summed up)
-        what is told: clock, network, meter, waiting (for cores), folder, progress, dense_notes, tracker, stopper
-        what is saved: owners, when: saver, and how: writer
+        training: step (model, data and exchange), evaluation, chance (metric of random guessing)
+        progress: position (epoch, step, plan), score, last_row (metrics row used for the summary)
+        reporting: clock, network, meter, waiting (time spent waiting for cores), folder, progress, dense_notes,
+            tracker, stopper
+        checkpoints: owners (all that have state), saver (when to save), writer (how to save)
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class Trainer:
         self.progress = Progress(comm.leader, self.sampler.seen)
         self.dense_notes = DenseNotes(comm.leader)
         self.tracker: Tracker = build_tracker(config.trackers)
-        self.step_losses: list[Tensor] = []  # of this epoch, for a tracker that wants them
+        self.step_losses: list[Tensor] = []  # of this epoch, for trackers that log every step
         self.network: Network = build(config.network, "network")
         self.meter, self.waiting = Meter(config.comm.interface, comm), Waiting()
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of all workers that is in force now."""
+        """The current exchange of all workers."""
         return self.sync.exchange
 
     def train_step(self) -> None:
-        """One optimizer step of all workers, and what is noted of it."""
+        """Take one optimizer step of all workers and record it."""
         info = self.position.info()
         self.dense_notes.note(self.exchange.goes_dense(info), info.step)
         self.step.take()
@@ -115,7 +115,7 @@ class Trainer:
     # ---- the run
 
     def fit(self) -> dict[str, Any]:
-        """Train to the end; returns the summary."""
+        """Train to the end and return the summary."""
         position, epochs, together = self.position, self.config.epochs, self.comm.membership.together
         start = max(position.step, self.exchange.start_step)
         plans = (position.plan, self.exchange.weakest())
@@ -138,7 +138,7 @@ class Trainer:
                     if self.score.due(position.step_in_epoch, position.steps_per_epoch):
                         self.look()
                     stop = self.stopper.due(position.step)
-                    if stop and self.comm.membership.elastic:  # the others go on, each in its own step
+                    if stop and self.comm.membership.elastic:  # the other processes continue without this one
                         raise Interrupted(None, self.stopper.signum or 0)
                     if self.saver.due_after_step(position.step) or stop:
                         self.pause()
@@ -165,7 +165,7 @@ class Trainer:
         return summary
 
     def look(self) -> None:
-        """Has the target been reached within the epoch? On no clock."""
+        """Check whether the target is reached within the epoch; the time is not measured."""
         self.pause()
         evaluated = self.comm.membership.together(self.evaluate)
         self.axis.model.train()
@@ -174,26 +174,26 @@ class Trainer:
         self.go_on()
 
     def pause(self) -> None:
-        """Training stops for a while: what is under way arrives, and counts as training."""
+        """Stop the clock; pending communication is completed first and counts as training."""
         self.sync.land()
         self.clock.step_over()
         self.meter.stop()
 
     def go_on(self) -> None:
-        """Training goes on: what was done meanwhile is in no measured time or traffic, and has arrived everywhere."""
-        if not self.comm.membership.elastic:  # whose workers enter between two steps, and are not waited for
+        """Restart the clock; time and traffic since `pause` are not measured. All processes wait for each other."""
+        if not self.comm.membership.elastic:  # elastic workers enter between two steps without a barrier
             self.comm.barrier()
         self.meter.start()
         self.clock.start()
 
     def begin_epoch(self) -> None:
-        """Draw the epoch's order; an epoch that is resumed goes on where it stood."""
+        """Draw the epoch's order of samples; a resumed epoch continues at its step."""
         self.step.begin_epoch()
         self.progress.begin_epoch(self.position)
         self.go_on()
 
     def end_epoch(self) -> None:
-        """Decide, evaluate, write the row."""
+        """Run the policies, evaluate, and write the metrics row."""
         position, name = self.position, self.task.metric.name
         plan, lr = position.plan, position.lr(0)
         self.pause()
@@ -233,16 +233,18 @@ class Trainer:
         self.progress.epoch_over(self.task.metric, metric, train_loss, position, self.comm)
 
     def _measured(self) -> tuple[float, list[Tensor], tuple[dict[str, float], dict[str, Tensor]]]:
-        """The training loss of the epoch, the consensus, and what `Evaluation` makes of it; all workers call it."""
+        """Return the training loss of the epoch, the consensus, and the result of `Evaluation`; all workers must call
+        it.
+        """
         self.comm.agree(self.checksum(), "the parameters")
-        # the plan, and with it the steps per epoch, may be the next epoch's already
+        # the plan, and thus the steps per epoch, may already be that of the next epoch
         losses = self.comm.sum_(self.axis.loss_sum_W.sum(), "eval")
         train_loss = float(losses / (self.position.step_in_epoch * self.comm.workers))
         values = self.sync.consensus()
         return train_loss, values, self.evaluation(values)
 
     def _spent(self) -> dict[str, Any]:
-        """Columns of bytes and time until now."""
+        """Return the columns of bytes and time so far."""
         return {
             **self.comm.ledger.columns(),
             **self.clock.columns(self.comm.local_workers == 1),
@@ -251,20 +253,20 @@ class Trainer:
         }
 
     def checksum(self) -> int:
-        """The bits of all parameters, summed: equal on all processes, or they have drifted apart."""
+        """Return the sum of the bits of all parameters; it differs between processes whose parameters have diverged."""
         bits = [value.reshape(-1).view(torch.int32).sum(dtype=torch.int64) for value in self.axis.shared]
         return int(torch.stack(bits).sum())
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluation columns of the consensus model; training state stays as it is."""
+        """Return the evaluation columns of the consensus model; the training state is not changed."""
         return self.evaluation(self.sync.consensus())[0]
 
     def keep_weights(self, values: Sequence[Tensor], buffers: dict[str, Tensor], best: bool) -> None:
-        """Write the weights that were evaluated, where they are the last ones, or the best of a run that keeps these.
+        """Write the evaluated weights if they are the final ones, or the best ones and the run keeps these.
 
         Args:
-            values, buffers: that the model was evaluated with.
-            best: whether no earlier epoch was better.
+            values, buffers: parameters and buffers of the evaluated model.
+            best: whether this epoch is the best so far.
         """
         last = self.position.epoch + 1 == self.config.epochs
         names = [FINAL] * last + [BEST] * (best and self.config.checkpoint.best)
@@ -274,7 +276,7 @@ class Trainer:
             self.score.files[f"{name}{suffix}"] = save_weights(self.folder.path / f"{name}{suffix}", weights)
 
     def summary(self) -> dict[str, Any]:
-        """summary.json: the final metric, the ledger and the clock."""
+        """Return the content of summary.json: final metric, ledger and clock."""
         rows = self.folder.read_metrics() if self.comm.leader else []
         row, judged = self.last_row, self.task.metric
         name, losses = judged.name, [row["train_loss"] for row in rows]
@@ -303,7 +305,7 @@ class Trainer:
 
     @property
     def owners(self) -> Owners:
-        """All that have state: schemes first, because they may give replicas to the others."""
+        """All objects with state; schemes come first, because they may create replicas for the others."""
         own_scale = [self.loss_scale] if self.loss_scale else []
         own_hook = [self.ddp] if self.ddp else []
         exchanges, ledger = SyncState(self.sync, self.comm), self.comm.ledger
@@ -325,7 +327,7 @@ class Trainer:
         )
 
     def shared_state(self) -> SharedState:
-        """What workers that enter get from the others, and what becomes of it when the workers change."""
+        """Return the state that entering workers receive, with the hooks called when the workers change."""
 
         def state() -> dict[str, Any]:
             buffers = {name: x_W[0].clone() for name, x_W in self.axis.buffers_W.items()}
@@ -342,7 +344,7 @@ class Trainer:
         return SharedState(self.step.communicating, hooks)
 
     def _workers_changed(self, lost: Sequence[int], before: int) -> None:
-        """Samples are dealt anew; the first process tells and writes, whichever that is now."""
+        """Redistribute samples; a process that has become the leader starts to print and write."""
         comm, position, steps, W = self.comm, self.position, self.step.communicating, self.comm.local_workers
         gone = [rank * W + row for rank in lost for row in range(W)]
         assert self.sampler.deal is not None
@@ -358,7 +360,7 @@ class Trainer:
             log.info("step %d: %d workers go on, %d are lost", steps.steps, comm.workers, len(gone))
 
     def save(self) -> Path | None:
-        """Write a checkpoint; None where what it lacks would make it another run."""
+        """Write a checkpoint; None if some state cannot be saved, so that a resumed run would differ."""
         if not self.saver.resumable:
             return None
         position, began = self.position, time.monotonic()
@@ -372,16 +374,16 @@ class Trainer:
         return path
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint; nothing has been trained yet."""
+        """Restore a checkpoint before the first step."""
         checkpoint.load(path, self.comm, self.owners)
 
     def load_newest(self) -> tuple[Path | None, list[str]]:
-        """As `load`, from the newest checkpoint of the run folder that can be read; see `checkpoint.load_newest`."""
+        """Restore the newest readable checkpoint of the run folder; see `checkpoint.load_newest`."""
         owners = Owners([LoadedAlone(self._go_on_from)], []) if self.sync.elastic else self.owners
         return checkpoint.load_newest(self.folder.path, self.comm, owners)
 
     def _go_on_from(self, state: dict[str, Any]) -> None:
-        """Go on from what workers had in common, however many they were: from z, without residuals."""
+        """Restore the state common to all workers, for any number of them: the consensus, without residuals."""
         comm, position, deal = self.comm, self.position, self.sampler.deal
         assert deal is not None
         before = state["deal"]["workers"]
@@ -390,36 +392,36 @@ class Trainer:
             owner.load_state_dict(renamed(state, before, comm.workers) | {"ledger": counts})
         self.axis.restart(self.axis.shared, range(len(self.axis.replicas)))
         deal.change(comm.workers, range(before), position.step)
-        steps = math.ceil(math.ceil(deal.size / before) / deal.batch)  # of an epoch with as many workers
+        steps = math.ceil(math.ceil(deal.size / before) / deal.batch)  # steps of an epoch with `before` workers
         position.step_in_epoch = position.step_in_epoch * position.steps_per_epoch // steps
         EpochLoss(self.axis, position).load_state_dict(state)
 
 
 class EpochLoss:
-    """The training loss of this epoch so far, where workers come and go: that of one of them, by step.
+    """Training loss of this epoch in elastic runs: the mean per step of one worker, used for all.
 
     Args:
-        axis: has the sums of the local workers.
-        position: where training stands.
+        axis: contains the loss sums of the local workers.
+        position: current epoch and step.
     """
 
     def __init__(self, axis: WorkerAxis, position: Position) -> None:
         self.axis, self.position = axis, position
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints, and for workers that enter."""
+        """Return the state for checkpoints and for entering workers."""
         return {"epoch_loss": float(self.axis.loss_sum_W[0]) / max(self.position.step_in_epoch, 1)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`, after the position has."""
+        """Restore from `state_dict()`, after the position was restored."""
         self.axis.loss_sum_W.fill_(state["epoch_loss"] * self.position.step_in_epoch)
 
 
 def _say(sentence: str) -> None:
-    """Say on the terminal and in run.log what a reader of the run must know."""
+    """Print a sentence and write it to run.log."""
     log.warning(sentence)
     print(sentence, file=sys.stderr, flush=True)
 
 
 def _say_nothing(sentence: str) -> None:
-    """What another process says."""
+    """Ignore the sentence, in processes other than the leader."""

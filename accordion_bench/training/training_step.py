@@ -1,4 +1,4 @@
-"""The training step of the bench: what all workers train, and one optimizer step of theirs."""
+"""Model, data, optimizers and exchange of all workers, and one optimizer step of training (`TrainingStep`)."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ from accordion_bench.training.replayed import Replayed
 
 
 class TrainingStep:
-    """One optimizer step of all workers, and everything that it works on; no run folder is needed.
+    """One optimizer step of all workers, and all objects it uses. No run folder is needed.
 
         step = TrainingStep(config, Comm(4), build_components(config, 4))
         step.begin_epoch()
@@ -44,20 +44,20 @@ class TrainingStep:
 
     Args:
         config: the configuration.
-        comm: this process's view of all workers.
-        parts: the run's components.
-        store: of the run, in which processes tell each other things; None = there is none.
-        tell: is told what a reader of the run must know.
+        comm: communicator of all workers, from this process.
+        parts: components of the run.
+        store: key-value store of the run, shared by processes; None = no store.
+        tell: function that reports a sentence to the user.
 
     Attributes, by role:
-        what is trained: axis (model, gradients, buffers), inner (optimizers), task, data, sampler, feed (of batches),
-            loss_scale (in float16), memory_format (of images), forward (what is called as the model), used (samples of
-            each worker that this step counts; [] = all)
-        what is exchanged: communicating (the step from gradients on), sync (with its exchanges), ddp (in the place of
-            an exchange), models_overlap (whether workers in processes of their own would exchange during the backward
-            pass; a lone worker's gradients go nowhere)
-        where it stands: position (epoch, step, plan), clock
-        what may be captured: graphs, replayed
+        training: axis (model, gradients, buffers), inner (optimizers), task, data, sampler, feed (batches), loss_scale
+            (in float16), memory_format (of images), forward (callable model), used (samples per worker that this step
+            counts; [] = all)
+        exchange: communicating (the step from gradients on), sync (synchronisation scheme with its exchanges), ddp
+            (DistributedDataParallel instead of an exchange), models_overlap (whether the time model assumes an exchange
+            during the backward pass, if each worker had its own process; False for a single worker)
+        progress: position (epoch, step, plan), clock
+        capture: graphs, replayed
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class TrainingStep:
             self.communicating.runner.do = self.replayed
         self.feed = Feed(self.data, self.sampler, comm, self.replayed, self.memory_format)
 
-    # ---- what it is made of
+    # ---- construction
 
     def _overlap(self, parts: Components) -> Overlap:
-        """Where buckets leave during the backward pass, or it is noted when they would."""
+        """Create the overlap, which sends buckets during the backward pass, or records when they could be sent."""
         processes = self.comm.processes
         leave_early = not parts.exchange.after_backward(parts.wrapped, processes)
         overlap = Overlap(self.axis, self.comm, parts.exchange.overlaps(processes), leave_early)
@@ -112,7 +112,7 @@ class TrainingStep:
         return overlap
 
     def _ddp(self, ladder: Ladder, tell: Callable[[str], object]) -> DDPExchange:
-        """DistributedDataParallel around the model."""
+        """Wrap the model in DistributedDataParallel."""
         config = self.config
         hook = ddp_rules.foreign_hook(config)
         made = DDPExchange(self.axis, config.compressor, ladder, config.seed, config.comm.bucket_cap_mb, hook)
@@ -134,17 +134,17 @@ class TrainingStep:
         )
 
     def _batch_facts(self) -> BatchFacts:
-        # who kept this object would keep its data's readers
+        # the lambda must not refer to self, which would keep the data's reading processes alive
         sampler, position, worker = self.sampler, self.position, self.comm.first_worker
         return BatchFacts(self.axis.loss_sum_W, lambda: len(sampler.batch(worker, position.step_in_epoch)))
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of all workers that is in force now."""
+        """The current exchange of all workers."""
         return self.sync.exchange
 
     def begin_epoch(self) -> None:
-        """Draw the epoch's order; an epoch that is resumed goes on where it stood."""
+        """Draw the epoch's order of samples; a resumed epoch continues at its step."""
         position = self.position
         if position.step_in_epoch == 0:
             self.communicating.policies.begin_epoch()
@@ -158,16 +158,16 @@ class TrainingStep:
     # ---- the step
 
     def take(self) -> None:
-        """One optimizer step of all workers.
+        """Take one optimizer step of all workers.
 
         Raises:
-            NonFinite: a loss, a gradient, or what came of an exchange is NaN or infinite.
+            NonFinite: a loss, a gradient or the result of an exchange is NaN or infinite.
         """
         step, lr = self.communicating, self.position.lr()
         step.begin(self.position.plan.batch_size)
         sizes = self.sampler.sizes(self.position.step_in_epoch)
         self.used = self.sync.samples_used(sizes or [self.position.plan.batch_size] * self.comm.workers)
-        if (sizes or self.used) and self.sync.gradients_go_to() is not None:  # else whole batches are weights
+        if (sizes or self.used) and self.sync.gradients_go_to() is not None:  # otherwise full batches are the weights
             self.comm.weigh(self.used or sizes)
         samples = self._backward_passes()
         try:
@@ -189,12 +189,14 @@ class TrainingStep:
         step.over(max(sizes, default=samples))
 
     def _backward_passes(self) -> int:
-        """The gradients of all local workers into their rows; returns the samples of the last one."""
+        """Compute the gradients of all local workers into their rows; return the number of samples
+        of the last worker.
+        """
         with kept_rng(self.device):
             for row, own in enumerate(self.feed.step()):
                 self.clock.lap("data")
                 self.backward(row, self._cut(row, own) if self.sync.cuts else own)
-                if self.clock.sampled:  # one after another, so that a worker's times are its own
+                if self.clock.sampled:  # run workers one after another to measure each worker's time
                     self.graphs.join()
                 self.clock.lap("compute")
         self.graphs.join()
@@ -202,7 +204,7 @@ class TrainingStep:
         return own.samples
 
     def _cut(self, row: int, own: Own) -> Own:
-        """As many samples of a batch as are counted, one at least."""
+        """Cut a batch to the samples that are counted, at least one."""
         samples = max(1, min(own.samples, self.used[self.comm.first_worker + row]))
 
         def read() -> tuple[Tensor, Tensor]:
@@ -212,15 +214,15 @@ class TrainingStep:
         return Own(samples, read, (own.key, samples))
 
     def backward(self, row: int, own: Own) -> None:
-        """Forward and backward passes of one local worker.
+        """Run forward and backward passes of one local worker.
 
         Args:
-            row: its number in this process.
+            row: index of the worker in this process.
             own: its batch.
         """
         size = self.config.micro_batch_size or own.samples
         count = math.ceil(own.samples / size)
-        parts: list[tuple[Tensor, Tensor]] = []  # that the first micro-batch reads for all of them
+        parts: list[tuple[Tensor, Tensor]] = []  # micro-batches; the first one reads the batch
 
         def share_of_loss(i: int) -> Tensor:
             if i == 0:
@@ -242,10 +244,10 @@ class TrainingStep:
             step.backward_over()
 
     def refuse_non_finite(self, loss_W: Tensor) -> None:
-        """Stop before anything is exchanged; on a device, before anything of the exchange is applied.
+        """Raise an error for a non-finite loss, before anything is exchanged; on a device, before a result is applied.
 
         Raises:
-            NonFinite: naming the worker, its loss and the first parameter.
+            NonFinite: names the worker, its loss and the first parameter with a non-finite gradient.
         """
         finite = self.communicating.runner.finite
         if finite.late:
@@ -256,26 +258,27 @@ class TrainingStep:
                 raise NonFinite(self._loss_is(row, value))
 
     def _loss_is(self, row: int, value: float) -> str:
-        """What is wrong with the loss of a local worker."""
+        """Describe the non-finite loss of a local worker."""
         gradient = self.exchange.non_finite(self.axis.gradients_W, "gradient")
         bad = f"the loss of worker {self.comm.first_worker + row} is {value}"
         return bad + (f", and {gradient} is not finite" if gradient else "")
 
     def _undo(self, scale: LossScale) -> bool:
-        """Divide the gradients by the loss scale; whether all workers' are finite, so that the step can be taken.
+        """Divide the gradients by the loss scale; return whether they are finite on all workers, so that the step is
+        taken.
 
-        A step that is not taken leaves everything as it is but the scale, BatchNorm's statistics and the count of
-        steps, with which the schedule goes on.
+        A skipped step changes only the scale, BatchNorm's statistics and the step count, which also advances the
+        schedule.
 
         Raises:
-            NonFinite: they are not, although the loss is not scaled any more.
+            NonFinite: gradients are not finite, although the loss scale is 1.
         """
         gradients_W = self.axis.gradients_W
         self.clock.lap("update")
         overflow = bool(self.comm.sum_(scale.undo_(gradients_W), "control"))
         self.clock.lap("exposed")
         if overflow:
-            self.communicating.runner.finite.refuse()  # no exchange follows that would read the loss
+            self.communicating.runner.finite.refuse()  # no exchange follows, so check the loss here
         if overflow and scale.value <= 1:
             bad = self.exchange.non_finite(gradients_W, "gradient") or "a gradient of another process"
             raise NonFinite(f"{bad} is not finite, at a loss scale of {scale.value:g}")
@@ -287,7 +290,7 @@ class TrainingStep:
 
 
 def learned_from(config: RunConfig, dataset: Dataset, comm: Comm) -> tuple[Data, Task, Sampler]:
-    """The data on its device, the task, and what says which sample is whose."""
+    """Load the data; return it with its task and the sampler."""
     data = dataset.load(config.paths.data, config.seed, comm.device)
     train, validation = dataset.split(data.train_size, config.seed)
     size = data.train_size if train is None else len(train)
@@ -299,7 +302,7 @@ def learned_from(config: RunConfig, dataset: Dataset, comm: Comm) -> tuple[Data,
 
 
 def new_model(config: RunConfig, dataset: Dataset, comm: Comm, memory_format: torch.memory_format) -> nn.Module:
-    """The model on its device, with the leader's random weights."""
+    """Return the model on its device, with the leader's initial weights."""
     with seeded(key(config.seed, "model")):
         model = build_model(config.model, dataset, config.chosen("model"), config.chosen("dataset"))
     model = model.to(comm.device).to(memory_format=memory_format)
@@ -308,7 +311,7 @@ def new_model(config: RunConfig, dataset: Dataset, comm: Comm, memory_format: to
 
 
 def optimizers_of(config: RunConfig, parts: Components, axis: WorkerAxis) -> InnerOptimizers:
-    """The optimizer of the shared parameters, and those of replicas where workers take local steps."""
+    """Return the optimizer of the shared parameters, and those of replicas if workers take local steps."""
     kinds = parameter_kinds(axis.model)
     return InnerOptimizers(
         axis,

@@ -1,1 +1,1 @@
-"""From a configuration to components, and what does not fit together."""
+"""From a configuration to components: composition by Hydra, validation, resumption, warnings."""

@@ -1,4 +1,4 @@
-"""Which work of a run a GPU repeats by itself, and why the rest stays eager: known before anything is loaded."""
+"""Decide which work of a run is captured as CUDA graphs, and why other work stays eager, before anything is loaded."""
 
 import inspect
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ ALL = {WORKERS, EXCHANGE, UPDATE, EVALUATION}
 
 
 def stays_eager(config: RunConfig, parts: Components, processes: int) -> dict[str, str]:
-    """Why work of a step is not captured on a GPU, a clause by the name of the work; what is not there may be."""
+    """Return the reasons why work of a step is not captured on a GPU, by kind of work; other kinds may be captured."""
     if whole := _nothing(config, processes):
         return dict.fromkeys(sorted(ALL), whole)
     reasons: dict[str, str] = dict(task_of(parts.dataset).not_captured)
@@ -38,10 +38,10 @@ def _nothing(config: RunConfig, processes: int) -> str:
 
 
 def refuse(config: RunConfig, parts: Components, where: Placement) -> None:
-    """Refuse `graphs=true` where some of a step stays eager, and `workers_at_once` where the workers' passes do.
+    """Refuse `graphs=true` if part of a step stays eager, and `workers_at_once` if the workers' passes stay eager.
 
     Raises:
-        ConfigError: with the reason.
+        ConfigError: gives the reason.
     """
     _refuse_at_once(config, parts, where)
     if config.graphs is not True:
@@ -66,7 +66,9 @@ def _refuse_at_once(config: RunConfig, parts: Components, where: Placement) -> N
 
 
 def told(eager: Mapping[str, str], at_once: int = 1) -> str:
-    """What the header of a run on a GPU says: what is replayed, how many workers at once, and why the rest is not."""
+    """Return the header's sentence about capture: what is replayed, how many workers at once, and why the rest is
+    eager.
+    """
     if set(eager) == ALL and len(set(eager.values())) == 1:
         return f"steps are eager: {next(iter(eager.values()))}"
     rest = "; ".join(f"{name} eager: {why}" for name, why in eager.items())

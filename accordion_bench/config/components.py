@@ -1,4 +1,4 @@
-"""From a resolved configuration to components: the single place that instantiates them."""
+"""Build all components of a run from a resolved configuration."""
 
 import inspect
 from collections.abc import Mapping
@@ -28,12 +28,13 @@ from accordion_bench.schedules.learning_rate import Schedule
 
 @dataclass(frozen=True)
 class Components(Methods):
-    """Everything that needs neither data nor devices.
+    """Components of a run that need neither data nor devices.
 
-    threads: with which each process is to compute.
-    slowdown: what a step in 16 bits has cost here, against one in float32; None = not tried.
-    buffers: whether the model has any, BatchNorm's, say.
-    split: which parameters the optimizer treats how, in words; "" where it treats all alike.
+    Args:
+        threads: number of threads of each process.
+        slowdown: duration of a step in 16 bits relative to float32 on this machine; None = not measured.
+        buffers: whether the model has buffers, such as BatchNorm's.
+        split: sentence about which parameters the optimizer treats how; "" if it treats all alike.
     """
 
     schedule: Schedule
@@ -49,7 +50,7 @@ def build_components(config: RunConfig, workers: int) -> Components:
     """Build and check every component of a run.
 
     Raises:
-        ConfigError: a value breaks a rule, or two choices do not go together.
+        ConfigError: a value breaks a rule, or two choices are incompatible.
     """
     comm = config.comm
     dataset = build(config.dataset, "dataset")
@@ -72,15 +73,15 @@ def build_components(config: RunConfig, workers: int) -> Components:
     )
     methods = build_methods(chosen, run, comm.workers_per_process or workers // (comm.processes or 1))
     parts = Components(**vars(methods), schedule=schedule, dataset=dataset, exchange=exchange_options(config))
-    parts.plan_for([])  # what a policy cannot do in this run is refused here
+    parts.plan_for([])  # policies refuse here what they do not support in this run
     return parts
 
 
 def _refuse_batches(config: RunConfig, run: RunFacts) -> None:
-    """Refuse a list of batches that does not fit the workers, or holds more samples than there are.
+    """Refuse a list of batch sizes that does not fit the workers, or exceeds the training samples.
 
     Raises:
-        ValueRefused: with a list that fits.
+        ValueRefused: suggests a list that fits.
     """
     if not isinstance(config.batch_size, list):
         return
@@ -98,10 +99,10 @@ def _refuse_batches(config: RunConfig, run: RunFacts) -> None:
 
 
 def with_counts(config: RunConfig) -> RunConfig:
-    """The configuration with what its data set finds in its files where it says null: a run notes what it was of.
+    """Replace null options of the data set by values counted in its files, which a run records.
 
     Raises:
-        ConfigError: the files are not there.
+        ConfigError: the files do not exist.
     """
     node = config.dataset
     null = [key for key in getattr(target(node, "dataset"), "counted", ()) if key in node and node[key] is None]
@@ -112,7 +113,7 @@ def with_counts(config: RunConfig) -> RunConfig:
 
 
 def exchange_options(config: RunConfig) -> ExchangeOptions:
-    """What of a run decides how and when gradients are exchanged."""
+    """Return the options that decide how and when gradients are exchanged."""
     comm = config.comm
     clips = bool(config.clip_norm) and config.clip_at != "after"
     scaled, elastic = config.precision == "float16", bool(config.sync.get("elastic"))
@@ -122,13 +123,13 @@ def exchange_options(config: RunConfig) -> ExchangeOptions:
 def build_optimizer(
     optimizer: Config, compressor: Compressor, params: list[nn.Parameter], kinds: Mapping[str, str]
 ) -> torch.optim.Optimizer:
-    """The optimizer, without what the compressor applies itself.
+    """Build the optimizer without the parts that the compressor applies itself.
 
     Args:
         optimizer: its options.
-        compressor: of the gradients, or differences, whose steps it takes.
+        compressor: compressor of the gradients or differences.
         params: all trained parameters, in the model's order.
-        kinds: of these, see `parameter_kinds`.
+        kinds: kinds of these parameters, see `parameter_kinds`.
     """
     node = optimizer_node(optimizer, compressor)
     device = params[0].device
@@ -138,15 +139,16 @@ def build_optimizer(
 
 
 def build_model(node: Config, dataset: Dataset, name: str = "this one", data: str = "this one") -> nn.Module:
-    """The model for a data set, with random weights.
+    """Build the model for a data set, with random weights.
 
     Args:
-        node: the model's options.
-        dataset: what it is to learn.
-        name, data: what was chosen, for messages.
+        node: options of the model.
+        dataset: its training data.
+        name, data: chosen names, for messages.
 
     Raises:
-        ConfigError: the model is of another task, needs other images, or has fewer positions than a window has tokens.
+        ConfigError: the task differs, the images have an unsupported size, or the model has fewer positions than a
+            window has tokens.
     """
     task = getattr(target(node, "model"), "task", "images")
     if task != dataset.task:

@@ -1,14 +1,13 @@
-"""Composing: from a list of overrides to a resolved configuration, by Hydra.
+"""Compose a resolved configuration from a list of overrides with Hydra.
 
-Defaults that a choice brings for other groups, as its paper has them: they give way to all that is typed.
-
-A choice's YAML file says what it brings, and the other group's which defaults may give way:
+A choice may bring defaults for other groups, as its paper has them. Typed options take precedence over them. The
+choice's YAML file lists what it brings; the other group's file marks which defaults may be replaced:
 
     conf/sync/slowmo.yaml     brings: {optimizer: {nesterov: true}}
     conf/optimizer/sgd.yaml   nesterov: ${brought:false}
 
-What is typed, and what an experiment or an arm says, has taken the place of `${brought:...}` before we look. A group
-that lacks the option (AdamW has no `nesterov`) is left alone.
+Typed options, and those of an experiment or arm, have replaced `${brought:...}` before it is evaluated. A group without
+the option (AdamW has no `nesterov`) is not changed.
 """
 
 import os
@@ -36,11 +35,11 @@ from accordion_bench.run_config import SCALES, RunConfig
 
 
 def register_resolvers() -> None:
-    """Teach YAML files two words.
+    """Register the resolvers that YAML files use.
 
-    `${by_scale:FULL,SMALL,TINY}` is the value that belongs to the run's `scale`: one experiment as a full reproduction
-    on GPUs, an hour on a CPU, or a minute in a test. `${brought:DEFAULT}` is the default, unless another choice of the
-    run brings its own, see `config/compose.py`.
+    `${by_scale:FULL,SMALL,TINY}` selects a value by the run's `scale`: one experiment as a full reproduction on GPUs,
+    an hour on a CPU, or a minute in a test. `${brought:DEFAULT}` is a default that another choice may replace, see
+    `config/compose.py`.
     """
     from omegaconf import OmegaConf
 
@@ -50,18 +49,18 @@ def register_resolvers() -> None:
 
 def _by_scale(full: Any, small: Any, tiny: Any, *, _root_: Any) -> Any:
     values = dict(zip(SCALES, (full, small, tiny), strict=True))
-    return values.get(_root_.scale, full)  # another word is refused with all other wrong values, in one sentence
+    return values.get(_root_.scale, full)  # another scale is refused later, with the other wrong values
 
 
 def refuse_unwritable(key: str, folder: str) -> None:
-    """Refuse a folder in which nothing can be written; it need not be there yet.
+    """Refuse a folder that cannot be written; it need not exist yet.
 
     Args:
-        key: where it stands.
-        folder: as it was typed.
+        key: option that names it.
+        folder: as typed.
 
     Raises:
-        ConfigError: says why, and names a folder that can be written.
+        ConfigError: gives the reason, and suggests a writable folder.
     """
     if why := _why_not(Path(folder)):
         here = "" if os.path.isabs(folder) else f" in {Path.cwd()}"
@@ -72,21 +71,21 @@ def refuse_unwritable(key: str, folder: str) -> None:
 
 
 def _why_not(folder: Path) -> str:
-    """Why the folder, or the nearest one above it that is there, takes no files; "" where it does."""
+    """Return why the folder, or its nearest existing parent, cannot be written; "" if it can."""
     try:
         nearest = next(path for path in [folder, *folder.absolute().parents] if path.exists())
         if not nearest.is_dir():
             return f"{nearest} is a file"
         with tempfile.TemporaryFile(dir=nearest):
             return ""
-    except FileNotFoundError:  # of a file that is just about to be made: /proc, say
+    except FileNotFoundError:  # raised by file systems without new files, such as /proc
         return f"{nearest} takes no files"
-    except OSError as error:  # a name that is too long, say
+    except OSError as error:  # for example, the name is too long
         return error.strerror or type(error).__name__
 
 
 def _elsewhere(folder: str) -> str:
-    """A folder of that name where the user may write."""
+    """Return a folder of that name where the user may write."""
     name = Path(folder).name if os.path.isabs(folder) else folder
     places = [place / name for place in (Path.home(), Path(tempfile.gettempdir()))]
     return str(next((place for place in places if not _why_not(place)), places[0]))
@@ -94,7 +93,7 @@ def _elsewhere(folder: str) -> str:
 
 @dataclass(frozen=True)
 class Brought:
-    """One default: `sync=slowmo` brings optimizer.nesterov=true."""
+    """Default that a choice brings: `sync=slowmo` brings optimizer.nesterov=true."""
 
     choice: str
     group: str
@@ -106,14 +105,14 @@ class Brought:
 
 
 def take_brought(raw: Config, names: Config) -> list[Brought]:
-    """Put what choices bring in the place of defaults, and `brings` out of the way.
+    """Replace defaults by those that choices bring, and remove `brings`.
 
     Args:
-        raw: what was composed, interpolations as they stand in the YAML files; changed in place.
-        names: the chosen name of each group.
+        raw: composed configuration with unresolved interpolations; changed in place.
+        names: chosen name of each group.
 
     Returns:
-        what has taken a default's place.
+        the defaults that were replaced.
     """
     taken = []
     for choice, node in _choices(raw, names):
@@ -127,10 +126,11 @@ def take_brought(raw: Config, names: Config) -> list[Brought]:
 
 
 def bring_again(cfg: Config) -> None:
-    """The same in a resolved configuration whose choices have been exchanged: values that are their defaults give way.
+    """Replace defaults again in a resolved configuration whose choices have changed; values equal to their default give
+    way.
 
     Args:
-        cfg: resolved; `brings` stands in the choices' nodes again. Changed in place.
+        cfg: resolved configuration, whose nodes contain `brings` again; changed in place.
     """
     names = cfg["choices"]
     names.pop("brought", None)
@@ -147,7 +147,9 @@ def bring_again(cfg: Config) -> None:
 
 
 def settle_brought(cfg: Config, taken: list[Brought]) -> list[Brought]:
-    """What remains: SGD has no Nesterov step without a momentum, and only the one that is typed is refused."""
+    """Drop a brought Nesterov step if the momentum is 0; SGD refuses the combination, so only a
+    typed one is an error.
+    """
     optimizer = cfg.get("optimizer") or {}
     if optimizer.get("momentum") == 0:
         idle = [own for own in taken if (own.group, own.key) == ("optimizer", "nesterov")]
@@ -157,7 +159,7 @@ def settle_brought(cfg: Config, taken: list[Brought]) -> list[Brought]:
 
 
 def _choices(raw: Config, names: Config) -> Iterator[tuple[str, Config]]:
-    """The chosen components, those first whose word counts where several bring the same."""
+    """Yield the chosen components in order of precedence for brought defaults."""
     for name, node in (raw.get("adaptive") or {}).items():
         if isinstance(node, dict):
             yield f"adaptive={name}", node
@@ -167,7 +169,7 @@ def _choices(raw: Config, names: Config) -> Iterator[tuple[str, Config]]:
 
 
 def compose(overrides: Sequence[str] = ()) -> Config:
-    """The resolved configuration for a list of overrides, as the command line would compose it (imports Hydra)."""
+    """Return the resolved configuration for a list of overrides, as the command line composes it (imports Hydra)."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
@@ -180,14 +182,14 @@ def compose(overrides: Sequence[str] = ()) -> Config:
 
 
 def resolve(composed: Any, choices: Any, typed: Sequence[str] = ()) -> Config:
-    """A plain dict from what Hydra composed, with the chosen name of each group under `choices`.
+    """Convert Hydra's composed configuration to a plain dict, with the chosen name of each group under `choices`.
 
-    Defaults that choices bring stand in it; `choices.brought` says which, and who has brought them.
+    Defaults that choices bring are included; `choices.brought` lists them and their origin.
 
     Args:
         composed: by Hydra.
-        choices: that Hydra has noted.
-        typed: the overrides of the command line.
+        choices: recorded by Hydra.
+        typed: overrides of the command line.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -199,12 +201,12 @@ def resolve(composed: Any, choices: Any, typed: Sequence[str] = ()) -> Config:
     try:
         cfg: Config = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
-        error.choices = names  # type: ignore[attr-defined]  # for the sentence: what to type is the choice's own default
+        error.choices = names  # type: ignore[attr-defined]  # the error message suggests the choice's default
         raise
     _set_apart(cfg, names, typed)
     if taken := settle_brought(cfg, taken):
         names["brought"] = "; ".join(map(str, taken))
-    if setup := cfg.pop("setup", None):  # what a preset tells its arms; of several presets Hydra notes no choice
+    if setup := cfg.pop("setup", None):  # values of a preset for its arms; Hydra records no choice of several presets
         if "experiment" not in setup:
             name = names.get("experiment")
             chosen = f"{_listed(name)}, a part of others" if name else "none beside setup"
@@ -217,12 +219,12 @@ def resolve(composed: Any, choices: Any, typed: Sequence[str] = ()) -> Config:
 
 
 def as_written(cfg: Config) -> str:
-    """A resolved configuration as config.yaml of the run folder will hold it.
+    """Return the resolved configuration in the form of config.yaml in the run folder.
 
-    What only the start of the run can tell is null: how many workers there are, what a data set counts in its files.
+    Values that are determined at the start of the run are null: the number of workers, values counted in files.
 
     Raises:
-        ConfigError: it is that of a run that has begun.
+        ConfigError: `resume` is set, so that the run exists already.
     """
     import yaml
 
@@ -234,9 +236,9 @@ def as_written(cfg: Config) -> str:
 
 
 def _set_apart(cfg: Config, names: Config, typed: Sequence[str]) -> None:
-    """Give each of several choices of a group its options, under its name; Hydra has put all of them into one.
+    """Give each of several choices of a group its own options; Hydra merges them into one node.
 
-    Hydra notes no choice where there are several.
+    Hydra records no choice for such a group.
     """
     for group in [group for group in SEVERAL if group in cfg and group not in names]:
         value = next((word.partition("=")[2] for word in reversed(typed) if key_of(word) == group), "")
@@ -247,7 +249,7 @@ def _set_apart(cfg: Config, names: Config, typed: Sequence[str]) -> None:
             raise ConfigError(f"{group} must be typed where it is a list, got none; type {group}=[csv,wandb]")
         given, known = cfg[group], {key for node in nodes.values() for key in node}
         given = {key: value for key, value in given.items() if key != "_target_"}
-        further = {key: value for key, value in given.items() if key not in known}  # which no class takes
+        further = {key: value for key, value in given.items() if key not in known}  # passed on so that they are refused
         apart = {
             name: {key: given.get(key, value) for key, value in node.items()} | further for name, node in nodes.items()
         }

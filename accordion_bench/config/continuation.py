@@ -1,4 +1,4 @@
-"""What a run may be resumed with: its own configuration, another place, or more epochs."""
+"""Rules for resuming a run: same configuration, except for placement and a larger number of epochs."""
 
 import math
 import shlex
@@ -19,26 +19,26 @@ from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder, damaged
 from accordion_bench.runs.manifest import Trained, newest_manifest
 
-# what may differ between a run and its continuation
+# keys that may differ between a run and its continuation
 MOVING = (*reuse.FREE, "comm", "device")
 FREE_ON_RESUME = (*MOVING, "epochs")
-# of comm, what the compressor's state depends on
+# keys of comm on which the compressor's state depends
 OF_THE_STATE = ("bucket_cap_mb", "engine", "hook", "hook_state", "hook_options")
-# of comm, what names code
+# keys of comm that name code
 NAMED = ("hook", "hook_state")
 
 
 def resumed_config(cfg: Config, typed: set[str]) -> Config:
-    """The configuration of the run that is resumed; whatever else was typed must agree with it.
+    """Return the configuration of the resumed run; all other typed options must agree with it.
 
     Raises:
-        ConfigError: no such run, one that names code that is neither ours nor named now, a finished run that is to have
-            no more epochs, or the first difference.
+        ConfigError: the run does not exist; it names code that is neither the package's nor named now; it has finished
+            and no more epochs are requested; or an option differs.
     """
     folder = RunFolder(str(cfg["resume"]))
     try:
         there = (folder.path / "config.yaml").is_file()
-    except OSError:  # a name that is too long, say
+    except OSError:  # for example, the name is too long
         there = False
     if not there:
         example = f"resume={cfg['paths']['runs']}/RUN"
@@ -46,7 +46,7 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
     moving = {key: cfg[key] for key in reuse.FREE if key in cfg}
     merged = saved = completed({**moving, **folder.read_config()})
     refuse_foreign_code(saved, cfg, folder)
-    if "threads" not in typed:  # sums of other threads differ in their last bits
+    if "threads" not in typed:  # another number of threads changes the last bits of sums
         merged = {**merged, "threads": threads_of(folder)}
     if lacking := [key for key in cfg if key not in saved and key not in MOVING]:
         raise ConfigError(
@@ -84,7 +84,7 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
 
 
 def _as_counted(dataset: Any, saved: Any) -> Any:
-    """A data set's options with what the run has counted in its files where they say null."""
+    """Replace null options of a data set by the values that the run has counted in its files."""
     if not isinstance(dataset, dict) or not isinstance(saved, dict):
         return dataset
     found = {key: saved.get(key) for key in getattr(target(dataset, "dataset"), "counted", ()) if key in dataset}
@@ -92,15 +92,15 @@ def _as_counted(dataset: Any, saved: Any) -> Any:
 
 
 def refuse_foreign_code(saved: Config, cfg: Config, folder: RunFolder) -> None:
-    """Refuse a run folder that names classes which are not ours: to build them is to run foreign code.
+    """Refuse a run folder that names classes of others, because building them executes foreign code.
 
     Args:
-        saved: what stands in the folder.
-        cfg: as composed now; what it names is trusted.
+        saved: configuration in the folder.
+        cfg: configuration composed now; the classes it names are trusted.
         folder: of the run.
 
     Raises:
-        ConfigError: names the first one, and how to trust it.
+        ConfigError: names the first such class, and how to trust it.
     """
     for key, path in untrusted(saved, cfg):
         raise ConfigError(
@@ -110,13 +110,13 @@ def refuse_foreign_code(saved: Config, cfg: Config, folder: RunFolder) -> None:
 
 
 def untrusted(saved: Config, cfg: Config) -> Iterator[tuple[str, str]]:
-    """Each `_target_` of a configuration that neither our YAML files nor those of --config-dir name, by its key.
+    """Yield key and value of each `_target_` that neither the package's YAML files nor those of --config-dir contain.
 
-    Hooks are in no YAML file: each is one.
+    Hooks are in no YAML file, so that each hook is untrusted.
 
     Args:
         saved: the configuration.
-        cfg: another one, whose classes are trusted.
+        cfg: another configuration, whose classes are trusted.
     """
     for group, node in saved.items():
         named = [path for _, path in targets_in(cfg.get(group))]
@@ -130,16 +130,16 @@ def untrusted(saved: Config, cfg: Config) -> Iterator[tuple[str, str]]:
 
 
 def continuing(config: Config, folder: RunFolder) -> str:
-    """What to type to go on with a run of one's own: classes that are no file's are named again."""
+    """Return the command that resumes one's own run; it names untrusted classes again."""
     added = [shlex.quote(f"--config-dir={place}") for place in conf_dirs()[1:]]
     named = [f"{key}={path}" for key, path in untrusted(config, {})]
     return " ".join(["python -m accordion_bench", *added, as_typed("resume", str(folder.path)), *named])
 
 
 def computed_with(folder: RunFolder) -> Config:
-    """What decides the last bits of a run and stands in no configuration: `threads` and `kernels`.
+    """Return the facts that decide the last bits of a run and are in no configuration: `threads` and `kernels`.
 
-    As its newest checkpoint says; else as environment.json does, which has them of its start.
+    They are read from the newest checkpoint, otherwise from environment.json, which has those of the start.
     """
     if (manifest := newest_manifest(folder.path)) and manifest.computed:
         return manifest.computed
@@ -150,20 +150,20 @@ def computed_with(folder: RunFolder) -> Config:
 
 
 def threads_of(folder: RunFolder) -> int | None:
-    """With how many threads each process of a run has computed, where its folder says so.
+    """Return the number of threads of each process of a run, if its folder records it.
 
     Raises:
-        ValueRefused: with more than this machine can start.
+        ValueRefused: this machine cannot start as many.
     """
     found = computed_with(folder).get("threads")
     return threads.checked_threads("threads", found) if type(found) is int else None
 
 
 def refuse_other_past(config: RunConfig, parts: Components) -> None:
-    """Refuse to go on from a checkpoint of another configuration, and epochs that would have made another past.
+    """Refuse to resume from a checkpoint of another configuration, or with epochs that would have changed past steps.
 
     Args:
-        config: of the run that goes on, with its placement; `resume` is its folder.
+        config: of the resumed run, with its placement; `resume` is its folder.
         parts: its components.
 
     Raises:
@@ -196,13 +196,13 @@ def refuse_other_past(config: RunConfig, parts: Components) -> None:
 
 
 def _free(cfg: Config) -> tuple[str, ...]:
-    """What may be another one when a run goes on; where workers come and go their number, too."""
+    """Return the keys that may change on resume; in elastic runs also the number of workers."""
     elastic = isinstance(cfg["sync"], dict) and cfg["sync"].get("elastic")
     return (*FREE_ON_RESUME, *(["workers"] if elastic else []))
 
 
 def _of_the_past(cfg: Config) -> Config:
-    """What a checkpoint's state hangs on."""
+    """Return the part of a configuration on which a checkpoint's state depends."""
     decisive = {key: value for key, value in reuse.decisive(cfg).items() if key not in _free(cfg)}
     return {**decisive, "comm": {key: cfg["comm"].get(key) for key in OF_THE_STATE}}
 
@@ -210,7 +210,7 @@ def _of_the_past(cfg: Config) -> Config:
 def _refuse_another_length(
     config: RunConfig, parts: Components, before: int, trained: Trained, folder: RunFolder
 ) -> None:
-    """Refuse epochs= with which the steps that are taken would have been others."""
+    """Refuse a number of epochs under which past steps would have been different."""
     if config.epochs <= trained.epochs:
         rule = f"more than the {trained.epochs:g} that are trained"
         more, typed = int(trained.epochs) + 1, as_typed("resume", str(folder.path))
@@ -245,19 +245,19 @@ def _refuse_another_length(
 
 
 def _synchronous_steps(parts: Components) -> int:
-    """Steps before those that workers take on their own."""
+    """Return the number of steps before local steps start."""
     return parts.run.steps - parts.sync.local_steps(parts.run)
 
 
 def _steps(trained: Trained, folder: RunFolder) -> Iterator[float]:
-    """When each step was taken, in epochs; how many an epoch had stands in its metrics row."""
+    """Yield the time of each past step in epochs, using the steps per epoch in the metrics rows."""
     ends = {row["epoch"]: row["step"] for row in folder.read_metrics() if isinstance(row.get("step"), int)}
     begin, last = 0, trained.step - trained.step_in_epoch
     for epoch in range(trained.epoch):
         end = ends.get(epoch, 0)
         end = min(end if end > begin else begin + trained.steps_per_epoch, last)
         if end <= begin:
-            return  # rows that are not those of this run: it cannot have taken more steps
+            return  # the rows do not belong to this run, which cannot have taken more steps
         yield from (epoch + i / (end - begin) for i in range(end - begin))
         begin = end
     yield from (trained.epoch + i / trained.steps_per_epoch for i in range(trained.step_in_epoch))

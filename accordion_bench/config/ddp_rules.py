@@ -1,4 +1,4 @@
-"""What DistributedDataParallel and its hooks cannot do."""
+"""Rules of `comm.engine=ddp`: what DistributedDataParallel and its communication hooks do not support."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ INSTEAD = "comm.engine=exchange"
 
 
 def foreign_hook(config: RunConfig) -> ForeignHook | None:
-    """The hook that a run names; None = the compressor's own."""
+    """Return the hook configured by `comm.hook`; None = the compressor's hook."""
     comm = config.comm
     if comm.hook is None:
         return None
@@ -31,7 +31,7 @@ def foreign_hook(config: RunConfig) -> ForeignHook | None:
 
 
 def warnings(config: RunConfig) -> list[str]:
-    """What is done without having been asked for."""
+    """Return warnings about consequences of DistributedDataParallel that the user did not ask for."""
     if config.comm.engine != "ddp":
         return []
     hook, compressor = foreign_hook(config), bare(config.compressor)
@@ -52,7 +52,7 @@ def warnings(config: RunConfig) -> list[str]:
 
 
 def _lost(compressor: Compressor, hook: ForeignHook | None) -> bool:
-    """Whether the state of the hook is known to be lost with the process, before it has been made."""
+    """Whether it is known before the hook's state is created that it cannot be saved."""
     if hook is None:
         return isinstance(compressor, PowerSGD)
     made_by = hook.factory()
@@ -60,10 +60,10 @@ def _lost(compressor: Compressor, hook: ForeignHook | None) -> bool:
 
 
 def refuse_elsewhere(config: RunConfig) -> None:
-    """Refuse a hook without DistributedDataParallel.
+    """Refuse `comm.hook` without DistributedDataParallel.
 
     Raises:
-        ConfigError: naming it.
+        ConfigError: names the hook.
     """
     comm = config.comm
     if comm.hook is not None and comm.engine != "ddp":
@@ -74,10 +74,10 @@ def refuse_elsewhere(config: RunConfig) -> None:
 
 
 def unsaved(config: RunConfig, ddp: DDPExchange) -> str:
-    """The warning of a run whose hook's state, now that it has been made, turns out to have no `state_dict`.
+    """Return a warning if the hook's state, once created, has no `state_dict`.
 
     Returns:
-        one sentence; "" where it can be saved, or where this was known before.
+        one sentence; "" if the state can be saved, or if this was known before.
 
     Raises:
         ConfigError: `checkpoint.every` or `resume` was typed.
@@ -91,10 +91,10 @@ def unsaved(config: RunConfig, ddp: DDPExchange) -> str:
 
 
 def refuse(config: RunConfig, where: Placement, parts: "Components") -> None:
-    """Refuse what DistributedDataParallel and its hooks cannot do.
+    """Refuse options that DistributedDataParallel and its hooks do not support.
 
     Raises:
-        ConfigError: for the first such thing, with what to type instead.
+        ConfigError: for the first such option, with what to type instead.
     """
     if where.processes == 1:
         rule = "at least 2 with comm.engine=ddp, which puts one worker into each process"
@@ -131,7 +131,7 @@ def refuse(config: RunConfig, where: Placement, parts: "Components") -> None:
 
 
 def _refuse_beside(config: RunConfig, hook: ForeignHook) -> None:
-    """Refuse a foreign hook that cannot be imported, and what does not go with it."""
+    """Refuse a foreign hook that cannot be imported, and options that it does not support."""
     compressor = bare(config.compressor)
     if not isinstance(compressor, Dense):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Whether kinds of values agree with what the YAML files of the config groups declare."""
+"""Check the kinds of values against the defaults in the YAML files of the config groups."""
 
 import functools
 from pathlib import Path
@@ -12,7 +12,7 @@ from accordion_bench.run_config import GROUPS, RunConfig
 
 
 def check_kinds(config: RunConfig) -> None:
-    """Compare the kinds of all values in config groups with the defaults; `run_level` looks at the others.
+    """Compare the kinds of all values in config groups with the defaults; `run_level` checks the other options.
 
     Raises:
         ConfigError: for the first option that differs.
@@ -25,20 +25,20 @@ def check_kinds(config: RunConfig) -> None:
 
 
 def _groups(config: RunConfig) -> Config:
-    """What the YAML files say for the names that are chosen; those of other classes check theirs alone."""
+    """Return the defaults of the chosen names. Classes outside the YAML files check their options themselves."""
     declared: Config = {}
     for group in GROUPS:
         names = config.choices.get(group, "").split(",")
         nodes = {name: _yaml(file) for name in names if (file := yaml_file(group, name))}
         nodes = {name: node for name, node in nodes.items() if "_target_" in node}
-        one = next(iter(nodes.values())) if len(nodes) == 1 else {}  # several trackers check theirs alone
+        one = next(iter(nodes.values())) if len(nodes) == 1 else {}  # several trackers check their options themselves
         declared[group] = nodes if group == "adaptive" else one
     return declared
 
 
 @functools.cache
 def _yaml(file: Path) -> Config:
-    """The options of a YAML file as Hydra reads it."""
+    """Return the options of a YAML file as Hydra parses it."""
     from omegaconf import OmegaConf
 
     return options_of(OmegaConf.to_container(OmegaConf.load(file), resolve=False))  # type: ignore

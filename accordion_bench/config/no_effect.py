@@ -1,4 +1,4 @@
-"""Warnings for settings that were typed and change nothing."""
+"""Warnings about typed options that have no effect, and about slow or unsafe combinations."""
 
 from dataclasses import replace
 
@@ -17,12 +17,12 @@ from accordion_bench.run_config import RunConfig
 
 
 def without_effect(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
-    """Warnings for settings that were typed but change nothing.
+    """Return warnings about typed options that have no effect, and about slow or unsafe combinations.
 
     Args:
-        config: with the number of workers and the backend that have been decided.
-        typed: the keys on the command line.
-        parts: the run's components.
+        config: with the decided number of workers and backend.
+        typed: keys on the command line.
+        parts: components of the run.
     """
     idle = [*_of_components(config, parts), *_of_the_run(config, parts)]
     told = [f"{key} has no effect here: {why}" for key, why in idle if key in typed]
@@ -37,7 +37,7 @@ def without_effect(config: RunConfig, typed: set[str], parts: Components) -> lis
 
 
 def _of_components(config: RunConfig, parts: Components) -> Idle:
-    """What the components of a run declare idle in it, under full keys."""
+    """Yield the options that components declare idle in this run, under their full keys."""
     context = Surroundings(
         epochs=config.epochs,
         workers=parts.run.workers,
@@ -56,7 +56,7 @@ def _of_components(config: RunConfig, parts: Components) -> Idle:
 
 
 def _of_the_run(config: RunConfig, parts: Components) -> Idle:
-    """Keys of the run itself that change nothing in it, and those of torch's optimizers, which declare nothing."""
+    """Yield run-level options without effect, and those of torch's optimizers, which declare nothing."""
     batch, micro_batch = config.largest_batch, config.micro_batch_size or 0
     grows = any(policy.drives == "batch" for policy in parts.policies.values())
     if config.clip_norm is None:
@@ -82,7 +82,7 @@ def _of_the_run(config: RunConfig, parts: Components) -> Idle:
 
 
 def _twice(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
-    """A sentence where one scheme was typed by both of its names."""
+    """Warn if one scheme was typed under both of its names."""
     named = [name for name, policy in parts.policies.items() if not policy.drives]
     if not named or not {"sync", "adaptive"} <= typed:
         return []
@@ -91,7 +91,7 @@ def _twice(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
 
 
 def _unheard(parts: Components, key: str) -> str:
-    """Why a key of overlap changes nothing in this run; "" = it does."""
+    """Return why an option of overlap has no effect in this run; "" if it has one."""
     wrapped = parts.wrapped
     if key == "overlap":
         return parts.exchange.after_backward(wrapped, 2)
@@ -103,7 +103,7 @@ def _unheard(parts: Components, key: str) -> str:
 
 
 def _seldom(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
-    """A warning where the run ends before its first averaging, and with it the only outer step that may be."""
+    """Warn if the run ends before its first averaging, and thus before any outer step."""
     period, sync, run = parts.plan_for([]).period, parts.sync, parts.run
     steps = sync.local_steps(run)
     if not sync.local or period <= steps:
@@ -118,7 +118,7 @@ def _seldom(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
 
 
 def _uncounted(config: RunConfig) -> list[str]:
-    """A warning where bytes travel beside the interface that is counted."""
+    """Warn if communication bypasses the counted interface."""
     if config.comm.interface is None or config.comm.backend != "nccl":
         return []
     return [
@@ -128,7 +128,7 @@ def _uncounted(config: RunConfig) -> list[str]:
 
 
 def _slower(config: RunConfig, parts: Components) -> list[str]:
-    """A warning where 16 bits cost time instead of saving it."""
+    """Warn if 16 bits are slower than float32."""
     found, named = parts.slowdown, f"precision={config.precision}"
     if found is not None and not found.times:
         why = f"a trial step of two samples takes more than {PATIENCE:g} s even in float32"
@@ -142,7 +142,7 @@ def _slower(config: RunConfig, parts: Components) -> list[str]:
 
 
 def _cut(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
-    """A warning where a step cannot have as many samples as were asked for."""
+    """Warn if a step cannot have as many samples as requested."""
     run, asked = parts.run, {"batch_size", "workers", "comm.processes", "comm.workers_per_process", "dataset.subset"}
     if config.largest_batch <= run.per_worker or parts.dataset.sharding == "consecutive" or not asked & typed:
         return []
@@ -151,7 +151,7 @@ def _cut(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
 
 
 def _growing(config: RunConfig) -> list[str]:
-    """A warning where error feedback wraps what is no contraction."""
+    """Warn if error feedback wraps a compressor that is not a contraction."""
     compressor = wrapped_compressor(config.compressor).compressor
     feeds_back = config.compressor.get("error_feedback") is True
     return [GROWS] if feeds_back and not compressor.traits.is_contraction else []

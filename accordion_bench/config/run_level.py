@@ -1,4 +1,4 @@
-"""Wrong values at run level, which are refused without importing torch, so that a typo costs no seconds."""
+"""Checks of run-level options, without importing torch, so that a typo is reported at once."""
 
 import importlib.util
 import shlex
@@ -10,10 +10,10 @@ from accordion_bench.run_config import LONGEST_LABEL, LONGEST_NOTE, SCALES, Path
 
 
 def refuse_wrong(config: RunConfig) -> None:
-    """Refuse values that break their declaration, and such as are wrong whatever the other options say.
+    """Refuse run-level values that break their declaration or are wrong regardless of other options.
 
     Raises:
-        ConfigError: for the first one.
+        ConfigError: for the first wrong value.
     """
     config.check_options()
     if config.scale != "full" and "experiment" not in config.choices:
@@ -48,7 +48,7 @@ def refuse_wrong(config: RunConfig) -> None:
 
 
 def _line_of_text(key: str, value: Any, longest: int) -> tuple[str, str]:
-    """What a wrong label or note is shown as, and the nearest one that is allowed."""
+    """Return a wrong label or note as it is shown in the message, and the nearest valid one."""
     text = value if isinstance(value, str) else f"{'arm' if key == 'label' else key} {show(value)}"
     given = " ".join(text.split())
     printable = "".join(letter for letter in given if letter.isprintable())[:longest].strip()
@@ -56,7 +56,7 @@ def _line_of_text(key: str, value: Any, longest: int) -> tuple[str, str]:
 
 
 def _refuse_batches(config: RunConfig) -> None:
-    """Refuse a batch that is neither a number nor a list of one for each worker."""
+    """Refuse a batch size that is neither a number nor a list of one number per worker."""
     given: Any = config.batch_size
     if not isinstance(given, list):
         checks.integer("batch_size", given, at_least=1, instead=32)

@@ -1,4 +1,4 @@
-"""Checks of a whole configuration before data or devices are touched, and warnings for settings without effect."""
+"""Validate a whole configuration before data or devices are used."""
 
 import math
 import os
@@ -35,18 +35,18 @@ from accordion_bench.tensors import keyed_rng
 def refuse_beyond(
     config: RunConfig, parts: Components, specs: Sequence[TensorSpec], typed: Collection[str] = ()
 ) -> None:
-    """Refuse numbers that lie beyond the data, the run or the tensors.
+    """Refuse numbers that exceed the size of the data, the run or the tensors.
 
-    A default gives way to a short run or a small model; what was typed does not.
+    Only typed values are refused for schedules and levels; defaults adapt to a short run or a small model.
 
     Args:
         config: the configuration.
-        parts: the run's components.
+        parts: components of the run.
         specs: the model's tensors.
-        typed: the keys on the command line.
+        typed: keys on the command line.
 
     Raises:
-        ConfigError: for the first one.
+        ConfigError: for the first such number.
     """
     run, batch = parts.run, config.largest_batch
     samples = counted(run.train_size, "training sample")
@@ -76,7 +76,7 @@ def refuse_beyond(
 
 
 def _refuse_levels(config: RunConfig, parts: Components, specs: Sequence[TensorSpec], typed: Collection[str]) -> None:
-    """Refuse a typed rank above every matrix, and a typed density below one entry of the largest tensor."""
+    """Refuse a typed rank above that of every matrix, and a typed density below one entry of the largest tensor."""
     wrapped, knob = parts.wrapped, parts.wrapped.compressor.traits.knob
     sent = sent_specs(specs, wrapped.scope, wrapped.block_size)
     sizes = [spec for spec in sent if spec.ndim >= wrapped.compressor.traits.min_ndim]
@@ -100,7 +100,7 @@ def _refuse_levels(config: RunConfig, parts: Components, specs: Sequence[TensorS
 
 
 def _refuse_elastic(config: RunConfig, where: Placement) -> None:
-    """Refuse workers that come and go where no process can be lost, or on GPUs."""
+    """Refuse elastic runs where no process can be lost, on GPUs, and with options they do not support."""
     if where.backend != "gloo" or where.device != "cpu":
         raise ConfigError(
             "sync.elastic needs a run over comm=gloo on CPUs, where processes can be lost, got true elsewhere",
@@ -117,12 +117,12 @@ def _refuse_elastic(config: RunConfig, where: Placement) -> None:
 
 
 def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -> Components:
-    """Refuse every wrong value before data or devices are touched.
+    """Refuse every wrong value before data or devices are used.
 
     Args:
         config: the configuration.
         where: its placement.
-        typed: the keys on the command line.
+        typed: keys on the command line.
 
     Returns:
         the components of the run.
@@ -133,7 +133,7 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     refuse_wrong(config)
     check_kinds(config)
     optimizer = config.optimizer
-    declared = options_of(target(optimizer, "optimizer")) or options_of(SGDPlusGradient)  # of torch's, SGD's options
+    declared = options_of(target(optimizer, "optimizer")) or options_of(SGDPlusGradient)  # torch's declare none
     for key in [key for key in declared if key in ("lr", *optimizer)]:
         declared[key].checked(optimizer.get(key), f"optimizer.{key}")
     if optimizer.get("nesterov") and not optimizer.get("momentum"):
@@ -160,7 +160,7 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
             checks.number("target", config.target, above=0, at_most=1, instead=judged.typical)
         else:
             checks.number("target", config.target, at_least=judged.least, instead=judged.typical)
-    # really built, and thrown away: a model on the meta device costs seconds of imports, this one a tenth of a second
+    # a real model takes a tenth of a second; on the meta device, imports alone take seconds
     with keyed_rng.kept_rng():
         model = build_model(config.model, parts.dataset, config.chosen("model"), config.chosen("dataset"))
     specs = [TensorSpec(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
@@ -194,7 +194,7 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
 
 
 def _threads(config: RunConfig, where: Placement, model: nn.Module, dataset: Dataset) -> int:
-    """With how many threads each process is to compute."""
+    """Return the number of threads of each process."""
     here = where.processes if where.launcher == "self" else processes_here(os.environ)
 
     def work() -> float:

@@ -1,1 +1,1 @@
-"""Read and refuse options: checks in one sentence, from a config group to an object, where conf/ is."""
+"""Options of components: declaration, checks with one-sentence errors, YAML files in conf/, and instantiation."""

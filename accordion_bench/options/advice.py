@@ -1,4 +1,4 @@
-"""What may have been meant: the sentence for a name or a key that is not there, found in the YAML files."""
+"""Suggestions for unknown names and keys, found in the YAML files."""
 
 import functools
 import re
@@ -19,14 +19,14 @@ from accordion_bench.options.conf_dir import (
 )
 from accordion_bench.options.override import parts
 
-OF_ADVICE = ("gpu", "compute_ms")  # words of --dry-run and of accordion_bench.advise, which a run does not take
-SEVERAL = ("tracker",)  # groups of which several may be chosen, whose options are typed once for all of them
-PRESETS = ("experiment", "arm", "search")  # groups that are added with a plus
+OF_ADVICE = ("gpu", "compute_ms")  # keys of --dry-run and of accordion_bench.advise, not of a run
+SEVERAL = ("tracker",)  # groups with several choices at once, which share the typed options
+PRESETS = ("experiment", "arm", "search")  # groups that need a plus
 
-ALIKE_NAMES = 0.5  # of two names of choices, which are short
-FEW = 5  # names that are told all
+ALIKE_NAMES = 0.5  # minimum similarity of two names of choices, which are short
+FEW = 5  # maximum number of names that are all listed
 
-# what papers and other programs call our options
+# names of options in papers and other programs
 ALSO_CALLED = {
     "h": "period",
     "tau": "period",
@@ -70,7 +70,7 @@ ALSO_CALLED = {
 
 
 def unknown_choice(group: str, name: str) -> str | None:
-    """`compressor=powersdg`: the name that was meant, then those that look like it; None where the group has none."""
+    """Explain an unknown name such as `compressor=powersdg`, with similar names; None if the group has no choices."""
     group, name = group.strip("/"), name.strip("/")
     folder, _, inner = group.partition("/")
     if folder == "experiment":
@@ -98,7 +98,9 @@ def _unknown_experiment(name: str) -> str:
 
 
 def several_in_one(key: str, value: str) -> str | None:
-    """`compressor=powersgd, adaptive=accordion` in one word: the words that were meant; None where it is one."""
+    """Explain a word that contains several overrides, `compressor=powersgd, adaptive=accordion`;
+    None for other words.
+    """
     rest = re.split(r",\s*(?=[+~]*[\w./]+=)", value)
     others = [re.match(r"[+~]*([\w./]+)=", part) for part in rest[1:]]
     if not others or not all(other and other[1] in known_keys() for other in others):
@@ -107,7 +109,9 @@ def several_in_one(key: str, value: str) -> str | None:
 
 
 def choice_inside(key: str, value: str) -> str | None:
-    """`compressor.powersgd.rank=4`, or `compressor={powersgd:{rank:4}}` as attachments take it; None for others."""
+    """Explain `compressor.powersgd.rank=4`, or `compressor={powersgd:{rank:4}}` as the Python API takes it; None for
+    others.
+    """
     group, _, inside = key.lstrip("+").partition(".")
     if group not in groups() or group in PRESETS or takes_list(group):
         return None
@@ -124,7 +128,7 @@ def choice_inside(key: str, value: str) -> str | None:
 
 
 def unknown_key(key: str, value: str = "...") -> str:
-    """`epocs=3`, `rank=4`, `sync.h=4`, or an option of a choice that is not made: what to type instead."""
+    """Explain an unknown key: `epocs=3`, `rank=4`, `sync.h=4`, or an option of a choice that is not selected."""
     value = value or "..."
     if key.startswith("hydra."):
         return f"{key} is no option of Hydra's; type --hydra-help for those that there are"
@@ -148,14 +152,14 @@ def unknown_key(key: str, value: str = "...") -> str:
 
 
 def without_plus(group: str, name: str) -> str:
-    """`experiment=smoke`: what is in no defaults list is added with a plus."""
+    """Explain a group that is not in the defaults list and lacks its plus: `experiment=smoke`."""
     known = experiments() if group == "experiment" else choices(group)
     near = name if name in known or name.startswith("[") or "," in name else closest(name, known)
     return f"{group} must be added with a plus, got {group}={name}; type +{group}={near}"
 
 
 def loose_word(word: str) -> str:
-    """A word without `=`: the key or the choice that it may be the half of."""
+    """Explain a word without `=`, with the key or choice that it may stand for."""
     if word in ("help", "version"):
         return f"{word} must be typed with dashes, got {word}; type --{word}"
     if (package_dir() / word / "__main__.py").is_file():
@@ -169,12 +173,12 @@ def loose_word(word: str) -> str:
 
 
 def choices(group: str) -> list[str]:
-    """The names of a config group."""
+    """Return the names of a config group."""
     return list(yaml_files(group))
 
 
 def groups() -> list[str]:
-    """The config groups, those of the defaults list first, in its order."""
+    """Return the config groups, in the order of the defaults list, then the others."""
     listed = [next(iter(item)) for item in read_yaml(conf_dir() / "config.yaml")["defaults"] if isinstance(item, dict)]
     found = {path.name for folder in conf_dirs() for path in folder.iterdir() if path.is_dir()}
     return [name for name in listed if name in found] + sorted(found - set(listed))
@@ -182,7 +186,7 @@ def groups() -> list[str]:
 
 @functools.cache
 def experiments() -> list[str]:
-    """Whole experiments; a part of others is none."""
+    """Return the names of complete experiments, without files that are only parts of others."""
     found = [
         (folder / "experiment", file) for folder in conf_dirs() for file in (folder / "experiment").rglob("*.yaml")
     ]
@@ -192,7 +196,7 @@ def experiments() -> list[str]:
 
 @functools.cache
 def known_keys() -> dict[str, Any]:
-    """Every group, run-level key and option of a choice with its group in front, and its value in some YAML file."""
+    """Return all groups, run-level keys and options of choices (`group.option`), with their value in some YAML file."""
     known: dict[str, Any] = dict(keys_of(conf_dir() / "config.yaml"))
     for group in groups():
         known.setdefault(group, None)
@@ -203,11 +207,11 @@ def known_keys() -> dict[str, Any]:
 
 
 def default_of(key: str, chosen: Mapping[str, str]) -> Any:
-    """The default of an option in the choice that is made, else in some other one; None where it is no option.
+    """Return the default of an option in the selected choice, otherwise in another one; None if it is unknown.
 
     Args:
-        key: as it is typed.
-        chosen: the name that is chosen of each group.
+        key: as typed.
+        chosen: selected name of each group.
     """
     group = key.partition(".")[0]
     file = yaml_file(group, str(chosen[group])) if group in chosen else None
@@ -217,7 +221,7 @@ def default_of(key: str, chosen: Mapping[str, str]) -> Any:
 
 @functools.cache
 def keys_of(file: Path) -> dict[str, Any]:
-    """The keys of a YAML file as they are typed, and their values."""
+    """Return the keys of a YAML file as they are typed, with their values."""
     keys: dict[str, Any] = {}
 
     def collect(node: object, prefix: str) -> None:
@@ -235,7 +239,7 @@ def keys_of(file: Path) -> dict[str, Any]:
 
 
 def takes_list(key: str) -> bool:
-    """Whether a list may be typed: for an option that holds one, or a group whose choices have places of their own."""
+    """Whether a list may be typed: for a list option, or a group that accepts several choices."""
     if key not in groups():
         return isinstance(known_keys().get(key), list)
     own = any(re.match(rf"# @package {key}\.", file.read_text(encoding="utf-8")) for file in yaml_files(key).values())
@@ -243,14 +247,14 @@ def takes_list(key: str) -> bool:
 
 
 def holders_of(key: str) -> list[str]:
-    """The choices of a group that have this option."""
+    """Return the choices of a group that have this option."""
     group, _, option = key.partition(".")
     files = yaml_files(group).values() if option and group not in PRESETS else []
     return [file.stem for file in files if key in keys_of(file)]
 
 
 def _meant(key: str, known: dict[str, Any]) -> str:
-    """The option whose last word was typed, or another name of it; "" = none."""
+    """Return the option whose last part, or a synonym of it, was typed; "" = none."""
     group, _, _ = key.rpartition(".")
     last = key.rpartition(".")[2].lower().replace("-", "_")
     for word in (last, ALSO_CALLED.get(last)):
@@ -262,7 +266,7 @@ def _meant(key: str, known: dict[str, Any]) -> str:
 
 
 def _elsewhere(group: str, name: str) -> str:
-    """`adaptive=accordion` for an `accordion` that another group has; "" = none has it."""
+    """Return `adaptive=accordion` for the name `accordion` in another group; "" if no group has it."""
     for other in groups():
         if other != group and other not in PRESETS and name in choices(other):
             return f"{other}={name}"
@@ -270,20 +274,20 @@ def _elsewhere(group: str, name: str) -> str:
 
 
 def _of_class(group: str, name: str) -> str:
-    """The choice whose class is called so: `none` for Dense; "" where there is none, or several."""
+    """Return the choice whose class has this name, such as `none` for Dense; "" if there is not exactly one."""
     targets = {choice: str(read_yaml(file).get("_target_")) for choice, file in yaml_files(group).items()}
     named = [choice for choice, path in targets.items() if path.rpartition(".")[2].lower() == name.lower()]
     return named[0] if len(named) == 1 else ""
 
 
 def _choices_shown(group: str, names: Sequence[str]) -> str:
-    """`compressor=atomo, powersgd`."""
+    """Format as `compressor=atomo, powersgd`."""
     near = nearest(names[-1], names)
     return f"{group}={', '.join(near)}{', ...' if len(near) < len(names) else ''}"
 
 
 def _listed(name: str, known: Sequence[str]) -> str:
-    """All names, or the nearest five."""
+    """List all names, or the five most similar ones."""
     near = nearest(name, known)
     if len(near) == len(known):
         return f"there are {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Checks of configured values: each failure is one sentence with key, rule, value and what to type instead."""
+"""Checks of configured values; each error is one sentence with key, rule, value and what to type instead."""
 
 import difflib
 import math
@@ -9,31 +9,31 @@ from typing import Any, NamedTuple
 
 from accordion_bench.options.units import with_unit
 
-ALIKE = 0.6  # of two words, from 0 to 1, so that one may be meant by the other
-SHORTEST = 4  # letters of a word that may be the beginning of what was meant
+ALIKE = 0.6  # minimum similarity of two words, from 0 to 1, for a suggestion
+SHORTEST = 4  # minimum letters of a word that is matched as a prefix
 
 
 class Less(NamedTuple):
-    """A way out that no value says: `a lower compressor.rank`."""
+    """A remedy without a value: `a lower compressor.rank`."""
 
     how: str
     key: str
 
 
 Way = Mapping[str, Any] | Less | str
-"""What to do instead: options to choose together, by key; less of one; or in words."""
+"""A remedy: options to set together, by key; a lower value of one option; or text."""
 
 
 Wording = Callable[[str, Sequence[Way]], str]
-"""A sentence, and what to do instead, as its reader would: `typed` or `passed`."""
+"""Function that joins a sentence and its remedies: `typed` for the command line, `passed` for Python."""
 
 
 class ConfigError(ValueError):
-    """A configured value that breaks a rule; `str()` is the one sentence the user reads.
+    """A configured value breaks a rule; `str()` is one sentence for the user.
 
     Args:
-        what: the sentence up to the ways out; the whole of it where there is none.
-        ways: any of them will do.
+        what: the sentence without remedies.
+        ways: alternative remedies.
     """
 
     def __init__(self, what: str, *ways: Way) -> None:
@@ -41,18 +41,19 @@ class ConfigError(ValueError):
         super().__init__(typed(what, ways))
 
     def in_python(self) -> "ConfigError":
-        """The same for arguments that were passed in Python."""
+        """Return the same error, worded for arguments passed in Python."""
         return ConfigError(passed(self.what, self.ways))
 
 
 class ValueRefused(ConfigError):
-    """As `ConfigError`, for one key; `under` puts the config group in front of the key.
+    """A `ConfigError` about one key.
 
     Args:
         key: of the option.
-        rule: what its value must be. `{null}`, `{true}` and `{false}` in it are said as its reader writes them.
-        value: that breaks the rule.
-        instead: one that does not.
+        rule: requirement that its value breaks. `{null}`, `{true}` and `{false}` are replaced by their spelling on the
+            command line or in Python.
+        value: the wrong value.
+        instead: a valid value.
     """
 
     def __init__(self, key: str, rule: str, value: Any, instead: Any) -> None:
@@ -60,6 +61,7 @@ class ValueRefused(ConfigError):
         super().__init__(f"{key} must be {_said(rule, show)}, got {show(value)}", {key: instead})
 
     def under(self, prefix: str) -> "ValueRefused":
+        """Return the same error with the config group `prefix` added to the key."""
         return ValueRefused(f"{prefix}.{self.key}", self.rule, self.value, self.instead)
 
     def in_python(self) -> ConfigError:
@@ -67,11 +69,11 @@ class ValueRefused(ConfigError):
         return ConfigError(passed(what, self.ways))
 
 
-# ---- the two wordings of what to do instead
+# ---- remedies, worded for the command line and for Python
 
 
 def typed(what: str, ways: Sequence[Way]) -> str:
-    """`...; type compressor=topk, or sync=every_step`."""
+    """Word remedies for the command line: `...; type compressor=topk, or sync=every_step`."""
 
     def one(way: Way) -> str:
         if isinstance(way, str | Less):
@@ -82,7 +84,7 @@ def typed(what: str, ways: Sequence[Way]) -> str:
 
 
 def passed(what: str, ways: Sequence[Way]) -> str:
-    """`...; pass compressor='topk', or call ab.attach(model, optimizer)`."""
+    """Word remedies for Python: `...; pass compressor='topk', or call ab.attach(model, optimizer)`."""
 
     def one(way: Way) -> str:
         if isinstance(way, str | Less):
@@ -100,17 +102,17 @@ def _either(ways: Sequence[str]) -> str:
 
 
 def _call(chosen: dict[str, Any]) -> str:
-    """Another synchronisation is another function's argument."""
+    """Return the call for another synchronisation scheme, which may be another function."""
     scheme = chosen.pop("sync")
     door, own = ("attach", []) if scheme == "every_step" else ("local", [f"sync={scheme!r}"])
     return f"call ab.{door}({', '.join(['model', 'optimizer', *own, *map(_argument, chosen, chosen.values())])})"
 
 
-OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}  # that methods ask for
+OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}  # optimizers that methods require
 
 
 def _argument(key: str, value: Any) -> str:
-    """How an option is passed: by its own name, within that of its policy, or to the optimizer."""
+    """Format an option as an argument: by its name, within its policy's dict, or of the optimizer."""
     group, _, option = key.partition(".")
     if group == "adaptive" and option:
         policy, _, option = option.partition(".")
@@ -123,7 +125,7 @@ def _argument(key: str, value: Any) -> str:
 
 
 def _in_call(key: str) -> str:
-    """The options of the compressor and of the scheme are arguments of their own."""
+    """Return the argument's name: options of the compressor and of the scheme have no prefix in Python."""
     return key.removeprefix("compressor.").removeprefix("sync.")
 
 
@@ -137,7 +139,7 @@ def _said(rule: str, spell: Callable[[Any], str]) -> str:
 
 
 def show(value: Any) -> str:
-    """The value as one types it on the command line."""
+    """Format a value as it is typed on the command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -150,18 +152,18 @@ def show(value: Any) -> str:
 
 
 def as_typed(key: str, text: str) -> str:
-    """`key=text` as one types it in a shell: quoted for Hydra's grammar, and for the shell, where that is needed."""
+    """Format `key=text` for a shell, quoted for Hydra's grammar and for the shell if needed."""
     return shlex.quote(f"{key}={text if re.fullmatch(r'[A-Za-z0-9_./:@%+-]+', text) else for_hydra(text)}")
 
 
 def for_hydra(text: str) -> str:
-    """The text in quotes, as Hydra's grammar reads it."""
+    """Quote text for Hydra's grammar."""
     escaped = re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + found[2].replace("'", r"\'"), text)
     return f"'{escaped}'"
 
 
 def kind_of(value: Any) -> str:
-    """What a value of the same kind is called in a sentence."""
+    """Return the phrase for a value of the same kind."""
     if isinstance(value, bool):
         return "true or false"
     kinds = {int: "a number", float: "a number", str: "text", list: "a list", dict: "a group of options"}
@@ -173,7 +175,7 @@ def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
 
 
 def integer(key: str, value: Any, at_least: int, instead: int | None = None, at_most: int | None = None) -> int:
-    """An integer of at least `at_least`, and at most `at_most`; the nearest one is suggested, unless another is."""
+    """Check for an integer from `at_least` to `at_most`; errors suggest `instead`, or the nearest valid integer."""
     most = math.inf if at_most is None else at_most
     if _is_number(value, int) and at_least <= value <= most:
         return int(value)
@@ -196,7 +198,7 @@ def number(
     below: float | None = None,
     instead: float,
 ) -> float:
-    """A finite number inside the given limits."""
+    """Check for a finite number within the given limits; return it as float."""
     limits = {"above": above, "at least": at_least, "at most": at_most, "below": below}
     rule = "a number " + " and ".join(f"{word} {limit:g}" for word, limit in limits.items() if limit is not None)
     good = _is_number(value, (int, float)) and abs(value) < float("inf")
@@ -208,14 +210,14 @@ def number(
 
 
 def boolean(key: str, value: Any, instead: bool = True) -> bool:
-    """true or false."""
+    """Check for true or false."""
     if not isinstance(value, bool):
         raise ValueRefused(key, "{true} or {false}", value, instead)
     return value
 
 
 def betas(value: Any, instead: list[float]) -> tuple[float, float]:
-    """Two memories of an optimizer, in [0, 1)."""
+    """Check for the two moment coefficients of an optimizer, in [0, 1)."""
     pair = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if len(pair) != 2 or not all(_is_number(beta, (int, float)) and 0 <= beta < 1 for beta in pair):
         raise ValueRefused("betas", "two numbers at least 0 and below 1", pair or value, instead)
@@ -223,7 +225,7 @@ def betas(value: Any, instead: list[float]) -> tuple[float, float]:
 
 
 def choice(key: str, value: Any, choices: Sequence[str], instead: str | None = None) -> str:
-    """One of `choices`; the closest one is suggested, for what is no word `instead`."""
+    """Check for one of `choices`; errors suggest the most similar one, or `instead` for values that are not strings."""
     if value not in choices:
         near = nearest(str(value), choices)
         more = f", ... ({len(choices)} in all)" if len(near) < len(choices) else ""
@@ -233,20 +235,20 @@ def choice(key: str, value: Any, choices: Sequence[str], instead: str | None = N
 
 
 def closest(word: str, choices: Sequence[str], cutoff: float = 0.0) -> str:
-    """The choice that looks most like `word`, whatever its case and dashes; "" where none is as similar as `cutoff`."""
+    """Return the choice most similar to `word`, ignoring case and dashes; "" if none reaches `cutoff`."""
     found = _alike(word, choices, 1, cutoff)
     return found[0] if found else "" if cutoff else choices[0]
 
 
 def nearest(word: str, choices: Sequence[str], count: int = 5) -> list[str]:
-    """All choices in their order, or where they are many those that look most like `word`, best first."""
+    """Return all choices in order, or if there are more than `count`, the most similar ones, best first."""
     if len(choices) <= count:
         return list(choices)
     return _alike(word, choices, count, 0.0)
 
 
 def _alike(word: str, choices: Sequence[str], count: int, cutoff: float) -> list[str]:
-    """The choices that begin with the word, then those that look like it."""
+    """Return the choices that equal the word, those that start with it, then similar ones."""
     plain, typed = {_plain(choice): choice for choice in reversed(choices)}, _plain(word)
     begun = [choice for choice in choices if len(typed) >= SHORTEST and _plain(choice).startswith(typed)]
     similar = [plain[found] for found in difflib.get_close_matches(typed, list(plain), n=count, cutoff=cutoff)]

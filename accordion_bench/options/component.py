@@ -1,4 +1,6 @@
-"""What every component says of itself, so that nothing elsewhere needs to know its name."""
+"""Base class of components and the description that checks, help and labels read, so that they need
+no component names.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,20 +10,20 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import check_options
 
 Idle = Iterator[tuple[str, str]]
-"""Options that change nothing, each with why; a key with a dot, such as `sync.period`, is another component's."""
+"""Pairs (option without effect, reason); a key with a dot, such as `sync.period`, belongs to another component."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a component may know of the run around it, to say which options change nothing there.
+    """Facts about a run from which a component derives which of its options have no effect.
 
     Args:
-        group: where its options stand: `compressor`, `adaptive.adaqs`.
-        choice: the name under which it was chosen; "" where it has none.
+        group: config group of its options: `compressor`, `adaptive.adaqs`.
+        choice: name under which it was chosen; "" if there is none.
         epochs, workers: of the run.
         gradients: whether gradients are exchanged at any time of the run.
-        knob: the option of the compressor that policies may steer; "" where it has none.
-        steered_by: the policies that steer it.
+        knob: option of the compressor that policies may change; "" if there is none.
+        steered_by: names of the policies that change it.
         weight_decay: of the optimizer.
     """
 
@@ -45,22 +47,24 @@ def _smoke_options(options: Config, knob: str) -> Config:
 
 @dataclass(frozen=True)
 class Description:
-    """What checks, help, labels and small runs know of a component; it stands beside the class, as its `description`.
+    """Facts about a component for checks, help, labels and smoke tests; defined next to the class, as its
+    `description`.
 
     A subclass writes `description = replace(Base.description, idle=_idle, ...)`, with functions of its module.
 
     Args:
-        display_names: how reports write it, as its paper does, by the name of its YAML. Others have the name of the
-            class, where the YAML has the same, else that of the YAML without underscores.
-        requires: what must be chosen in other groups, or it is refused, for runs that look at every component: by
-            group its options, or the name of another choice.
-        of_several_kinds: options that take more kinds of values than that of their default; who uses them checks them.
-        shares: options that are a share of the coordinates, and how reports write them behind the name.
-        label_suffix: called with the options; returns what reports say of them behind name and level; "" = nothing.
-        idle: called with the class, its options as configured (one that is missing has the constructor's default) and
-            the run; yields the options that change nothing there. The user who has typed one is warned.
-        smoke_options: called with the options and the compressor's knob ("" where it has none); returns options with
-            which it averages, or decides, within six steps of a run, see +experiment=smoke.
+        display_names: name in reports, as in its paper, by name of the YAML file. The default is the name of the class
+            if the YAML file has the same name, otherwise the YAML file's name without underscores.
+        requires: choices in other groups without which it is refused, used by runs that test every component: by group
+            its options, or the name of a choice.
+        of_several_kinds: options that accept other kinds of values than their default; the code that uses them checks
+            them.
+        shares: options that are a fraction of the coordinates, with their suffix in reports.
+        label_suffix: function of the options that returns a suffix for reports after name and level; "" = none.
+        idle: function of the class, its configured options (a missing one has the constructor's default) and the run;
+            yields the options that have no effect. A warning is printed for those that were typed.
+        smoke_options: function of the options and the compressor's knob ("" if there is none); returns options with
+            which the component averages, or decides, within six steps, see +experiment=smoke.
     """
 
     display_names: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +77,7 @@ class Description:
 
 
 class Component:
-    """The base of compressors, policies, synchronisation schemes, schedules and data sets.
+    """Base class of compressors, policies, synchronisation schemes, schedules and data sets.
 
     Class attributes:
         description: see `Description`.
@@ -82,11 +86,11 @@ class Component:
     description: Description = Description()
 
     def __post_init__(self) -> None:
-        """Check the options of a class `with_options`."""
+        """Check the options of a `with_options` class."""
         check_options(self)
 
 
 def idle_options(cls: Any, options: Config, context: Surroundings) -> Idle:
-    """The options of a component's class that change nothing in a run, each with why; see `Description.idle`."""
+    """Yield the options of a component that have no effect in a run, with reasons; see `Description.idle`."""
     description: Description = cls.description
     return description.idle(cls, options, context)

@@ -1,4 +1,4 @@
-"""Where the package and the YAML files are (imports nothing heavy)."""
+"""Locate and read the YAML files of config groups; imports neither torch nor Hydra."""
 
 import copy
 import functools
@@ -11,16 +11,16 @@ from typing import Any
 from accordion_bench.options.checks import ConfigError
 
 Config = dict[str, Any]
-NO_OPTIONS = ("defaults", "brings")  # what Hydra reads; what the choice brings to other groups
+NO_OPTIONS = ("defaults", "brings")  # keys of Hydra, and defaults that the choice sets in other groups
 
 
 def read_options(file: Path) -> Config:
-    """The options with their defaults, where no other choice brings its own."""
+    """Return the options of a YAML file with their own defaults, before other choices override them."""
     return options_of(read_yaml(file))
 
 
 def read_yaml(file: Path) -> Config:
-    """All that a file says; the caller's own copy."""
+    """Return a copy of the content of a YAML file."""
     return copy.deepcopy(_parsed(file, file.stat().st_mtime_ns))
 
 
@@ -32,12 +32,12 @@ def _parsed(file: Path, changed: int) -> Config:
 
 
 def options_of(node: Config) -> Config:
-    """The options of what a file says."""
+    """Return the options in the content of a YAML file."""
     return {key: plain(value) for key, value in node.items() if key not in NO_OPTIONS}
 
 
 def plain(value: Any) -> Any:
-    """`${brought:0.1}` is 0.1, anything else itself."""
+    """Replace `${brought:0.1}` by 0.1; return other values unchanged."""
     found = re.fullmatch(r"\$\{brought:(.*)\}", value) if isinstance(value, str) else None
     return _scalar(found[1]) if found else value
 
@@ -49,31 +49,31 @@ def _scalar(text: str) -> Any:
     return yaml.safe_load(text)
 
 
-_own: list[Path] = []  # folders of users' YAML files, of --config-dir
+_own: list[Path] = []  # folders given by --config-dir
 
 
 def package_dir() -> Path:
-    """The folder of the package's code."""
+    """Return the folder of the package's code."""
     return Path(__file__).parents[1]
 
 
 @functools.cache
 def conf_dir() -> Path:
-    """The folder of YAML files: in the installed package, or beside it in a checkout."""
+    """Return the folder conf/: in the installed package, or next to the package in a checkout."""
     packaged = package_dir() / "conf"
     return packaged if packaged.is_dir() else package_dir().parent / "conf"
 
 
 def conf_dirs() -> list[Path]:
-    """The folders in which a config group is looked up: the package's first, as Hydra does, then those added."""
+    """Return the folders searched for config groups: first the package's, as in Hydra, then added ones."""
     return [conf_dir(), *_own]
 
 
 def add_conf_dir(folder: str) -> None:
-    """Look up config groups in a user's folder, too.
+    """Add a user's folder to the search path of config groups.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the folder does not exist.
     """
     if not Path(folder).is_dir():
         raise ConfigError(
@@ -85,19 +85,21 @@ def add_conf_dir(folder: str) -> None:
 
 
 def yaml_files(group: str) -> dict[str, Path]:
-    """The YAML files of a config group, by name."""
+    """Return the YAML files of a config group, by name."""
     found = {file.stem: file for folder in reversed(conf_dirs()) for file in (folder / group).glob("*.yaml")}
     return dict(sorted(found.items()))
 
 
 def yaml_file(group: str, name: str) -> Path | None:
-    """The YAML file of one choice, which may lie in a folder of the group; None = there is none."""
+    """Return the YAML file of a choice, whose name may include a subfolder; None if it does not exist."""
     files = (folder / group / f"{name}.yaml" for folder in conf_dirs())
     return next((file for file in files if file.is_file()), None)
 
 
 def import_from_here() -> None:
-    """Let `_target_` name modules of the current folder; last, so that it hides nothing that is installed."""
+    """Let `_target_` name modules of the current folder; it is last in sys.path, so that it shadows no installed
+    module.
+    """
     here = os.getcwd()
     if not sys.flags.safe_path and not {"", here} & set(sys.path):
         sys.path.append(here)

@@ -1,4 +1,4 @@
-"""What a user reads when something is wrong: one sentence for what they can mend, a traceback for what they cannot."""
+"""Convert an exception to one sentence if the user can fix its cause; other exceptions keep their traceback."""
 
 import re
 import traceback
@@ -8,13 +8,13 @@ from accordion_bench.options import advice
 from accordion_bench.options.checks import ConfigError, ValueRefused, kind_of, show
 from accordion_bench.options.units import with_unit
 
-# what Python, C++, torch and CUDA say where the machine has no more of something; in small letters
+# messages of Python, C++, torch and CUDA when a resource is exhausted; lower case
 OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "out of memory", "unable to allocate")
 OF_THREADS = ("can't start new thread", "thread creation failed", "resource temporarily unavailable")
 
 
 def explain(error: BaseException) -> str | None:
-    """The sentence for an error that the user can act on, or None."""
+    """Return the sentence for an error that the user can fix, otherwise None."""
     kind = type(error).__name__
     if isinstance(error, ConfigError) or kind in ("NonFinite", "ChildRefused"):
         return str(error)
@@ -38,7 +38,7 @@ def explain(error: BaseException) -> str | None:
 
 
 def _no_interpolation(text: str, key: str, choices: Mapping[str, str]) -> str:
-    """`seed=${nope}`: what stands in the braces means nothing."""
+    """Explain an invalid interpolation such as `seed=${nope}`."""
     value = advice.default_of(key, choices)
     default = with_unit(key, value) or show(value)
     instead = f"{key}={default}" if "$" not in default else f"{key}=VALUE"
@@ -56,7 +56,7 @@ def _no_interpolation(text: str, key: str, choices: Mapping[str, str]) -> str:
 
 
 def _exhausted(error: BaseException) -> str | None:
-    """The sentence where memory, or threads and processes, were more than the machine had."""
+    """Explain an error caused by a lack of memory, threads or processes; None for other errors."""
     said = re.sub(r"^\[enforce fail at \S+\] err == 0\. ", "", " ".join(str(error).split()))
     first = (said if len(said) <= 160 else f"{said[:157]}...") or type(error).__name__
 
@@ -79,19 +79,19 @@ def _exhausted(error: BaseException) -> str | None:
 
 
 def _files(error: BaseException) -> list[str]:
-    """Through which an error came; the last one has raised it."""
+    """Return the files in an error's traceback; the last one raised it."""
     return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def _unknown_choice(error: BaseException) -> str:
-    """`compressor=powersdg`: the name is unknown."""
+    """Explain an unknown name such as `compressor=powersdg`."""
     missing = str(getattr(error, "missing_cfg_file", None) or "")
     group, _, name = missing.lstrip("/").rpartition("/")
     return (group and advice.unknown_choice(group, name)) or _one_line(str(error))
 
 
 def _bad_override(error: BaseException) -> str:
-    """An unknown key, or a line that does not parse."""
+    """Explain an unknown key, or an override that cannot be parsed."""
     cause = str(error.__cause__ or "")
     text = str(error)
     if override := getattr(error, "override", None):

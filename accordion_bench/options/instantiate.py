@@ -1,9 +1,8 @@
-"""From a config group to an object: import the class that it names and call it.
+"""Instantiate a config group: import the class that `_target_` names and call it.
 
-Which classes a configuration may name: those of our YAML files, of folders added by --config-dir, and those trusted.
-
-A run folder from a stranger names classes, too. To import a module is to run its code, so a reader of such a folder
-asks here first.
+Also decides which classes a configuration may name: those in the package's YAML files, in folders of --config-dir, and
+those trusted explicitly. Importing a module executes its code, and a run folder from a stranger names classes too, so
+code that reads such a folder must check them first.
 """
 
 import functools
@@ -30,11 +29,11 @@ def build(
     """Call the class that `_target_` names with the node's other keys.
 
     Args:
-        node: one config group.
+        node: config group.
         group: its name, for messages.
-        positional: arguments that are no options.
-        adapt: changes the class before it is called.
-        extra: keyword arguments that are no options.
+        positional: positional arguments that are not options.
+        adapt: function that transforms the class before it is called.
+        extra: keyword arguments that are not options.
 
     Raises:
         ConfigError: the class refuses a value.
@@ -61,10 +60,10 @@ def build(
 
 
 def target(node: Config, group: str) -> Any:
-    """The class that `_target_` names.
+    """Return the class that `_target_` names.
 
     Raises:
-        ConfigError: there is no such module or class, or the module imports what is not there.
+        ConfigError: the module or class does not exist, or a module that it imports is not installed.
     """
     if not isinstance(node, Mapping):
         raise ConfigError(f"{group} must be a choice with its options, got {checks.show(node)}; type {group}=NAME")
@@ -75,15 +74,15 @@ def target(node: Config, group: str) -> Any:
 
 
 def imported(module: str, name: str, rule: str, instead: str) -> Any:
-    """What a module calls by this name.
+    """Return the attribute `name` of a module.
 
     Args:
-        module, name: of what is imported.
-        rule: the sentence up to where it says why it cannot be.
-        instead: what to type.
+        module, name: of the object.
+        rule: beginning of the error message, before the reason.
+        instead: what to type instead.
 
     Raises:
-        ConfigError: there is no such module or name, or the module imports what is not there.
+        ConfigError: the module or name does not exist, or a module that it imports is not installed.
     """
     try:
         found = importlib.import_module(module)
@@ -96,25 +95,24 @@ def imported(module: str, name: str, rule: str, instead: str) -> Any:
         raise ConfigError(f"{rule}: {why}; type {instead}") from None
     except ImportError as error:
         raise ConfigError(f"{rule}: {error}; type {instead}") from error
-    except ValueError:  # no module at all
+    except ValueError:  # the module's name is empty
         raise ConfigError(f"{rule}; type {instead}") from None
     if not hasattr(found, name):
         raise ConfigError(f"{rule}: {module} has no {name}; type {instead}")
     return getattr(found, name)
 
 
-# at the beginning of a line or inside of {}, never in a comment; a regular expression, because parsing takes 50 times
-# as long
+# at the beginning of a line or inside {}, never in a comment; a regular expression is 50 times as fast as parsing
 TARGET = re.compile(r"""^[^#\n]*?\b_target_["']?[ ]*:[ ]*["']?([A-Za-z_][\w.]*)""", re.MULTILINE)
 
-_added: set[str] = set()  # by --trust
+_added: set[str] = set()  # paths added by --trust
 
 
 def trusted_targets(group: str = "") -> frozenset[str]:
-    """The paths of all classes that are trusted.
+    """Return the paths of all trusted classes.
 
     Args:
-        group: only those of this config group, `schedule` say, whose classes may be called, too; "" = of all.
+        group: config group, such as `schedule`, that the classes must belong to; "" = all groups.
     """
     return _in_files(tuple(conf_dirs()), group) | _added
 
@@ -123,26 +121,26 @@ def is_trusted(path: object, group: str = "", also: Iterable[str] = ()) -> bool:
     """Whether a class may be imported.
 
     Args:
-        path: what a configuration has under `_target_`, of whatever kind.
-        group: as for `trusted_targets`.
-        also: paths that the command as composed now names.
+        path: value of `_target_` in a configuration, of any type.
+        group: see `trusted_targets`.
+        also: further trusted paths, such as those of the current command.
     """
     return isinstance(path, str) and (path in also or path in trusted_targets(group))
 
 
 def trust(config: Any) -> None:
-    """Trust the classes that a configuration names from now on, in this process and those that it forks."""
+    """Trust all classes that a configuration names, in this process and in processes forked later."""
     _added.update(path for _, path in targets_in(config) if isinstance(path, str))
 
 
 def targets_in(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Whatever stands under a `_target_` in a configuration, of whatever kind, with its dotted key.
+    """Yield the dotted key and value of each `_target_` in a configuration, of any type.
 
-    Those of nested groups and lists are among them; what is in a list has the list's key.
+    Nested groups and lists are searched; items of a list have the list's key.
 
     Args:
         config: a configuration, or a part of it.
-        key: of that part.
+        key: dotted key of that part.
     """
     if isinstance(config, dict):
         for name, value in config.items():

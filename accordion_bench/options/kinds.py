@@ -1,4 +1,4 @@
-"""Whether kinds of values agree with those that are declared: text, numbers, lists, true or false, null."""
+"""Check that values have the declared kind: text, number, list, boolean, null."""
 
 import functools
 import typing
@@ -11,7 +11,9 @@ from accordion_bench.options.instantiate import Config, target
 
 
 def same_kinds(declared: Config, given: Config, prefix: str) -> None:
-    """Refuse text for a number, a number for a list, null where a value is needed, and so on."""
+    """Refuse values of another kind than the default: text for a number, a number for a list, null for a required
+    value.
+    """
     several = _of_several_kinds(declared.get("_target_"))
     for name, default in declared.items():
         if name not in given or default is None or (isinstance(default, str) and "${" in default):
@@ -33,7 +35,7 @@ def same_kinds(declared: Config, given: Config, prefix: str) -> None:
 
 
 def _said_of_several_kinds(path: str | None) -> frozenset[str]:
-    """The options that a class itself says are of several kinds."""
+    """Return the options that a class declares to be of several kinds."""
     cls = target({"_target_": path}, "") if path else None
     description: Description = getattr(cls, "description", Description())
     return description.of_several_kinds
@@ -41,7 +43,7 @@ def _said_of_several_kinds(path: str | None) -> frozenset[str]:
 
 @functools.cache
 def _of_several_kinds(path: str | None) -> dict[str, Any]:
-    """The options of one of our classes that may be null or anything, by their annotations."""
+    """Return the options of one of this package's classes whose annotation accepts None or Any."""
     if not str(path).startswith("accordion_bench."):
         return {}
     hints = typing.get_type_hints(target({"_target_": path}, "").__init__)

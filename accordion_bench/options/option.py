@@ -1,4 +1,4 @@
-"""Options, declared once, as fields of the class that has them: check, refusal and YAML file come from here."""
+"""Options declared once, as fields of their class; checks, error messages and YAML files are derived from them."""
 
 import dataclasses
 import functools
@@ -14,17 +14,17 @@ from accordion_bench.options.checks import ValueRefused, show
 
 Made = TypeVar("Made")
 
-NEAREST = "the nearest integer"  # to suggest in the place of a wrong number
+NEAREST = "the nearest integer"  # value of `instead`: suggest the nearest integer
 
 
 @dataclass(frozen=True)
 class Option:
-    """What is declared of one option; see `option` for the other arguments.
+    """Declaration of an option; see `option` for the other arguments.
 
     Args:
         name: of the field.
-        kinds: the types that it takes, (int, NoneType) for `int | None`.
-        default: of the class; a choice may have its own.
+        kinds: accepted types, (int, NoneType) for `int | None`.
+        default: default of the class; a choice may have another one.
     """
 
     name: str = ""
@@ -42,20 +42,20 @@ class Option:
 
     @property
     def comment(self) -> str:
-        """What stands behind the value in the YAML file: the choices, unless the help says them all, then the help."""
+        """Comment in the YAML file: the choices, unless the help names all of them, then the help."""
         words = [choice for choice in self.choices if isinstance(choice, str)]
         listed = len(words) == len(self.choices) and not all(word in self.help for word in words)
         return ": ".join(filter(None, [", ".join(words) if listed else "", self.help]))
 
     def checked(self, value: Any, key: str = "") -> Any:
-        """The value, an integer as a float where `float` is declared and not `int | float`.
+        """Return the value; an integer is converted to float if the type is `float` and not `int | float`.
 
         Args:
-            value: that was given.
-            key: what messages call it; "" = its name.
+            value: the given value.
+            key: name used in messages; "" = the option's name.
 
         Raises:
-            ValueRefused: it is of another type, out of bounds, or none of the choices.
+            ValueRefused: the value has another type, is out of bounds, or is not among the choices.
         """
         key, instead = key or self.name, self.default if self.instead is None else self.instead
         if value is None and (types.NoneType in self.kinds or self.default is None):
@@ -76,7 +76,7 @@ class Option:
         return value
 
     def _chosen(self, key: str, value: Any, instead: Any) -> Any:
-        """One of a few choices, not all of which are words, or the only one beside null."""
+        """Check a value against choices that are not all strings, or against a single one."""
         if any(type(value) is type(choice) and value == choice for choice in self.choices):
             return value
         names = [None] if types.NoneType in self.kinds else []
@@ -97,18 +97,20 @@ def option(
     shown: bool = True,
     brought: bool = False,
 ) -> Any:
-    """A field of a class `with_options`: `rank: int = option("lower rank = more compression", default=2, at_least=1)`.
+    """Declare a field of a `with_options` class: `rank: int = option("lower rank = more compression", default=2,
+    at_least=1)`.
 
-    A text without `choices`, an integer without `at_least`, a list and `Any` are checked by the class itself.
+    Strings without `choices`, integers without `at_least`, lists and `Any` are checked by the class itself.
 
     Args:
-        help: one line, for --help and the YAML file; choices that are words are listed before it, unless it has all.
-        default: where nothing is given; where it is None, null is taken, too.
-        choices: the values that it may have.
+        help: one line for --help and the YAML file. String choices are listed before it, unless it names all of them.
+        default: default value; if it is None, null is accepted too.
+        choices: accepted values.
         at_least, at_most, above, below: bounds of a number.
-        instead: the value to suggest; `NEAREST` = the nearest integer; None = the nearest word, or the default.
-        shown: whether YAML files have it; those that another part of the configuration gives are not shown.
-        brought: whether other choices may bring a default of theirs, see `Choice.brings`.
+        instead: value that errors suggest; `NEAREST` = the nearest integer; None = the most similar choice, or the
+            default.
+        shown: whether YAML files contain it. Options that another part of the configuration sets are not shown.
+        brought: whether other choices may override its default, see `Choice.brings`.
 
     Example:
         >>> from accordion_bench.options.component import Component
@@ -129,15 +131,15 @@ def option(
 
 @dataclass_transform(eq_default=False, field_specifiers=(option, dataclasses.field))
 def with_options(cls: type[Made]) -> type[Made]:
-    """Give a class the constructor that its options make, in their order, those of base classes first.
+    """Class decorator that creates a constructor from the options in order of declaration, those of base classes first.
 
-    `__post_init__` is called next. Where the class has one of its own, it begins with `super().__post_init__()`, which
-    checks the options (`options.component.Component` has the first), goes on with rules about several options, and
-    derives what hangs on them.
+    The constructor then calls `__post_init__`. A class that overrides it must first call `super().__post_init__()`,
+    which checks the options (`options.component.Component` has the first implementation). It then checks rules about
+    several options, and derives further attributes.
 
-    A class that has a constructor in its body, as modules and optimizers of torch need, declares its options there, as
-    defaults of the arguments: `depth: int = option("of the network", default=20, at_least=8)`. They are checked before
-    the body runs, which gets their values.
+    A class with its own constructor, as modules and optimizers of torch need, declares options as defaults of the
+    arguments: `depth: int = option("of the network", default=20, at_least=8)`. They are checked before the
+    constructor's body runs, which receives their values.
 
     Example:
         >>> from accordion_bench.options.component import Component
@@ -160,7 +162,7 @@ def with_options(cls: type[Made]) -> type[Made]:
 
 
 def _checking(init: Any, options: Mapping[str, Option]) -> Any:
-    """A constructor whose arguments have options as defaults, with their values in that place, and their checks."""
+    """Wrap a constructor whose defaults are options: replace them by their default values and check the arguments."""
     signature = inspect.signature(init)
     arguments = (
         one.replace(default=options[name].default if name in options else one.default)
@@ -183,11 +185,11 @@ def check_options(made: Any, prefix: str = "") -> None:
     """Check the values of all options of an object.
 
     Args:
-        made: of a class that declares options.
-        prefix: of their names in messages, `comm.` say.
+        made: object of a class that declares options.
+        prefix: prefix of option names in messages, such as `comm.`.
 
     Raises:
-        ValueRefused: for the first that breaks its rule.
+        ValueRefused: for the first wrong value.
     """
     for name, own in options_of(type(made)).items():
         given = getattr(made, name)
@@ -196,7 +198,7 @@ def check_options(made: Any, prefix: str = "") -> None:
 
 
 def options_of(cls: Any) -> Mapping[str, Option]:
-    """The options of a class by name, in order; none where it declares none."""
+    """Return the options of a class by name, in order; empty if it declares none."""
     return _declared(cls)
 
 
@@ -210,25 +212,25 @@ def _declared(cls: Any) -> Mapping[str, Option]:
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:
-    """(int, NoneType) for `int | None`."""
+    """Return (int, NoneType) for `int | None`."""
     return typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A name under which a class can be chosen: what is to be said in its YAML file.
+    """Name under which a class can be chosen, with the content of its YAML file.
 
-    A class has them by name in its `chosen_as`.
+    A class lists its choices by name in `chosen_as`.
 
     Args:
-        told: what --help says of it.
-        values: defaults of this choice that are not those of the class.
-        beside: options that others around the class have, in order; behind its own.
+        told: description in --help.
+        values: defaults of this choice that differ from those of the class.
+        beside: options of wrappers, in order, shown after the class's own.
         leaves_out: options of the class that are not shown.
-        comments: of options that say something else here.
-        selects: choices of other groups that this one brings, unless they are typed.
+        comments: comments that replace the help of options.
+        selects: choices of other groups that this one selects, unless they are typed.
         brings: defaults of other groups by dotted key, as the method's paper has them, each with a comment.
-        target: path of the class that takes these options, where that is another one than that which declares them.
+        target: path of the class that takes these options, if it is not the declaring one.
     """
 
     told: str

@@ -1,4 +1,4 @@
-"""What an override is about."""
+"""Parse command-line overrides (`key=value`), and translate renamed options and moved classes."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -8,20 +8,20 @@ from accordion_bench.options.checks import ConfigError
 
 
 def key_of(override: str) -> str:
-    """`network.bandwidth` of `+network.bandwidth=1e9`."""
+    """Return the key: `network.bandwidth` for `+network.bandwidth=1e9`."""
     return override.lstrip("+~").partition("=")[0]
 
 
 def group_of(override: str) -> str:
-    """`network` of `+network.bandwidth=1e9`."""
+    """Return the config group: `network` for `+network.bandwidth=1e9`."""
     return key_of(override).partition(".")[0]
 
 
 def taken(words: Sequence[str], keys: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """What is typed for these keys, and all other words.
+    """Split words into the values given for `keys` and all other words.
 
     Raises:
-        ConfigError: a key is typed twice.
+        ConfigError: a key is given twice.
     """
     own = [word for word in words if word.partition("=")[0] in keys and "=" in word]
     refuse_twice(own)
@@ -29,10 +29,10 @@ def taken(words: Sequence[str], keys: Collection[str]) -> tuple[dict[str, str], 
 
 
 def refuse_twice(overrides: Sequence[str]) -> None:
-    """Refuse a key that is typed twice.
+    """Refuse a key that is given twice.
 
     Raises:
-        ConfigError: for the first one.
+        ConfigError: names the first such key.
     """
     seen: dict[str, str] = {}
     for override in overrides:
@@ -43,7 +43,7 @@ def refuse_twice(overrides: Sequence[str]) -> None:
 
 
 def parts(text: str) -> list[str]:
-    """What commas separate, outside of brackets and quotes."""
+    """Split text at commas outside of brackets and quotes."""
     found, depth, quote = [""], 0, ""
     for letter in text:
         if letter in "'\"" and quote in ("", letter):
@@ -56,10 +56,10 @@ def parts(text: str) -> list[str]:
     return [part.strip() for part in found]
 
 
-# old name: (name of today, the version that has renamed it, which warns; the next minor version forgets the old one)
+# old name: (current name, version of the renaming); that version warns, the next minor version drops the old name
 RENAMED: dict[str, tuple[str, str]] = {}
 
-# modules whose classes have moved since version 0.2, whose run folders hold the old names as `_target_`
+# modules whose classes have moved since version 0.2; its run folders contain the old paths as `_target_`
 MOVED = {
     "onebit": "compressors.sign",
     **dict.fromkeys(("noloco", "overlap_local_sgd", "sparta", "streaming_diloco"), "sync.local_sgd"),
@@ -72,7 +72,7 @@ MOVED = {
 
 
 def overrides_in_todays_words(arguments: Sequence[str]) -> list[str]:
-    """The words of a command line with every renamed key replaced; each is told on stderr."""
+    """Replace renamed keys on a command line by their current names; print a warning for each."""
     return [_todays(word) for word in arguments]
 
 
@@ -89,7 +89,7 @@ def _todays(word: str) -> str:
 
 
 def config_in_todays_words(config: dict[str, Any]) -> dict[str, Any]:
-    """A run folder's configuration with renamed keys, where nothing is there, and classes by their names of today."""
+    """Translate a run folder's configuration: renamed keys, unless the new key exists, and paths of moved classes."""
     found: dict[str, Any] = _with_moved_classes(config)
     for old, (new, _) in RENAMED.items():
         *above, last = old.split(".")
@@ -102,7 +102,7 @@ def config_in_todays_words(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_moved_classes(config: Any) -> Any:
-    """A copy; what is neither a mapping nor a list is the same."""
+    """Return a copy with the current paths of moved classes."""
     if isinstance(config, dict):
         return {
             key: _class_of_today(value) if key == "_target_" and isinstance(value, str) else _with_moved_classes(value)
@@ -112,7 +112,7 @@ def _with_moved_classes(config: Any) -> Any:
 
 
 def _class_of_today(name: str) -> str:
-    """Of a class that has moved the name of today."""
+    """Return the current path of a class."""
     module, _, cls = name.rpartition(".")
     package, _, last = module.rpartition(".")
     new = MOVED.get(last, "")

@@ -1,4 +1,4 @@
-"""What a choice is called whose options are not those of its YAML file: its name alone would tell a wrong thing."""
+"""Names of choices whose options differ from their YAML file, so that labels do not mislead."""
 
 import functools
 from collections.abc import Collection
@@ -12,28 +12,28 @@ from accordion_bench.options.units import without_units
 
 
 def named(config: Config, group: str, besides: Collection[str] = ()) -> str:
-    """`vgg19`, or `vgg19 (width=8)` where options were typed beside the name.
+    """Return `vgg19`, or `vgg19 (width=8)` if options differ from the choice's YAML file.
 
     Args:
         config: of a run.
-        group: of its choices.
-        besides: options that are told elsewhere.
+        group: config group.
+        besides: options to omit.
     """
     choice, told = (config.get("choices") or {}).get(group) or "", typed_beside(config, group, besides)
     return f"{choice} ({', '.join(told)})" if told else choice
 
 
 def typed_beside(config: Config, group: str, besides: Collection[str] = ()) -> list[str]:
-    """`width=8`: the options of a choice that were typed beside its name; arguments as for `named`."""
+    """Return the changed options of a choice as `width=8`; arguments as for `named`."""
     node = config.get(group)
     changed = overridden(group, (config.get("choices") or {}).get(group) or "", node if isinstance(node, dict) else {})
     return [f"{key}={show(value)}" for key, value in changed.items() if key not in besides]
 
 
 def overridden(group: str, choice: str, node: Config) -> Config:
-    """The options that are other than in the YAML file of the choice; none where there is no such file.
+    """Return the options that differ from the YAML file of the choice; empty if there is no such file.
 
-    Options that only one of both has are left out: versions differ in them.
+    Options that only one of the two contains are omitted, because versions differ in them.
     """
     file = yaml_file(group, choice) if choice else None
     usual = {} if file is None else _usual(file, file.stat().st_mtime_ns)
@@ -45,14 +45,14 @@ def overridden(group: str, choice: str, node: Config) -> Config:
 
 
 def preset_of(group: str, choice: str, node: Config) -> tuple[str, Config]:
-    """(The name that the options make of a choice, the options that no name tells).
+    """Return (the choice that fits the options best, the options that no choice's name expresses).
 
-    Several names may have one class: `bf16` with dtype=float16 is `fp16`. Presets differ in words, in true and false,
-    and in what is there at all; numbers are levels, which are told elsewhere.
+    Several choices may share a class: `bf16` with dtype=float16 is `fp16`. Choices are distinguished by words,
+    booleans, and the presence of values. Numbers are levels, which labels show separately.
 
     Args:
         group: of the choice.
-        choice: that was typed.
+        choice: the chosen name.
         node: its options.
     """
     alike = {
@@ -65,7 +65,7 @@ def preset_of(group: str, choice: str, node: Config) -> tuple[str, Config]:
     telling = {key for key in node if len({_kind(options.get(key)) for options in alike.values()}) > 1}
 
     def unlike(name: str) -> list[str]:
-        """Options that tell it from this preset, one that only the preset has among them."""
+        """Return the options that differ from this preset, including those that only the preset has."""
         own = alike[name]
         return [key for key in own if key not in node or (key in telling and _kind(node[key]) != _kind(own[key]))]
 
@@ -76,19 +76,19 @@ def preset_of(group: str, choice: str, node: Config) -> tuple[str, Config]:
 
 @functools.cache
 def _usual(file: Path, changed: int) -> Config:
-    """The options of a YAML file, for reading; labels ask for them again and again."""
+    """Return the cached options of a YAML file; must not be modified."""
     return without_units(read_options(file))
 
 
 def _kind(value: Any) -> str:
-    """What tells presets apart: a word, or whether there is a number or a list; 0 is none."""
+    """Return what distinguishes presets: a word, or the presence of a number or list; 0 counts as absent."""
     if value is None or isinstance(value, bool | str) or value == 0:
         return show(value)
     return type(value).__name__ if isinstance(value, list | dict) else "a number"
 
 
 def _same(value: Any, usual: Any) -> bool:
-    """Whether two values are one; YAML reads 1e-4 as a word."""
+    """Whether two values are equal; YAML reads 1e-4 as a string."""
     try:
         return bool(float(value) == float(usual))
     except (TypeError, ValueError):

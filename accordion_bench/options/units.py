@@ -1,4 +1,4 @@
-"""Numbers as people read and type them."""
+"""Parse and format numbers with units: rates, times, bytes, counts."""
 
 import re
 from collections.abc import Sequence
@@ -6,23 +6,23 @@ from typing import Any
 
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-RATES, TIMES = ("bandwidth", "slow_bandwidth"), ("latency", "jitter")  # options that may be typed with a unit
+RATES, TIMES = ("bandwidth", "slow_bandwidth"), ("latency", "jitter")  # options that accept a unit
 
 
 def rate(text: str) -> float | None:
-    """bit/s of `10gbit`, `2.5 Gbit/s`, `100mbps`; None of anything else."""
+    """Parse `10gbit`, `2.5 Gbit/s` or `100mbps` to bit/s; None for other text."""
     found = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*([kmgt]?)(?:bits?(?:/s|ps)?|bps)", text.strip().lower())
     return _number(found[1], PREFIXES[found[2]]) if found else None
 
 
 def seconds(text: str) -> float | None:
-    """Seconds of `5ms`, `50us`; None of anything else."""
+    """Parse `5ms` or `50us` to seconds; None for other text."""
     found = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)\s*([mun\u00b5]?s)", text.strip().lower())
     return _number(found[1], SECONDS[found[2]]) if found else None
 
 
 def with_unit(key: str, value: Any) -> str:
-    """A rate or time as one types it, `1gbit` or `0.05ms`; "" of an option that takes no unit, and of no number."""
+    """Format a rate or time as `1gbit` or `0.05ms`; "" if the option has no unit or the value is not a number."""
     name = key.rpartition(".")[2]
     if name not in (*RATES, *TIMES) or not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
         return ""
@@ -33,7 +33,7 @@ def with_unit(key: str, value: Any) -> str:
 
 
 def without_units(options: Any) -> Any:
-    """The options with `bandwidth=10gbit` as 1e10 and `latency=5ms` as 0.005; what has no unit stays as it is."""
+    """Convert values such as `bandwidth=10gbit` to 1e10 and `latency=5ms` to 0.005; keep other values."""
     if not isinstance(options, dict):
         return options
     found = {}
@@ -52,12 +52,12 @@ def _number(digits: str, factor: float) -> float | None:
 
 
 def digits(value: float, places: int = 3) -> str:
-    """So many digits, more where they stand before the point: `1.02`, `1,024`."""
+    """Format with `places` significant digits, or all digits before the decimal point: `1.02`, `1,024`."""
     return f"{value:,.0f}" if abs(value) >= 10**places - 0.5 else f"{value:.{places}g}"
 
 
 def human_bytes(count: float) -> str:
-    """1234567 as 1.23 MB (powers of 1000)."""
+    """Format 1234567 as 1.23 MB (powers of 1000)."""
     count = float(f"{count:.3g}")
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:
@@ -67,7 +67,7 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """`45 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Format as `45 s`, `3 min 20 s`, `2 h 5 min`."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s" if minutes else f"{rest} s"
@@ -75,12 +75,12 @@ def human_seconds(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0.35 ms`, `12.3 ms`, `1.25 s`: how long something short takes, three digits."""
+    """Format a short time with three digits: `0.35 ms`, `12.3 ms`, `1.25 s`."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def samples(batch: int | Sequence[int]) -> str:
-    """`32 samples`; of batches that differ `64, 32 and 32 samples`."""
+    """Format as `32 samples`; for different batch sizes `64, 32 and 32 samples`."""
     if isinstance(batch, int):
         return counted(batch, "sample")
     *most, last = map(str, batch)
@@ -88,12 +88,12 @@ def samples(batch: int | Sequence[int]) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 worker`, `4 workers`, `2 processes`."""
+    """Format a number with a noun: `1 worker`, `4 workers`, `2 processes`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def typed_rate(bits: float) -> str:
-    """1.3e9 as 1.3gbit, which `rate` reads; four digits."""
+    """Format 1.3e9 as 1.3gbit, which `rate` parses; four digits."""
     bits = float(f"{bits:.4g}")
     for unit in ("bit", "kbit", "mbit"):
         if bits < 1000:
@@ -103,7 +103,7 @@ def typed_rate(bits: float) -> str:
 
 
 def human_rate(bits: float) -> str:
-    """1.3e9 as 1.3 Gbit/s."""
+    """Format 1.3e9 as 1.3 Gbit/s."""
     bits = float(f"{bits:.3g}")
     for unit in ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"):
         if bits < 1000:

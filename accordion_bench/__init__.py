@@ -1,4 +1,4 @@
-"""What communicating less costs in accuracy and saves in bytes and time, in data-parallel training."""
+"""Data-parallel training with compressed communication: what it costs in accuracy and saves in bytes and time."""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -12,7 +12,7 @@ _API["load_weights"] = "accordion_bench.runs.weights"
 
 
 def __getattr__(name: str) -> Any:
-    """A door or a submodule, imported when it is first asked for: `import accordion_bench` loads none.
+    """Import a public function or a submodule on first access; `import accordion_bench` itself imports none.
 
     Raises:
         AttributeError: there is nothing of that name.
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Doors, submodules and the version; nothing of what is imported here."""
+    """Return public functions, submodules and the version, without this module's own imports."""
     return sorted({"__version__", "__doc__", "__name__", "__path__", *_API, *_submodules()})
 
 

@@ -1,4 +1,6 @@
-"""python -m accordion_bench OVERRIDES: composes with Hydra, then calls `train.run`; `demo` is a word of its own."""
+"""Command line `python -m accordion_bench OVERRIDES`: compose with Hydra and call `train.run`;
+`demo` is a subcommand.
+"""
 
 import faulthandler
 import functools
@@ -24,15 +26,17 @@ from accordion_bench.processes.interrupt import handle, handling
 from accordion_bench.processes.launched import launched
 from accordion_bench.processes.threads import sleep_while_waiting
 
-# Hydra is imported inside main: spawned processes import this module, and must not pay for it
+# Hydra is imported inside main, because spawned processes import this module
 
-# what joblib and submitit raise for a process that has ended without a word
+# errors of joblib and submitit for a process that ended without an exception
 LOST = ("TerminatedWorkerError", "BrokenProcessPool", "UncompletedJobError")
-LEAVE = 5.0  # seconds that a failed process of several may take to end
+LEAVE = 5.0  # timeout in seconds for a failed process of several to end
 
 
 def main() -> None:
-    """The command line; exit status 0, 1 (a fault of the program), 2 (one for the user to mend), or 128 + signal."""
+    """Run the command line. Exit status: 0, 1 (a fault of the program), 2 (an error that the user can fix), or 128 +
+    signal.
+    """
     output.protect()
     status, answered = _main()
     if status := output.finish(status, *(output.ANSWER if answered else ())):
@@ -40,7 +44,7 @@ def main() -> None:
 
 
 def _main() -> tuple[int, bool]:
-    """The exit status, and whether what was printed is all that was asked for."""
+    """Return the exit status, and whether the printed text is all that was requested."""
     if sys.platform == "win32":
         print("accordion_bench must run on Linux or macOS, got Windows; type it inside WSL 2", file=sys.stderr)
         return 2, True
@@ -48,8 +52,8 @@ def _main() -> tuple[int, bool]:
         return demo.main(sys.argv[2:]), False
     sleep_while_waiting()
     import_from_here()
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come to us; we print one sentence
-    if launched():  # else torch buries the cause under its own stacks
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # let Hydra raise errors, which `_tell` reports
+    if launched():  # otherwise torch's own stack traces hide the cause
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if sys.argv[1:2] == [command_line.SHOW]:
         from accordion_bench.cli import show
@@ -64,7 +68,7 @@ def _main() -> tuple[int, bool]:
     asked, device = next((flag for flag in command_line.OURS if flag in sys.argv[1:]), ""), AskedDevice()
     failures: list[int] = []
     usual = signal.getsignal(signal.SIGINT)
-    # a KeyboardInterrupt would be lost in what torch's imports catch
+    # torch's imports would swallow a KeyboardInterrupt
     importing = _leave if usual is signal.default_int_handler else usual
     with handling(importing, (signal.SIGINT,)), tempfile.TemporaryDirectory() if asked else nullcontext("") as folder:
         try:
@@ -86,14 +90,14 @@ def _main() -> tuple[int, bool]:
 
     failures.append(sweep.close())
     if max(failures) and launched():
-        # a thread may wait for a lost peer, where no exception comes
+        # a thread may wait for a lost peer forever, and an exception cannot reach it
         nowhere = os.open(os.devnull, os.O_WRONLY)
         faulthandler.dump_traceback_later(LEAVE, exit=True, file=nowhere)
     return max(failures), bool(asked)
 
 
 def _answered(arguments: list[str]) -> int | None:
-    """Help, or what is wrong with the words themselves, before anything is imported; None = Hydra is to read them."""
+    """Print help, or refuse unreadable arguments, before anything is imported; None = continue with Hydra."""
     try:
         if not help.asked(arguments):
             command_line.refuse_unreadable(arguments)
@@ -110,12 +114,12 @@ def _leave(signum: int, frame: FrameType | None) -> None:
 
 
 def _tell(error: Exception, cell: str = "") -> int:
-    """Print what the user can act on in one line, anything else with its traceback; returns the exit status."""
+    """Print an error in one line if the user can fix it, otherwise with its traceback; return the exit status."""
     if type(error).__name__ in LOST:
         print(f"a process of the sweep was killed (out of memory?): {str(error).splitlines()[0]}", file=sys.stderr)
         print("type the same command with resume_sweep=true to run what is missing", file=sys.stderr)
         return 1
-    failed = type(error).__name__ == "RankFailed"  # its text is the traceback of another process
+    failed = type(error).__name__ == "RankFailed"  # its message is the traceback of another process
     sentence = str(error) if failed else launchers.explain_launcher(error) or explain(error)
     if sentence is None:
         traceback.print_exception(error)
@@ -144,7 +148,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], asked: str,
         from accordion_bench.config.compose import as_written, resolve
         from accordion_bench.run_config import RunConfig
 
-        compose.register_resolvers()  # maybe in a process that a launcher has started
+        compose.register_resolvers()  # this may be a process that a launcher has started
         for source in hydra_config.runtime.config_sources:
             if source.provider == "command-line":  # --config-dir
                 add_conf_dir(source.path)
@@ -157,7 +161,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], asked: str,
         try:
             command_line.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
             cfg = resolve(composed, hydra_config.runtime.choices, overrides)
-            if cfg["resume"] is None and not launched():  # else train compares with the run, or meets the others, first
+            if cfg["resume"] is None and not launched():  # otherwise `train` checks, after other checks
                 run_level.refuse_wrong(RunConfig.from_dict(cfg))
             if asked == command_line.PRINT:
                 print(f"---\n# {cell.rstrip(': ')}\n{as_written(cfg)}" if cell else as_written(cfg), end="")
@@ -173,11 +177,11 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], asked: str,
         def run(note: dict[str, Any]) -> float:
             if wrong is not None:
                 raise wrong
-            # an experiment may sweep an option that only some of its arms read: equal cells train once
+            # an experiment may sweep an option that only some of its arms use, so that equal cells train once
             once = "experiment" in cfg["choices"]
             return train.run(cfg, typed(overrides), note, sweep.current.name, once)
 
-        def tell(error: Exception, cell: str = cell) -> int:  # noted here, so that the other cells still run
+        def tell(error: Exception, cell: str = cell) -> int:  # record the error, so that the other cells still run
             failures.append(_tell(error, cell))
             return failures[-1]
 
@@ -189,7 +193,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], asked: str,
                 return sweep.told_to(hydra_config.sweeper, metric)
             except Exception as error:
                 return tell(error)
-        if OmegaConf.select(composed, "setup.experiment") == "smoke" and wrong is None:  # computes its cells
+        if OmegaConf.select(composed, "setup.experiment") == "smoke" and wrong is None:  # derives its own cells
             from accordion_bench.cli import smoke
 
             return smoke.run(cfg, typed(overrides), tell)
@@ -199,12 +203,12 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], asked: str,
 
 
 def in_order(arguments: list[str]) -> list[str]:
-    """Arms last: of what an experiment and its arm both say, the later one counts; -m first, which argparse wants."""
+    """Sort -m first, as argparse requires, and arms last, because an arm overrides its experiment."""
     return sorted(arguments, key=lambda item: item.startswith("+arm=") - (item in ("-m", "--multirun")))
 
 
 def typed(overrides: list[str]) -> dict[str, str]:
-    """The keys that stand on the command line: `+compressor.rank=2` gives compressor.rank."""
+    """Return the keys on the command line with their values: `+compressor.rank=2` has the key compressor.rank."""
     return {key.lstrip("+~").split("@")[0]: value for key, _, value in (item.partition("=") for item in overrides)}
 
 

@@ -1,8 +1,8 @@
-"""Samples of each worker in each step of an epoch, where workers have batches of their own: batch_size=[64,32,32,32].
+"""Samples per worker in each step of an epoch if batch sizes differ between workers: batch_size=[64,32,32,32].
 
     n_w   samples of worker w in a step      A   workers      mean = sum_w n_w g_w / sum_w n_w
 
-Means over workers are weighted: worker w's tensors are multiplied by A n_w / sum n before anything is done with them.
+Means over workers are weighted: worker w's tensors are multiplied by A n_w / sum n before any other operation.
 """
 
 import itertools
@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 BatchSize = int | Sequence[int]
-"""Samples per worker and step: a number, or one for each worker."""
+"""Samples per worker and step: one number, or one per worker."""
 
 
 def unequal(batch_size: BatchSize) -> tuple[int, ...]:
-    """The batch of each worker where they differ; () where all workers have the same."""
+    """Return the batch size of each worker if they differ; () if they are equal."""
     return () if isinstance(batch_size, int) or len(set(batch_size)) == 1 else tuple(batch_size)
 
 
 def largest(batch_size: BatchSize) -> int:
-    """Samples per step of the worker that has most."""
+    """Return the largest number of samples per worker and step."""
     return batch_size if isinstance(batch_size, int) else max(batch_size)
 
 
 def weights(samples: Sequence[int]) -> list[float]:
-    """A n_w / sum n of each worker: 1 where all have as many samples, and 1 on average.
+    """Return A n_w / sum n for each worker: 1 if batches are equal, and 1 on average.
 
     Example:
         >>> weights([64, 32, 32, 32])
@@ -36,14 +36,14 @@ def weights(samples: Sequence[int]) -> list[float]:
 
 @dataclass(frozen=True)
 class UnequalSteps:
-    """The steps of an epoch in which every sample is seen once.
+    """Steps of an epoch in which every sample is used once, for unequal batches.
 
-    The last, partial step is shared out by the sizes of the batches, at least one sample for each worker. Where fewer
-    samples are left than there are workers, the step before has them in addition, at most one more for each worker.
+    The last, partial step is divided in proportion to the batch sizes, with at least one sample per worker. If fewer
+    samples than workers remain, the previous step includes them, at most one more per worker.
 
     Args:
-        samples: of an epoch; at least those of one step.
-        sizes: samples of each worker in a whole step.
+        samples: number of samples of an epoch, at least one full step.
+        sizes: samples of each worker in a full step.
 
     Example:
         >>> [UnequalSteps(100, (30, 10, 10)).of(step) for step in range(2)]
@@ -55,12 +55,12 @@ class UnequalSteps:
 
     @property
     def steps(self) -> int:
-        """Steps of an epoch."""
+        """Number of steps of an epoch."""
         whole, left = divmod(self.samples, sum(self.sizes))
         return whole + (left >= len(self.sizes))
 
     def of(self, step: int) -> tuple[int, ...]:
-        """Samples of each worker in a step."""
+        """Return the samples of each worker in a step."""
         whole, left = divmod(self.samples, sum(self.sizes))
         if step == whole:
             return self._shared(left)
@@ -69,22 +69,22 @@ class UnequalSteps:
         return self.sizes
 
     def _shared(self, left: int) -> tuple[int, ...]:
-        """A partial step's samples: one for each worker, and of the rest a share by its size less one."""
+        """Divide a partial step: one sample per worker, the rest in proportion to (size - 1)."""
         rest, more = left - len(self.sizes), [n - 1 for n in self.sizes]
         total = sum(more)
         ends = [0, *((2 * rest * until + total) // (2 * total) for until in itertools.accumulate(more))]
         return tuple(1 + after - before for before, after in itertools.pairwise(ends))
 
     def of_epoch(self) -> tuple[int, ...]:
-        """Samples of each worker in an epoch."""
+        """Return the samples of each worker in an epoch."""
         last = [self.of(step) for step in range(max(0, self.steps - 2), self.steps)]
         whole = self.steps - len(last)
         return tuple(whole * n + sum(own) for n, *own in zip(self.sizes, *last, strict=True))
 
     def before(self, step: int) -> int:
-        """Samples of all workers in the steps before one."""
+        """Return the samples of all workers in the steps before `step`."""
         return self.samples if step >= self.steps else step * sum(self.sizes)
 
     def kinds(self) -> set[int]:
-        """How many samples a worker has in any step."""
+        """Return all numbers of samples that a worker may have in a step."""
         return {n for step in {0, self.steps - 2, self.steps - 1} if step >= 0 for n in self.of(step)}

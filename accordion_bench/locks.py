@@ -1,4 +1,4 @@
-"""Locks between processes; on a file system without locks, a file that its owner renews."""
+"""Locks between processes; on file systems without locks, a lease file that its owner renews."""
 
 import contextlib
 import errno
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLease, Timeout
 
-POLL = 0.2  # seconds between two looks at a lock that is held
-LEASE = 30.0  # seconds without a renewal after which an owner counts as gone
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # what a file system without them says
+POLL = 0.2  # interval in seconds between attempts to acquire a lock
+LEASE = 30.0  # seconds without renewal after which a lease expires
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of file systems without locks
 
 
 class Taken(Exception):
@@ -20,18 +20,18 @@ class Taken(Exception):
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = False) -> Iterator[None]:
-    """Keep other processes out. The lock goes with the process, however that ends; its file stays there, empty.
+    """Hold an exclusive lock within the block. It is released even if the process is killed; its empty file remains.
 
-    On a file system without locks a file beside it says who the owner is (host, process and its start); the owner
-    renews it, and one that has not for `LEASE` seconds counts as gone. In a folder that cannot be written, or on a full
-    disk, no process is kept out: none can do anything there.
+    On a file system without locks, a file next to it names the owner (host, process and its start). The owner renews
+    it, and a lease that was not renewed for `LEASE` seconds has expired. In a folder that cannot be written, or on a
+    full disk, no lock is held, because no process can write anything there.
 
     Args:
-        path: of the lock.
-        wait: until no other process holds it.
+        path: of the lock file.
+        wait: whether to wait until no other process holds the lock.
 
     Raises:
-        Taken: another process holds it, and there is no waiting.
+        Taken: another process holds the lock, and `wait` is False.
     """
     lock = _acquire(path, wait)
     try:
@@ -42,7 +42,7 @@ def locked(path: Path, wait: bool = False) -> Iterator[None]:
 
 
 def _acquire(path: Path, wait: bool) -> BaseFileLock | None:
-    # no soft lock here: it would outlive a process that is killed
+    # no soft lock, because it would remain after a process is killed
     lock = FileLock(path, timeout=-1 if wait else 0, poll_interval=POLL, fallback_to_soft=False)
     try:
         lock.acquire()
@@ -60,7 +60,7 @@ def _acquire(path: Path, wait: bool) -> BaseFileLock | None:
 
 
 def _acquire_owner_file(path: Path, wait: bool) -> BaseFileLock | None:
-    # an owner elsewhere cannot be asked whether it lives: it has so long to renew its file
+    # whether an owner on another host is alive shows only in its renewals, so wait longer than a lease
     patience = -1 if wait else 1.5 * LEASE
     lease = SoftFileLease(path, lease_duration=LEASE, timeout=patience, poll_interval=POLL, thread_local=False)
     try:
@@ -74,7 +74,7 @@ def _acquire_owner_file(path: Path, wait: bool) -> BaseFileLock | None:
 
 @functools.cache
 def tell(folder: Path, owner: str) -> None:
-    """Say once that there are no locks."""
+    """Warn once that the file system has no locks."""
     print(
         f"warning: {folder} is on a file system without locks: a file {owner}, renewed every {LEASE / 3:.0f} s, keeps "
         "other processes out",

@@ -1,7 +1,7 @@
-"""What is printed: standard output and error that outlive their readers, say whose lines they are, and know a terminal.
+"""Standard output and error that survive the loss of their reader, prefix lines with a name, and detect a terminal.
 
-A line of progress must cost no run. `protect` puts streams in the place of Python's that drop what is not taken: the
-reader of a pipe has gone, the terminal has been closed, the disk is full, the descriptor was never open.
+A progress line must never stop a run. `protect` replaces Python's streams by ones that discard what cannot be written,
+because the reader of a pipe has ended, the terminal was closed, the disk is full, or the descriptor was never open.
 """
 
 import contextlib
@@ -17,24 +17,24 @@ from typing import Any, ParamSpec, TextIO
 
 P = ParamSpec("P")
 STANDARD = {1: "standard output", 2: "standard error"}
-GONE = (errno.EPIPE, errno.EIO, errno.ENXIO)  # the reader is gone: a pipe's other end, a terminal
-DUMB = ("dumb", "unknown")  # values of TERM of a terminal that cannot move its cursor
-# `unread`, as SIGPIPE ends others, and `unwritten`, where what is printed is all that was asked for
+GONE = (errno.EPIPE, errno.EIO, errno.ENXIO)  # the reader has ended: the other end of a pipe, or a terminal
+DUMB = ("dumb", "unknown")  # values of TERM for terminals that cannot move the cursor
+# exit statuses `unread` (as for SIGPIPE) and `unwritten` of commands whose only result is what they print
 ANSWER = (128 + 13, 1)
-_streams: dict[int, "_Descriptor"] = {}  # of this process, by descriptor
-_goes_on = ""  # what does although a stream is lost
+_streams: dict[int, "_Descriptor"] = {}  # streams of this process, by descriptor
+_goes_on = ""  # activity that continues after a stream is lost
 
 
 class _Descriptor(io.RawIOBase):
-    """A standard stream's descriptor: what it refuses is dropped, and told once.
+    """Descriptor of a standard stream; after an error, output is discarded and the error is reported once.
 
     Args:
         number: of the descriptor.
 
     Attributes:
-        lost: the first error; None while all was taken.
-        told: whether the user has read of it.
-        named: stands in front of each line.
+        lost: first error; None = no error.
+        told: whether the user was informed.
+        named: prefix of each line.
     """
 
     def __init__(self, number: int) -> None:
@@ -53,7 +53,7 @@ class _Descriptor(io.RawIOBase):
         return True
 
     def write(self, data) -> int:  # type: ignore[override]
-        """Write all of it; where lines have names, those that are whole, each at once, as pipes keep it."""
+        """Write all bytes; with a prefix, write only complete lines, each in one call, which pipes keep together."""
         given = bytes(data)
         if not self.named:
             self._put(given)
@@ -64,7 +64,7 @@ class _Descriptor(io.RawIOBase):
         return len(given)
 
     def name_lines(self, name: bytes) -> None:
-        """Put a name in front of each line from now on; b"" = none."""
+        """Set the prefix of each following line; b"" = none."""
         if self._part:
             self._put(self.named + self._part)
         self.named, self._part = name, b""
@@ -72,10 +72,10 @@ class _Descriptor(io.RawIOBase):
     def _put(self, data: bytes) -> None:
         rest = memoryview(data)
         try:
-            while rest:  # a part would be lost where Python runs unbuffered
+            while rest:  # with unbuffered output, Python does not retry a partial write
                 try:
                     rest = rest[os.write(self.number, rest) :]
-                except BlockingIOError:  # another program has made the pipe so
+                except BlockingIOError:  # another program has made the pipe non-blocking
                     select.select([], [self.number], [])
         except OSError as error:
             if self.lost is None:
@@ -84,10 +84,10 @@ class _Descriptor(io.RawIOBase):
 
 
 def protect() -> None:
-    """Let this process's standard output and error outlive their readers; call it first of all.
+    """Make standard output and error of this process survive the loss of their readers; call it first.
 
-    Descriptors that are closed lead to nowhere from now on, or the next file that is opened would get what is printed.
-    Letters that a terminal does not know are written as their numbers. Streams that replace Python's keep theirs.
+    Closed descriptors are opened on /dev/null; otherwise the next opened file would receive the output. Characters that
+    a terminal cannot encode are escaped. Streams that replace Python's standard streams keep their descriptors.
     """
     while (free := os.open(os.devnull, os.O_RDWR)) <= max(STANDARD):
         os.set_inheritable(free, True)
@@ -96,7 +96,7 @@ def protect() -> None:
 
 
 def _protected(stream: TextIO | None, number: int) -> TextIO:
-    if stream is None:  # the descriptor was closed when Python started, and may be another file by now
+    if stream is None:  # the descriptor was closed when Python started, and may now belong to another file
         return open(os.devnull, "w", encoding="utf-8")
     own = (sys.__stdout__, sys.__stderr__)[number - 1]
     if not isinstance(stream, io.TextIOWrapper):
@@ -119,7 +119,7 @@ def _protected(stream: TextIO | None, number: int) -> TextIO:
 
 
 def command(main: Callable[P, int]) -> Callable[P, int]:
-    """The main function of a command, which returns its exit status: with streams that outlive their readers.
+    """Decorate the main function of a command, which returns its exit status, with protected streams.
 
     Example:
         @command
@@ -131,19 +131,19 @@ def command(main: Callable[P, int]) -> Callable[P, int]:
         protect()
         try:
             return finish(main(*args, **kwargs), unwritten=1)
-        except SystemExit as end:  # argparse's, which has printed help or refused
+        except SystemExit as end:  # raised by argparse after help or an error
             raise SystemExit(finish(end.code, *ANSWER) if isinstance(end.code, int) else end.code) from None
 
     return protected
 
 
 def finish(status: int, unread: int = 0, unwritten: int = 0) -> int:
-    """Write out what is buffered; the exit status of a command that has come to its end with `status`.
+    """Flush the streams and return the exit status of a command that ends with `status`.
 
     Args:
-        status: without regard to what was printed.
-        unread: instead of 0 where the reader of standard output has gone.
-        unwritten: instead of 0 where standard output could not be written otherwise, on a full disk, say.
+        status: exit status regardless of output errors.
+        unread: replaces status 0 if the reader of standard output has ended.
+        unwritten: replaces status 0 after another output error, such as a full disk.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -156,10 +156,10 @@ def finish(status: int, unread: int = 0, unwritten: int = 0) -> int:
 
 @contextlib.contextmanager
 def outlived(what: str) -> Iterator[None]:
-    """While inside, the loss of a stream is told on the other one and in the package's log: `what` goes on.
+    """Within the block, report the loss of a stream on the other one and in the package's log.
 
     Args:
-        what: `the training`, say.
+        what: activity that continues, such as `the training`.
     """
     global _goes_on
     before, _goes_on = _goes_on, what
@@ -173,10 +173,10 @@ def outlived(what: str) -> Iterator[None]:
 
 
 def _tell(stream: _Descriptor) -> None:
-    """Say that a stream is lost, where that matters; not through Python's streams, one of which may wait."""
+    """Report that a stream is lost, if that matters; not through Python's streams, one of which may block."""
     assert stream.lost is not None
     if stream.lost.errno in GONE and not _goes_on:
-        return  # who reads the first lines of an answer has chosen so
+        return  # the reader of an answer may stop after the first lines
     sentence = f"{STANDARD[stream.number]} cannot be written any more ({stream.lost.strerror})"
     sentence += f"; {_goes_on} goes on" if _goes_on else ""
     if not stream.told:
@@ -190,10 +190,10 @@ def _tell(stream: _Descriptor) -> None:
 
 @contextlib.contextmanager
 def named(name: str) -> Iterator[None]:
-    """While inside, each line that this process prints has a name in front: of several that print at the same time.
+    """Within the block, prefix each printed line with a name, to distinguish processes that print at the same time.
 
     Args:
-        name: with what separates it from the line.
+        name: prefix including its separator.
     """
     before = {number: stream.named for number, stream in _streams.items()}
     try:
@@ -211,18 +211,18 @@ def _name_lines(names: Mapping[int, bytes]) -> None:
 
 
 def can_draw(stream: TextIO) -> bool:
-    """Whether a stream leads to a terminal that can take a line back."""
+    """Whether a stream is a terminal that can overwrite a line."""
     return stream.isatty() and os.environ.get("TERM") not in DUMB
 
 
 def on_a_terminal() -> bool:
-    """Whether a terminal is there that can draw a bar, which only this process draws on."""
+    """Whether both streams are a terminal that can draw a bar, on which only this process draws."""
     watched = can_draw(sys.stdout) and can_draw(sys.stderr)
     return watched and not any(stream.named for stream in _streams.values())
 
 
 def columns() -> int:
-    """Width of the terminal; 80 where it does not say."""
+    """Return the width of the terminal; 80 if unknown."""
     for stream in (sys.stderr, sys.stdout):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             if width := os.get_terminal_size(stream.fileno()).columns:
@@ -231,12 +231,12 @@ def columns() -> int:
 
 
 def progress(what: str) -> None:
-    """A line on standard error; on a terminal in the place of the last one."""
+    """Print a line on standard error; on a terminal it replaces the previous one."""
     line = f"\r\x1b[K{what} ..." if can_draw(sys.stderr) else f"{what} ...\n"
     print(line, end="", file=sys.stderr, flush=True)
 
 
 def progress_over() -> None:
-    """Leave a terminal's line empty."""
+    """Clear the line on a terminal."""
     if can_draw(sys.stderr):
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The only words that policies and mechanism share: tensors, ladders, plans and signals."""
+"""Vocabulary shared by policies and exchanges: tensor specs, ladders, plans and signals."""
 
 import copy
 import math
@@ -12,22 +12,22 @@ from torch import Tensor
 from accordion_bench.batches import UnequalSteps
 from accordion_bench.requests import BucketStatistic
 
-DROP = 0.7  # a learning rate that falls at once to at most this times what it was has dropped
+DROP = 0.7  # a sudden fall of the learning rate to at most this factor counts as a drop
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name and shape of one tensor that is exchanged.
+    """Name and shape of an exchanged tensor.
 
     Args:
-        name: the parameter's name; all state is keyed by it.
+        name: name of the parameter; key of all state.
         shape: without the worker axis.
-        table: it is an embedding or the output layer: a token or a class has a row of its own.
+        table: whether it is an embedding or the output layer, in which each token or class has its own row.
     """
 
     name: str
     shape: tuple[int, ...]
-    table: bool = field(default=False, compare=False)  # files of tensors do not say it
+    table: bool = field(default=False, compare=False)  # files of tensors do not record it
 
     @cached_property
     def numel(self) -> int:
@@ -39,18 +39,18 @@ class TensorSpec:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """The shape (n, m) of the matrix view: first dimension by all others; (0, 0) where the first is 0."""
+        """Shape (n, m) of the matrix view: first dimension by all others; (0, 0) if the first is 0."""
         return self.shape[0], self.numel // max(self.shape[0], 1)
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """The levels of one compressor knob, from strong (fewest bytes) to weak (most bytes).
+    """Levels of a compressor's knob, from strong (fewest bytes) to weak (most bytes).
 
     Args:
         knob: `rank`, `density` or `bits`; "" for a compressor without levels.
-        values: the knob's values, strong first; a plan holds indices into them.
-        pair: the compressor's own (strong, weak) values, for policies that have not been told any.
+        values: values of the knob, strong first; a plan contains indices into them.
+        pair: the compressor's own (strong, weak) values, for policies that are configured without levels.
     """
 
     knob: str = ""
@@ -60,18 +60,18 @@ class Ladder:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known of a run before it starts.
+    """Facts that are known before a run starts.
 
     Args:
         epochs: of the run.
         workers: A.
-        train_size: training samples.
-        batch_size: samples per worker and step at the start; of the worker with most, where `batches` differ.
-        schedule: learning-rate factor at a time in epochs.
-        warmup_epochs: in which the learning rate still rises; 0 where it never does.
-        bandwidth, latency: of a worker's modelled link, in bit/s and in seconds for each round of a collective.
+        train_size: number of training samples.
+        batch_size: samples per worker and step at the start; the largest one if `batches` differ.
+        schedule: learning-rate factor as a function of time in epochs.
+        warmup_epochs: epochs in which the learning rate rises; 0 = none.
+        bandwidth, latency: of a worker's modelled link, in bit/s and in seconds per round of a collective.
         specs: the trained tensors; empty while the configuration is checked.
-        batches: samples per step of each worker, where they differ; () = all have `batch_size`.
+        batches: samples per step of each worker, if they differ; () = all have `batch_size`.
     """
 
     epochs: int = 1
@@ -86,14 +86,14 @@ class RunFacts:
     batches: tuple[int, ...] = ()
 
     def with_specs(self, specs: Sequence[TensorSpec]) -> "RunFacts":
-        """The same, once the trained tensors are known; reads no other fact, because some may be unknown."""
+        """Return a copy with the trained tensors; it reads no other fact, because some may be unknown."""
         found = copy.copy(self)
         object.__setattr__(found, "specs", tuple(specs))
         return found
 
     @property
     def per_worker(self) -> int:
-        """Training samples that each worker sees per epoch; the worker with most, where batches differ."""
+        """Training samples per worker and epoch; the largest number if batches differ."""
         return max(self._unequal.of_epoch()) if self.batches else -(-self.train_size // self.workers)
 
     @property
@@ -106,16 +106,18 @@ class RunFacts:
         return UnequalSteps(self.train_size, self.batches)
 
     def steps_per_epoch(self, batch_size: int | None = None) -> int:
-        """Optimizer steps per epoch at a batch size (default: the starting one)."""
+        """Return the optimizer steps per epoch at a batch size, by default the initial one."""
         return self._unequal.steps if self.batches else -(-self.per_worker // (batch_size or self.batch_size))
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the whole run at the starting batch size."""
+        """Optimizer steps of the whole run at the initial batch size."""
         return self.epochs * self.steps_per_epoch()
 
     def first_drop(self) -> int | None:
-        """The epoch that starts with the first drop of the learning rate, at once to 0.7 of what it was or less."""
+        """Return the epoch that starts with the first sudden fall of the learning rate to 0.7 times
+        its value or less.
+        """
         for epoch in range(1, self.epochs):
             before, after = self.schedule(math.nextafter(epoch, 0)), self.schedule(epoch)
             if after < before and after <= DROP * before:
@@ -125,14 +127,14 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the workers have agreed to do until the next decision.
+    """Decisions that all workers follow until the next decision.
 
     Args:
-        levels: per tensor name, index into the ladder.
-        batch_size: samples per worker and step; of the worker with most, where batches differ.
-        lr_factor: multiplies the scheduled learning rate.
-        period: H, local steps between two exchanges of a local method; 1 = in every step.
-        codebooks: per number of bits, quantisation levels in ascending order from -1 to 1; none = the compressor's own.
+        levels: index into the ladder, by tensor name.
+        batch_size: samples per worker and step; the largest one if batches differ.
+        lr_factor: factor of the scheduled learning rate.
+        period: H, local steps between two exchanges of a local method; 1 = exchange in every step.
+        codebooks: by number of bits, quantisation levels in ascending order from -1 to 1; none = the compressor's own.
     """
 
     levels: Mapping[str, int] = field(default_factory=dict)
@@ -142,12 +144,12 @@ class Plan:
     codebooks: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
     def pack(self) -> list[float]:
-        """The plan as numbers, each exact in 4 bytes, for the broadcast."""
+        """Return the plan as numbers, each exact in 4 bytes, for the broadcast."""
         levels = [level for codebook in self.codebooks.values() for level in codebook]
         return [*self.levels.values(), self.batch_size, self.lr_factor, self.period, *levels]
 
     def unpack(self, numbers: Sequence[float]) -> "Plan":
-        """The plan that `pack` has made numbers of; tensor names and sizes of codebooks are this plan's."""
+        """Return the plan for the numbers of `pack`; tensor names and sizes of codebooks are those of this plan."""
         rest = iter(numbers)
         levels = {name: int(next(rest)) for name in self.levels}
         batch_size, lr_factor, period = int(next(rest)), next(rest), int(next(rest))
@@ -155,17 +157,18 @@ class Plan:
         return Plan(levels, batch_size, lr_factor, period, codebooks)
 
     def with_levels(self, levels: Mapping[str, int]) -> "Plan":
-        """The same plan with some levels replaced."""
+        """Return a copy with some levels replaced."""
         return replace(self, levels={**self.levels, **levels})
 
 
 class Measured(NamedTuple):
-    """What one tensor of worker 0 would cost and lose at one level, p being what would be sent (residual included).
+    """Cost and loss of one tensor p of worker 0 at one level; p includes the residual.
 
-    error: ||p - C(p)||^2.
-    norm: ||p||.
-    sent_norm: ||C(p)||.
-    wire_bytes: sent by one worker's own link, as the ledger counts it.
+    Args:
+        error: ||p - C(p)||^2.
+        norm: ||p||.
+        sent_norm: ||C(p)||.
+        wire_bytes: bytes sent by one worker's link, as counted by the ledger.
     """
 
     error: float
@@ -177,9 +180,10 @@ class Measured(NamedTuple):
 class SquareNorms(NamedTuple):
     """Squared norms of the gradients of one step, for the noise scale.
 
-    small: |g_w|^2, mean over the workers.
-    big: |mean_w g_w|^2.
-    batch_size: samples per worker in this step (fewer in the last one of an epoch).
+    Args:
+        small: |g_w|^2, mean over the workers.
+        big: |mean_w g_w|^2.
+        batch_size: samples per worker in this step (fewer in the last one of an epoch).
     """
 
     small: float
@@ -189,25 +193,25 @@ class SquareNorms(NamedTuple):
 
 @dataclass(frozen=True)
 class Signals:
-    """What a policy sees when it decides; it never sees a compressor.
+    """Information on which a policy decides; it has no access to the compressor.
 
     Args:
-        epoch: the epoch that is running, or has just ended, counted from 0.
+        epoch: current epoch, or the one that has just ended, counted from 0.
         lr: learning rate of the last step; for a policy that decides per epoch, of that epoch.
-        next_lr: learning rate of the next step, or with which the next epoch starts; for all but the policy that
-            drives the batch, as that one has just decided. After the last epoch, `lr`.
-        values: the collected signals by name, each a number per tensor name, and for the whole `model`.
-        step: optimizer steps taken before the one that has just been taken.
-        exchange: exchanges made before the one that has just been made; with sync=every_step, the step.
-        steps_left: optimizer steps to the end of the run, at the present batch size.
-        warming_up: the schedule still raises the learning rate, at the time of the next step.
-        statistics: what was collected of the quantiser's buckets, see `signals/bucket_statistics.py`.
-        loss: training loss of all workers, mean over the steps since it was last read; where asked for.
-        probes: per index into the ladder, per tensor name, what that level would cost and lose; where asked for.
-        square_norms: of this exchange's gradients, where asked for; None at the end of an epoch.
+        next_lr: learning rate of the next step, or at the start of the next epoch, after the decision of the policy
+            that drives the batch; that policy itself sees it before. After the last epoch, `lr`.
+        values: collected signals by name, each a number per tensor name, and for the whole `model`.
+        step: number of optimizer steps before the last one.
+        exchange: number of exchanges before the last one; with sync=every_step, equal to `step`.
+        steps_left: optimizer steps until the end of the run, at the current batch size.
+        warming_up: whether the schedule still raises the learning rate at the next step.
+        statistics: collected statistics of the quantiser's buckets, see `signals/bucket_statistics.py`.
+        loss: training loss of all workers, mean over the steps since it was last read; if requested.
+        probes: by index into the ladder and tensor name, cost and loss of that level; if requested.
+        square_norms: of this exchange's gradients, if requested; None at the end of an epoch.
         epoch_steps: optimizer steps of the epoch that has ended, over which `values` were summed; 0 within an epoch.
-        local: the exchange was an averaging of local steps; false for one in a synchronous step.
-        end_lr: learning rate with which the epoch ends, an instant before the next one; None = `lr`.
+        local: whether the exchange averaged local steps; False for an exchange in a synchronous step.
+        end_lr: learning rate at the end of the epoch, immediately before the next one; None = `lr`.
     """
 
     epoch: int
@@ -228,7 +232,7 @@ class Signals:
 
 
 def plan_record(plan: Plan, ladder: Ladder) -> dict[str, Any]:
-    """The plan in the field's units, for the metrics row: levels as ranks, densities or bits."""
+    """Return the plan for the metrics row, with levels as ranks, densities or bits."""
     return {
         "batch_size": plan.batch_size,
         "lr_factor": plan.lr_factor,
@@ -243,4 +247,4 @@ def plan_record(plan: Plan, ladder: Ladder) -> dict[str, Any]:
 
 
 WHOLE_MODEL = "model"
-BLOCK = "bucket from "  # and its first tensor
+BLOCK = "bucket from "  # followed by the name of its first tensor

@@ -1,4 +1,4 @@
-"""Where a run stands: epoch, step, plan, and the learning rate that follows from them."""
+"""Position of a run: epoch, step, plan, and the learning rate that follows from them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,18 +8,18 @@ from typing import Any
 from accordion_bench.plan import Plan
 
 Rate = float | Sequence[float]
-"""A learning rate: one for all tensors, or one for each."""
+"""A learning rate: one for all tensors, or one per tensor."""
 
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What an exchange is told of the step in which it takes place.
+    """Facts about the current step that an exchange uses.
 
     Args:
         plan: levels and codebooks.
-        step: optimizer steps taken before.
-        lr: learning rate of this step, one for all tensors or one for each; 1 where what is exchanged is in the units
-            of the parameters.
+        step: number of optimizer steps before this one.
+        lr: learning rate of this step, one for all tensors or one per tensor; 1 if the exchanged values are in units of
+            the parameters.
         epoch: epochs passed, for warm-ups.
     """
 
@@ -31,15 +31,15 @@ class StepInfo:
 
 @dataclass
 class Position:
-    """Where training stands; the loop moves it on, schemes and policies read it.
+    """Current position of training; the loop advances it, schemes and policies read it.
 
     Args:
-        plan: in force now; policies replace it.
+        plan: current plan, which policies replace.
         base_lr: learning rate before schedule and plan.
-        schedule: learning-rate factor at a time in epochs.
+        schedule: learning-rate factor as a function of time in epochs.
         epochs: of the run.
-        steps_of: optimizer steps per epoch at a batch size (samples per worker and step).
-        epoch, step, step_in_epoch: epochs, steps, and steps of this epoch, that are over.
+        steps_of: function from batch size (samples per worker and step) to optimizer steps per epoch.
+        epoch, step, step_in_epoch: completed epochs, steps, and steps of this epoch.
     """
 
     plan: Plan
@@ -53,12 +53,12 @@ class Position:
 
     @property
     def steps_per_epoch(self) -> int:
-        """At the present batch size."""
+        """Number of steps per epoch at the current batch size."""
         return self.steps_of(self.plan.batch_size)
 
     @property
     def steps_left(self) -> int:
-        """Optimizer steps to the end of the run, at the present batch size."""
+        """Number of optimizer steps until the end of the run, at the current batch size."""
         return (self.epochs - self.epoch) * self.steps_per_epoch - self.step_in_epoch
 
     @property
@@ -67,34 +67,34 @@ class Position:
         return self.at(self.step_in_epoch)
 
     def at(self, step_in_epoch: int, epoch: int | None = None) -> float:
-        """Epochs passed before a step (of this epoch, unless another is named)."""
+        """Return the epochs passed before a step, by default of the current epoch."""
         return (self.epoch if epoch is None else epoch) + step_in_epoch / self.steps_per_epoch
 
     def lr(self, step_in_epoch: int | None = None, epoch: int | None = None) -> float:
-        """Learning rate of a step, the coming one unless another is named: base_lr x schedule x plan."""
+        """Return the learning rate of a step, by default the next one: base_lr x schedule x plan."""
         step_in_epoch = self.step_in_epoch if step_in_epoch is None else step_in_epoch
         return self.base_lr * self.schedule(self.at(step_in_epoch, epoch)) * self.plan.lr_factor
 
     def end_lr(self) -> float:
-        """Learning rate with which this epoch ends, an instant before the next one."""
+        """Return the learning rate at the end of this epoch, immediately before the next one."""
         return self.base_lr * self.schedule(math.nextafter(self.epoch + 1, 0)) * self.plan.lr_factor
 
     def info(self, lr: Rate = 1.0) -> StepInfo:
-        """What an exchange in the coming step is told."""
+        """Return the facts for an exchange in the next step."""
         return StepInfo(self.plan, self.step, lr, self.now)
 
     def step_taken(self) -> None:
-        """One more step is over."""
+        """Count a step."""
         self.step += 1
         self.step_in_epoch += 1
 
     def epoch_over(self) -> None:
-        """One more epoch is over."""
+        """Count an epoch."""
         self.epoch += 1
         self.step_in_epoch = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints."""
+        """Return the state for checkpoints."""
         plan = {
             "levels": dict(self.plan.levels),
             "batch_size": self.plan.batch_size,
@@ -105,6 +105,6 @@ class Position:
         return {"plan": plan, "epoch": self.epoch, "step": self.step, "step_in_epoch": self.step_in_epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Restore from `state_dict()`."""
         self.plan = Plan(**state["plan"])
         self.epoch, self.step, self.step_in_epoch = state["epoch"], state["step"], state["step_in_epoch"]

@@ -1,15 +1,15 @@
-"""What policies may ask of one exchange, see `Policy.needs_at`; nothing else is computed."""
+"""Requests of policies to an exchange, see `Policy.needs_at`; only requested values are computed."""
 
 from dataclasses import dataclass
 
 
 class Request:
-    """One thing to look at."""
+    """Base class of requests."""
 
 
 @dataclass(frozen=True)
 class Probe(Request):
-    """What a level would cost and lose of what worker 0 sends, residual included.
+    """Cost and loss of a level for the tensors that worker 0 sends, including the residual.
 
     Args:
         level: index into the ladder.
@@ -20,43 +20,44 @@ class Probe(Request):
 
 @dataclass(frozen=True)
 class RecentMean(Request):
-    """This exchange counts into a mean, at which a later `RecentMean` with a `Probe` looks instead, and forgets it."""
+    """Add this exchange to a mean. With a `Probe`, a later `RecentMean` probes this mean instead and resets it."""
 
 
 @dataclass(frozen=True)
 class GradientNoise(Request):
-    """In an exchange that is due: squared norms of the gradients and of their mean, see `signals/gradient_sums.py`."""
+    """When an exchange is due: squared norms of the gradients and of their mean, see `signals/gradient_sums.py`."""
 
 
 @dataclass(frozen=True)
 class TrainingLoss(Request):
-    """In an exchange that is due: the training loss since it was last read."""
+    """When an exchange is due: mean training loss since the previous read."""
 
 
 class BucketStatistic(Request):
-    """A statistic of a quantiser's buckets, see `signals/bucket_statistics.py`.
+    """Statistic of a quantiser's buckets, see `signals/bucket_statistics.py`.
 
     Args:
-        lengths: collected in exchanges whose buckets are all `equal` in length, where they `differ`, or in `any`.
+        lengths: collect in exchanges whose buckets are all `equal` in length, whose lengths `differ`, or in `any`.
     """
 
     lengths: str
 
     @property
     def name(self) -> str:
-        """As checkpoints spell it; statistics are collected and sent in the order of their names."""
+        """Name in checkpoints; statistics are collected and sent in the order of their names."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class BucketMoments(BucketStatistic):
-    """Mean, standard deviation and weight of the coordinates in some buckets: of each length those of largest norm.
+    """Mean, standard deviation and weight of the coordinates of the largest buckets by norm, for each length.
 
-    A bucket weighs its length times its norm; those of one length together as much as all buckets of that length do.
+    The weight of a bucket is its length times its norm. The selected buckets of a length together have the weight of
+    all buckets of that length.
 
     Args:
-        count: so many buckets of each length.
-        weight: the norm enters `squared`, in its `first` power, or not (`none`).
+        count: number of buckets of each length.
+        weight: whether the norm enters `squared`, in its `first` power, or not (`none`).
     """
 
     count: int
@@ -70,7 +71,7 @@ class BucketMoments(BucketStatistic):
 
 @dataclass(frozen=True)
 class PooledMoments(BucketStatistic):
-    """Sums over all buckets, from which mean and variance of all coordinates follow."""
+    """Sums over all buckets that determine mean and variance of all coordinates."""
 
     lengths: str = "any"
 
@@ -81,10 +82,10 @@ class PooledMoments(BucketStatistic):
 
 @dataclass(frozen=True)
 class CoordinateHistogram(BucketStatistic):
-    """Histogram of the coordinates' magnitudes.
+    """Histogram of the magnitudes of the coordinates.
 
     Args:
-        weight: a coordinate counts with its bucket's norm `squared`, its `first` power, or `none`.
+        weight: weight of a coordinate by its bucket's norm: `squared`, its `first` power, or `none`.
     """
 
     weight: str
@@ -96,7 +97,7 @@ class CoordinateHistogram(BucketStatistic):
 
 
 def statistic_named(name: str) -> BucketStatistic:
-    """The statistic of a checkpoint.
+    """Return the statistic with a name from a checkpoint.
 
     Raises:
         ValueError: no statistic has this name.

@@ -1,7 +1,7 @@
-"""The typed configuration of a run: the one declaration of what stands at run level and in `comm`.
+"""Typed configuration of a run: declares the run-level options and those of `comm`.
 
-conf/config.yaml and conf/comm are written from it (`python -m scripts.options`). The config groups (model, compressor,
-sync ...) stay plain options, which the classes that they name declare.
+conf/config.yaml and conf/comm are generated from it (`python -m scripts.options`). Config groups (model, compressor,
+sync ...) remain plain dicts; the classes that they name declare their options.
 """
 
 import dataclasses
@@ -15,12 +15,12 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import NEAREST, Choice, check_options, option
 
-LONGEST_LABEL = 40  # characters: two of them still stand in one legend
-LONGEST_NOTE = 1000  # characters
-SAID = ("label", "tags", "note")  # what a run says of itself, and may say otherwise later
+LONGEST_LABEL = 40  # maximum characters, so that two labels fit in a legend
+LONGEST_NOTE = 1000  # maximum characters
+SAID = ("label", "tags", "note")  # descriptions of a run, which may change later
 LONGEST_TIMEOUT = 1e8  # seconds, three years
-LARGEST_SEED = 2**63 - 1  # torch's, NumPy's and Python's generators take it
-MOST_EPOCHS = 10**6  # each leaves a row of metrics
+LARGEST_SEED = 2**63 - 1  # accepted by the generators of torch, NumPy and Python
+MOST_EPOCHS = 10**6  # each adds a row of metrics
 SCALES = ("full", "small", "tiny")
 
 
@@ -109,9 +109,10 @@ class PathsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A run, in the order in which config.yaml holds it.
+    """Configuration of a run, in the order of config.yaml.
 
-    A default is also what was in effect before there was the option: earlier folders say nothing of it.
+    The default of an option added later must equal the behaviour before it, because older run folders do not contain
+    it.
     """
 
     model: Config
@@ -217,51 +218,51 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, cfg: Config) -> "RunConfig":
-        """From what was composed, or what a run folder holds; kinds and values are checked by `config.validate`.
+        """Build from a composed configuration or that of a run folder; `config.validate` checks kinds and values.
 
         Raises:
-            ConfigError: an option is missing, or unknown, or no group where there must be one.
+            ConfigError: an option is missing or unknown, or a group of options is not a dict.
         """
         refuse_names(cfg)
         return cls(**{**cfg, **{name: part(**cfg[name]) for name, part in PARTS.items()}})
 
     def to_dict(self) -> Config:
-        """As it was composed, and as config.yaml holds it; a copy."""
+        """Return a copy as a dict, as it was composed and as config.yaml contains it."""
         return dataclasses.asdict(self)
 
     @property
     def largest_batch(self) -> int:
-        """Samples per step of the worker that has most."""
+        """Largest number of samples per worker and step."""
         return largest(self.batch_size)
 
     @property
     def trackers(self) -> list[Config]:
-        """The options of each tracker; of several they stand under its name."""
+        """Options of each tracker; several trackers are stored under their names."""
         return [self.tracker] if "_target_" in self.tracker else list(self.tracker.values())
 
     def said(self, typed: Collection[str]) -> dict[str, Any]:
-        """What was typed of what a run says of itself."""
+        """Return the typed descriptions of the run (`SAID`)."""
         return {key: getattr(self, key) for key in SAID if key in typed}
 
     def chosen(self, group: str) -> str:
-        """The name that was chosen of a config group, for messages."""
+        """Return the chosen name of a config group, for messages."""
         return self.choices.get(group, "this one")
 
 
-# what has options of its own, declared here and not by a constructor
+# groups whose options are declared here and not by a constructor
 PARTS = {"comm": CommConfig, "measure": MeasureConfig, "checkpoint": CheckpointConfig, "paths": PathsConfig}
 GROUPS = tuple(own.name for own in fields(RunConfig) if own.default is MISSING and own.default_factory is MISSING)
 
 
 def defaults() -> Config:
-    """Every option of run level with its default, as YAML would hold it; without the config groups and `choices`."""
+    """Return the defaults of all run-level options, without the config groups and `choices`."""
     empty: dict[str, Config] = {group: {} for group in GROUPS}
     options = RunConfig(**empty).to_dict()  # type: ignore[arg-type]
     return {name: value for name, value in options.items() if name not in (*GROUPS, "choices")}
 
 
 def completed(saved: Config) -> Config:
-    """What a run folder holds, with the value that was in effect then for each option that is younger."""
+    """Return a run folder's configuration, with defaults for options added since."""
     then = defaults()
     options = {**then, **saved}
     parts = {name: {**then[name], **options[name]} for name in PARTS if isinstance(options[name], dict)}
@@ -269,15 +270,15 @@ def completed(saved: Config) -> Config:
 
 
 def is_label(value: Any, longest: int = LONGEST_LABEL) -> TypeGuard[str]:
-    """Whether a value can be an arm's label: text of 1 to `longest` printable characters in one line."""
+    """Whether a value is a valid label: text of 1 to `longest` printable characters in one line."""
     return isinstance(value, str) and bool(value.strip()) and len(value) <= longest and value.isprintable()
 
 
 def refuse_names(cfg: Config) -> None:
-    """Refuse what is missing or unknown at run level and in its parts.
+    """Refuse missing and unknown options at run level and in its parts.
 
     Raises:
-        ConfigError: names the first option, and what to type.
+        ConfigError: names the first one, and what to type.
     """
     declared = {**defaults(), **{group: {} for group in GROUPS}}
     for prefix in ("", *(f"{name}." for name in PARTS)):

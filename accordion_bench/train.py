@@ -1,4 +1,6 @@
-"""The one entry: validate everything, make the run folder, launch, summarise; returns the final metric."""
+"""Run one configuration from validation to summary: `run` checks, creates the run folder, launches,
+returns the metric.
+"""
 
 import contextlib
 import json
@@ -42,20 +44,21 @@ def run(
     """Run one configuration to the end.
 
     Args:
-        cfg: the resolved configuration (`config.compose` or the command line makes it).
-        typed: the keys that the user has typed; for warnings, and to compare with a run that is resumed.
-        note: gets `folder` as soon as there is one, and `status`: done or skipped; its `title` is told first.
-        sweep: that the run belongs to.
-        once: a run of the same sweep with this configuration does instead of another one.
+        cfg: resolved configuration, from `config.compose` or the command line.
+        typed: keys that the user has typed, for warnings and for the comparison with a resumed run.
+        note: dict for results: `folder` is set as soon as it exists, and `status` to done or skipped. Its `title` is
+            printed first.
+        sweep: name of the sweep that the run belongs to.
+        once: whether a finished or running run of the same sweep with this configuration replaces this one.
 
     Returns:
         the final metric.
 
     Raises:
-        ConfigError: a value breaks a rule; nothing has been touched.
+        ConfigError: a value breaks a rule; nothing was changed.
         Interrupted: Ctrl-C or SIGTERM; the state is saved.
     """
-    if "timeout" not in (cfg.get("comm") or {}):  # of a run that is resumed other options may be missing
+    if "timeout" not in (cfg.get("comm") or {}):  # other options may be missing if a run is resumed
         refuse_names(cfg)
     elastic = bool((cfg.get("sync") or {}).get("elastic"))
     with rendezvous.meet(cfg["comm"]["timeout"], end_together=not elastic) as watch:
@@ -92,7 +95,7 @@ def _run(
                 return _tell_done(RunFolder(found)) if leader else float("nan")
             if found:
                 config = replace(config, resume=found)
-                if "threads" not in typed:  # sums of other threads differ in their last bits
+                if "threads" not in typed:  # another number of threads changes the last bits of sums
                     where = replace(where, threads=threads_of(RunFolder(found)) or where.threads)
                 refuse_other_past(with_placement(config, where), parts)
             with Heartbeat(leader and not output.on_a_terminal(), "getting the data"):
@@ -104,7 +107,7 @@ def _run(
 
         def ended(error: BaseException) -> None:
             if leader and not folder.done:
-                with contextlib.suppress(ConfigError, OSError):  # a full disk hides no first error
+                with contextlib.suppress(ConfigError, OSError):  # an error here must not hide the first one
                     folder.write_json("summary.json", unfinished_summary(folder, error))
 
         if watch is not None:
@@ -137,14 +140,13 @@ def _run(
 
 
 def _find_earlier(config: RunConfig, leader: bool, watch: Watch | None, sweep: str) -> tuple[str, bool]:
-    """(folder, whether it is finished) of a run that is there already; the leader looks, the others hear of it.
+    """Return (folder, whether it is finished) of an earlier equal run; the leader searches and informs the others.
 
-    With `resume_sweep` it may be any run under `paths.runs`, else one of the same sweep.
-
-    The folder is "" where there is none.
+    With `resume_sweep` all runs under `paths.runs` are searched, otherwise those of the same sweep. The folder is "" if
+    there is none.
 
     Raises:
-        ConfigError: another process is running it, and this one is one of several, which do not wait.
+        ConfigError: another process is executing it, and this process is one of several, which do not wait.
     """
     if not leader and watch is not None:
         return watch.get("earlier", rendezvous.earlier_run)
@@ -156,7 +158,7 @@ def _find_earlier(config: RunConfig, leader: bool, watch: Watch | None, sweep: s
 
 
 def _tell_done(folder: RunFolder) -> float:
-    """The metric of a run that is done already."""
+    """Report that a run is already finished and return its metric."""
     print(f"done already: {folder.path}", flush=True)
     return folder.read_json("summary.json")["metric"]
 
@@ -164,7 +166,7 @@ def _tell_done(folder: RunFolder) -> float:
 def _make_or_resume_folder(
     config: RunConfig, where: Placement, parts: Components, watch: Watch | None, sweep: str
 ) -> RunFolder:
-    """The run folder: the resumed one, or a new one that the leader makes and names to the others."""
+    """Return the resumed run folder, or a new one that the leader creates and announces to the others."""
     if config.resume is not None:
         return RunFolder(config.resume)
     if where.rank and watch is not None:
@@ -182,14 +184,16 @@ def _make_or_resume_folder(
 
 
 def unfinished_summary(folder: RunFolder, error: BaseException) -> dict[str, Any]:
-    """summary.json of a run that did not come to its end: the last epoch's figures and what happened."""
+    """Return summary.json of a run that did not finish: figures of the last epoch, and the reason."""
     rows = folder.read_metrics()
     last = {k: v for k, v in rows[-1].items() if k not in ("plan", "decisions")} if rows else {}
     return {**last, "stopped_by": getattr(error, "kind", type(error).__name__), "reason": str(error)}
 
 
 def header(config: RunConfig, where: Placement, parts: Components) -> str:
-    """One line: what runs where; another where the optimizer splits the parameters, and where it could be faster."""
+    """Return a line that describes the run and its placement, and further lines about the optimizer, kernels and
+    capture.
+    """
     choices, compressor = config.choices, parts.wrapped.compressor
     momentum = (
         "; momentum acts on the workers, before compression" if "momentum" in compressor.traits.optimizer.owns else ""
@@ -222,7 +226,7 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
 
 
 def describe_exchange(config: RunConfig, where: Placement, parts: Components) -> str:
-    """How the processes of a run exchange gradients; nothing where there is one process."""
+    """Describe how the processes of a run exchange gradients; "" with one process."""
     if where.processes == 1 or not parts.sync.gradient_exchange:
         return ""
     if parts.exchange.engine == "ddp":
@@ -233,7 +237,7 @@ def describe_exchange(config: RunConfig, where: Placement, parts: Components) ->
 
 
 def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
-    """The closing lines; the last one is the run folder."""
+    """Return the closing lines; the last one is the run folder."""
 
     def line(name: str, sent: int, dense: int) -> str:
         if sent == dense:

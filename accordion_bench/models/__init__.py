@@ -1,1 +1,1 @@
-"""Models."""
+"""Models: image classifiers, recurrent and transformer language models."""

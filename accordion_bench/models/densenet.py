@@ -37,7 +37,7 @@ class Transition(nn.Module):
 
 @with_options
 class DenseNet(nn.Module):
-    """Dense blocks of bottleneck layers; a transition between two of them halves the resolution.
+    """Dense blocks of bottleneck layers; a transition between two blocks halves the resolution.
 
     Args:
         in_channels, num_classes: of the data set.

@@ -24,7 +24,7 @@ def _conv(channels_in: int, channels: int, size: int) -> nn.Sequential:
 
 
 class Inception(nn.Module):
-    """Four branches side by side; the 5x5 branch is two 3x3 convolutions."""
+    """Four parallel branches; the 5x5 branch consists of two 3x3 convolutions."""
 
     def __init__(self, channels: int, b1: int, reduce3: int, b3: int, reduce5: int, b5: int, pool: int) -> None:
         super().__init__()

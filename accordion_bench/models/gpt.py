@@ -1,4 +1,4 @@
-"""GPT: a causal transformer that predicts the next token."""
+"""GPT: a causal transformer for next-token prediction."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from accordion_bench.options.option import Choice, option, with_options
 
 @with_options
 class GPT(nn.Module):
-    """logits_t = E norm(x_t), x = blocks(d(E[tokens] + P)), d dropout; the embedding E is the output layer, too.
+    """logits_t = E norm(x_t), x = blocks(d(E[tokens] + P)), d dropout; the embedding E is also the output layer.
 
     V d + P d + L (12 d^2 + 13 d) + 2 d parameters for V symbols, P positions, L layers of width d. Dropout follows the
     embedding, the attention and each half block.
@@ -47,7 +47,7 @@ class GPT(nn.Module):
         checks.integer("vocabulary", vocabulary, at_least=2)
         self.positions = positions
         checked = blocks(layers, width, heads, causal=True, dropout=dropout)
-        # in the order of the forward pass: its reverse is that in which gradients are there to be exchanged
+        # in the order of the forward pass, because gradients become available in the reverse order
         self.embedding, self.position_embedding = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
         self.dropout = nn.Dropout(dropout)
         self.blocks = checked
@@ -57,7 +57,7 @@ class GPT(nn.Module):
         self.output.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [B, T, vocabulary] for the symbol after each of tokens [B, T]."""
+        """Return logits [B, T, vocabulary] of the symbol after each of tokens [B, T]."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.embedding(tokens) + self.position_embedding(positions))
         return self.output(self.norm(self.blocks(x)))

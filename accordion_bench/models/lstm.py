@@ -6,15 +6,15 @@ from torch import Tensor, nn
 from accordion_bench.options import checks
 from accordion_bench.options.option import Choice, option, with_options
 
-State = tuple[Tensor, Tensor]  # (h, c), [layers, B, hidden] each
+State = tuple[Tensor, Tensor]  # (h, c), each [layers, B, hidden]
 
 
 @with_options
 class LSTM(nn.Module):
     """logits_t = V y_t + b, y = d(LSTM(.. d(LSTM(d(E[tokens]))))), d dropout; with tied weights V is E.
 
-    First values as in the usual word-level language models: E and V uniform in +-0.1, b = 0; the recurrent layers
-    keep torch's, uniform in +-1 / sqrt(hidden).
+    Initialisation as in the usual word-level language models: E and V uniform in +-0.1, b = 0. The recurrent layers
+    keep torch's initialisation, uniform in +-1 / sqrt(hidden).
 
     Args:
         vocabulary: number of tokens.
@@ -46,7 +46,7 @@ class LSTM(nn.Module):
         checks.integer("vocabulary", vocabulary, at_least=2)
         self.dropout = nn.Dropout(dropout)
         self.embedding = nn.Embedding(vocabulary, hidden)
-        # one module per layer: cuDNN's dropout between layers has a generator of its own, which no seed reaches
+        # one module per layer, because cuDNN's dropout between layers uses a generator that cannot be seeded
         self.recurrent = nn.ModuleList(nn.LSTM(hidden, hidden, batch_first=True) for _ in range(layers))
         self.decoder = nn.Linear(hidden, vocabulary)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
@@ -57,9 +57,10 @@ class LSTM(nn.Module):
         nn.init.zeros_(self.decoder.bias)
 
     def forward(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Logits [B, T, vocabulary] for the token after each of tokens [B, T], and the state after the last one.
+        """Return the logits [B, T, vocabulary] of the token after each of tokens [B, T], and the state after the last
+        one.
 
-        state: None = zeros, or what an earlier call returned; gradients flow through it unless the caller detaches it.
+        state: None = zeros, or the result of an earlier call; gradients flow through it unless the caller detaches it.
         """
         y = self.dropout(self.embedding(tokens))
         ends = []

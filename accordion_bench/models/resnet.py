@@ -1,4 +1,4 @@
-"""ResNets in their CIFAR form: a 3x3 stem, no pooling before the last layer."""
+"""ResNets in their CIFAR form: a 3x3 stem, and no pooling before the last layer."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -44,7 +44,9 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (which has the stride) and 1x1 convolutions, four times as wide at the end; shortcuts are option B."""
+    """1x1, 3x3 (with the stride) and 1x1 convolutions, the last with four times the channels;
+    shortcuts are option B.
+    """
 
     expansion = 4
 

@@ -32,7 +32,7 @@ class SEBlock(nn.Module):
 
 @with_options
 class SENet18(nn.Module):
-    """As ResNet-18, with SE blocks (two linear layers, reduction 16), biased convolutions, a ReLU after the second BN.
+    """ResNet-18 with SE blocks (two linear layers, reduction 16), biased convolutions, and a ReLU after the second BN.
 
     Args:
         in_channels, num_classes: of the data set.

@@ -6,7 +6,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
 
-# smallest image side that a family accepts, where that is not 1; maxvit and vit accept none above 224
+# smallest image side that a family accepts, if it is not 1; maxvit and vit accept no side above 224
 MIN_SIZE = {
     "alexnet": 63,
     "convnext": 32,
@@ -31,17 +31,17 @@ IMAGENET_SIZES = {
 
 @with_options
 class Torchvision(nn.Module):
-    """A classifier of torchvision with its own random first weights, never pretrained ones.
+    """Classifier of torchvision with random initial weights, never pretrained ones.
 
-    Networks with auxiliary heads (googlenet, inception_v3) are built without them, so that they return plain logits.
+    Networks with auxiliary heads (googlenet, inception_v3) are built without them, so that they return only logits.
 
     Args:
-        in_channels: 3; torchvision's networks take colour images.
+        in_channels: 3, because torchvision's networks take colour images.
         num_classes: of the data set.
 
     Attributes:
-        min_size: pixels of the smallest image side.
-        usual_data: the data set that is assumed where none is named.
+        min_size: smallest image side in pixels.
+        usual_data: data set that is assumed if none is named.
     """
 
     min_size = 1
@@ -66,7 +66,7 @@ class Torchvision(nn.Module):
         name: str = option("as torchvision.models.list_models spells it", default="resnet18"),
     ) -> None:
         super().__init__()
-        from torchvision import models  # takes seconds to import: only runs that need it pay
+        from torchvision import models  # imported only here: takes seconds
 
         names = models.list_models(module=models)
         if name not in names:

@@ -1,4 +1,4 @@
-"""Transformer blocks with the norm in front, as language and image models share them."""
+"""Pre-norm transformer blocks, shared by language and image models."""
 
 import math
 
@@ -7,17 +7,17 @@ from torch import Tensor, nn
 
 from accordion_bench.options.checks import ValueRefused
 
-STD = 0.02  # of first values, as in GPT-2
+STD = 0.02  # standard deviation of initial weights, as in GPT-2
 
 
 class SelfAttention(nn.Module):
-    """softmax(Q K^T / sqrt(d / h)) V for each of h heads, side by side, then a linear layer; Q, K, V = W x + b.
+    """softmax(Q K^T / sqrt(d / h)) V for each of h heads, concatenated, then a linear layer; Q, K, V = W x + b.
 
     Args:
         width: d, of a position.
         heads: h, a divisor of d.
-        causal: whether a position sees only itself and those before it.
-        dropout: share of the attention weights that is zeroed.
+        causal: whether a position attends only to itself and earlier ones.
+        dropout: fraction of the attention weights that is zeroed.
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.2.
     """
@@ -29,7 +29,7 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, d] to [B, T, d]."""
+        """Map [B, T, d] to [B, T, d]."""
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         dropped = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropped, is_causal=self.causal)
@@ -37,13 +37,13 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """x <- x + attention(norm(x));  x <- x + W2 gelu(W1 norm(x)), four times as wide in between.
+    """x <- x + attention(norm(x));  x <- x + W2 gelu(W1 norm(x)), with a hidden width of 4 d.
 
     12 d^2 + 13 d parameters.
 
     Args:
         width, heads, causal: see `SelfAttention`.
-        dropout: share of what is added to x that is zeroed, and of the attention weights.
+        dropout: fraction of each summand of x, and of the attention weights, that is zeroed.
     """
 
     def __init__(self, width: int, heads: int, causal: bool, dropout: float) -> None:
@@ -59,10 +59,10 @@ class Block(nn.Module):
 
 
 def blocks(layers: int, width: int, heads: int, causal: bool, dropout: float) -> nn.Sequential:
-    """So many blocks.
+    """Return a sequence of `layers` blocks.
 
     Raises:
-        ValueRefused: `heads` is no divisor of `width`.
+        ValueRefused: `heads` does not divide `width`.
     """
     if width % heads:
         divisor = max(d for d in range(1, heads) if width % d == 0)
@@ -71,7 +71,8 @@ def blocks(layers: int, width: int, heads: int, causal: bool, dropout: float) ->
 
 
 def initialise_(model: nn.Module) -> None:
-    """First values: weights from N(0, 0.02^2), biases 0; what is added to x in L blocks with 0.02 / sqrt(2 L).
+    """Initialise weights from N(0, 0.02^2) and biases with 0; output layers of L residual branches with 0.02 / sqrt(2
+    L).
 
     Source: Radford et al. 2019 (GPT-2), section 2.3.
     """

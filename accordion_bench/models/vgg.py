@@ -5,14 +5,15 @@ from torch import Tensor, nn
 from accordion_bench.models.weights import kaiming_
 from accordion_bench.options.option import Choice, option, with_options
 
-WIDTHS = (1, 2, 4, 8, 8)  # channels of the groups, in those of the first
+WIDTHS = (1, 2, 4, 8, 8)  # channels of the groups, as multiples of those of the first
 WIDTH = 64
 CONVOLUTIONS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # configurations D and E
 
 
 @with_options
 class VGG(nn.Module):
-    """Five groups of 3x3 convolutions (with bias, BatchNorm, ReLU), each before a 2x2 max pooling; then a classifier.
+    """Five groups of 3x3 convolutions (with bias, BatchNorm, ReLU), each followed by 2x2 max pooling; then a
+    classifier.
 
     Args:
         in_channels, num_classes: of the data set.

@@ -18,8 +18,8 @@ class ViT(nn.Module):
     Args:
         in_channels, num_classes: of the data set, C and K.
 
-    Source: Dosovitskiy et al. 2021 (arXiv 2010.11929); the mean over the patches in the place of a class token is that
-    of Beyer et al. 2022 (arXiv 2205.01580).
+    Source: Dosovitskiy et al. 2021 (arXiv 2010.11929). The mean over the patches replaces the class token as in Beyer
+    et al. 2022 (arXiv 2205.01580).
     """
 
     chosen_as = {"vit_tiny": Choice("vision transformer for 32x32 images: 4,027,786 parameters with 10 classes")}
@@ -41,7 +41,7 @@ class ViT(nn.Module):
             divisor = max(side for side in range(1, min(patch, image_size) + 1) if image_size % side == 0)
             raise ValueRefused("patch", f"a divisor of image_size={image_size}", patch, divisor)
         checked = blocks(layers, width, heads, causal=False, dropout=dropout)
-        # in the order of the forward pass: its reverse is that in which gradients are there to be exchanged
+        # in the order of the forward pass, because gradients become available in the reverse order
         self.patches = nn.Conv2d(in_channels, width, patch, stride=patch)
         self.position_embedding = nn.Parameter(torch.empty((image_size // patch) ** 2, width))
         self.dropout = nn.Dropout(dropout)
@@ -51,7 +51,7 @@ class ViT(nn.Module):
         nn.init.normal_(self.position_embedding, std=STD)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, num_classes] for images [B, C, image_size, image_size]."""
+        """Return logits [B, num_classes] for images [B, C, image_size, image_size]."""
         patches = self.patches(x).flatten(2).transpose(1, 2)
         y = self.blocks(self.dropout(patches + self.position_embedding))
         return self.head(self.norm(y).mean(1))

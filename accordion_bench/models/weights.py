@@ -1,10 +1,12 @@
-"""First values of convolutions, the same in all our image models."""
+"""Initialisation of convolutions, shared by the image models."""
 
 from torch import nn
 
 
 def kaiming_(model: nn.Module) -> None:
-    """Convolutions: weights from N(0, 2 / fan_out), biases 0; all else keeps torch's first values (He et al. 2015)."""
+    """Initialise convolutions: weights from N(0, 2 / fan_out), biases 0; other layers are not
+    changed (He et al. 2015).
+    """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

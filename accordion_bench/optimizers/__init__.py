@@ -1,1 +1,1 @@
-"""Inner optimizers, torch's and ours."""
+"""Inner optimizers: AdamW, Lion, Muon, SGD variants, and the optimizers of all workers' replicas."""

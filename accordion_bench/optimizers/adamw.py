@@ -1,4 +1,4 @@
-"""AdamW whose decay may leave biases and norms alone, and what is left of it where a method takes the step itself."""
+"""AdamW with optional decay of matrices only, and its decay alone for methods that take the step themselves."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -20,12 +20,12 @@ class AdamW(torch.optim.AdamW):
     m' and v' are m / (1 - b1^t) and v / (1 - b2^t); everything else is torch.optim.AdamW's.
 
     Args:
-        params: what is trained; `matrices` are those of two dimensions and more, embeddings among them.
-        fused: one kernel for many parameters, on a GPU.
-        options: further ones of torch.optim.AdamW.
+        params: trained parameters; those with two dimensions or more, including embeddings, count as `matrices`.
+        fused: whether one kernel updates many parameters, on a GPU.
+        options: further options of torch.optim.AdamW.
 
     Class attributes:
-        decaying: the class that takes its place where a compressor or a scheme takes the step itself.
+        decaying: class that replaces it if a compressor or a scheme takes the step itself.
 
     Source: Loshchilov and Hutter 2019 (arXiv 1711.05101).
     """
@@ -53,13 +53,13 @@ class AdamW(torch.optim.AdamW):
 
 
 class Decay(AdamW):
-    """x <- x - lr lambda x: AdamW on gradients that are 0, without its state. Arguments as there."""
+    """x <- x - lr lambda x: AdamW for gradients equal to 0, without its state. The arguments are those of `AdamW`."""
 
     decaying = ""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step of every parameter that has a gradient, whatever it is."""
+        """Decay every parameter that has a gradient; its value is ignored."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
@@ -69,10 +69,10 @@ class Decay(AdamW):
 
 
 def decaying_groups(params: Iterable[nn.Parameter], decay_on: str | None) -> list[dict[str, Any]]:
-    """Groups of parameters that decay, and that do not.
+    """Split parameters into groups with and without decay.
 
     Args:
-        params: all of them.
+        params: all parameters.
         decay_on: see `AdamW`.
     """
     groups: list[dict[str, Any]] = [{"params": list(params)}]

@@ -1,4 +1,4 @@
-"""Inner optimizers: the common one, and since workers have parameters of their own, one for each."""
+"""Inner optimizers: one for the shared parameters, or one per replica once workers take local steps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,16 +14,16 @@ from accordion_bench.tensors.real_view import as_kind_of
 
 MATRIX, TABLE, VECTOR = "matrix", "table", "vector"
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-TABLE_NAMES = ("embed", "position")  # of embeddings that are plain parameters, such as `pos_embed`
+TABLE_NAMES = ("embed", "position")  # in names of embeddings that are plain parameters, such as `pos_embed`
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, str]:
-    """Name -> kind of all trained parameters, in the model's order.
+    """Return the kind of each trained parameter by name, in the model's order.
 
-    A matrix has two dimensions or more, and at least two rows and two columns when the first dimension is taken as
-    rows and all others as columns. It is a table where a token or a class has a row of its own: the parameters of
-    embeddings, those named so, and the matrices of the last module that has any, the output layer. All else is a
-    vector: biases, norms, scales.
+    A matrix has at least two dimensions, and at least two rows and two columns, if the first dimension counts as rows
+    and all others as columns. It is a table if each token or class has its own row: parameters of embeddings,
+    parameters with such names, and the matrices of the last module that has any, the output layer. All others are
+    vectors: biases, norms, scales.
     """
     modules = list(model.modules())
     tables = {id(param) for module in modules if isinstance(module, EMBEDDINGS) for param in _matrices(module)}
@@ -38,17 +38,17 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
 
 
 def tables_of(model: nn.Module) -> set[str]:
-    """Names of the trained embeddings, and of the output layer."""
+    """Return the names of trained embeddings and of the output layer."""
     return {name for name, kind in parameter_kinds(model).items() if kind == TABLE}
 
 
 def is_matrix(param: Tensor) -> bool:
-    """Whether first dimension by all others has at least two rows and two columns."""
+    """Whether the view [first dimension, all others] has at least two rows and two columns."""
     return param.ndim >= 2 and param.shape[0] >= 2 and param.numel() >= 2 * param.shape[0]
 
 
 def _matrices(module: nn.Module) -> list[Tensor]:
-    """Those that a module has itself, not its children."""
+    """Return the matrices of a module itself, without those of its children."""
     return [param for param in module.parameters(recurse=False) if is_matrix(param)]
 
 
@@ -56,7 +56,7 @@ Optimizer = torch.optim.Optimizer
 
 
 class OptimizerLike(Protocol):
-    """What schemes read of an optimizer, or of several of one model."""
+    """Protocol of one optimizer, or of several of one model, as schemes read it."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -64,42 +64,42 @@ class OptimizerLike(Protocol):
 
     @property
     def state(self) -> Any:
-        """Of which `get(parameter, default)` and `clear()` are used."""
+        """State, of which `get(parameter, default)` and `clear()` are used."""
 
 
 class Optimizers(Protocol):
-    """What schemes need: the optimizer of the shared parameters, and since `fork` one for each local replica."""
+    """Protocol that schemes need: the optimizer of the shared parameters, and after `fork` one per local replica."""
 
     axis: Replicas
 
     @property
     def common(self) -> OptimizerLike:
-        """Of the shared parameters."""
+        """Optimizer of the shared parameters."""
 
     @property
     def of_replicas(self) -> Sequence[OptimizerLike]:
-        """Of each local worker."""
+        """Optimizer of each local worker."""
 
     def fork(self) -> None:
-        """Every local replica gets an optimizer in the state of the common one."""
+        """Create an optimizer for every local replica, with a copy of the common one's state."""
 
 
 def is_sgd(optimizer: OptimizerLike) -> bool:
-    """Whether the optimizer, or all of several, are torch's SGD."""
+    """Whether the optimizer, or each of several, is torch's SGD."""
     return all(isinstance(own, torch.optim.SGD) for own in getattr(optimizer, "optimizers", [optimizer]))
 
 
 class InnerOptimizers:
-    """The optimizer of the parameters that all workers share; since `fork`, one for each local replica.
+    """Optimizer of the parameters shared by all workers; after `fork`, one per local replica.
 
     Args:
-        axis: whose parameters are trained.
-        build: makes the common optimizer for some parameters.
-        build_for_replica: makes one for a replica.
+        axis: replicas that are trained.
+        build: function that creates the common optimizer for a list of parameters.
+        build_for_replica: function that creates the optimizer of a replica.
 
     Attributes:
-        common: the optimizer of the shared parameters.
-        of_replicas: one per local worker, since `fork`.
+        common: optimizer of the shared parameters.
+        of_replicas: one per local worker, after `fork`.
     """
 
     def __init__(
@@ -111,12 +111,12 @@ class InnerOptimizers:
         self.axis, self.build_for_replica = axis, build_for_replica
         self.common = build(axis.params)
         self.of_replicas: list[Optimizer] = []
-        self._lr: Tensor | None = None  # on the device, where updates are captured
-        self._rate: float | None = None  # that it holds
-        self._state_count = -1  # tensors of state after the last step
+        self._lr: Tensor | None = None  # learning rate on the device, for captured updates
+        self._rate: float | None = None  # value of `_lr`
+        self._state_count = -1  # number of state tensors after the last step
 
     def fork(self) -> None:
-        """One optimizer for each replica, in the state of the common one, which is given up."""
+        """Create one optimizer per replica with a copy of the common one's state, and clear the common one's state."""
         for replica in self.axis.replicas:
             optimizer = self.build_for_replica(replica)
             for mine, common in zip(replica, self.axis.params, strict=True):
@@ -126,18 +126,18 @@ class InnerOptimizers:
         self.common.state.clear()
 
     def step(self, lr: float, do: Callable[[CapturedWork], object] | None = None) -> None:
-        """x <- optimizer(x, g) of the shared parameters; since `fork`, of each local worker's.
+        """x <- optimizer(x, g) of the shared parameters; after `fork`, of each local worker's.
 
         Args:
             lr: learning rate.
-            do: does the update where all optimizers are fused, so that it may be captured; None = it is done at once.
+            do: executes the update if all optimizers are fused, possibly captured; None = execute it eagerly.
         """
         optimizers = self.of_replicas or [self.common]
         for row, replica in enumerate(self.axis.replicas if self.of_replicas else []):
             for x, gradient_W in zip(replica, self.axis.gradients_W, strict=True):
                 x.grad = None if row in self.axis.resting else as_kind_of(gradient_W[row], x)
         if all(optimizer.defaults.get("fused") for optimizer in optimizers):
-            lr = float(np.float32(lr))  # as a kernel reads it from the device, so that captured updates are the same
+            lr = float(np.float32(lr))  # captured kernels read a float32, so that eager updates use the same value
             if do is not None:
                 self._step_fused(optimizers, lr, do)
                 return
@@ -146,7 +146,7 @@ class InnerOptimizers:
             optimizer.step()
 
     def _step_fused(self, optimizers: Sequence[Optimizer], lr: float, do: Callable[[CapturedWork], object]) -> None:
-        """A step that may be captured, unless it makes state anew: a capture would make it, and compute nothing."""
+        """Take a step that may be captured, unless it creates state: a capture would only allocate it."""
         if len(_states(optimizers)) == self._state_count:
             do(self._update(optimizers, lr))
         else:
@@ -154,9 +154,10 @@ class InnerOptimizers:
         self._state_count = len(_states(optimizers))
 
     def _update(self, optimizers: Sequence[Optimizer], lr: float) -> CapturedWork:
-        """The step of fused optimizers, which read the learning rate from the device.
+        """Return the step of fused optimizers, which read the learning rate from the device.
 
-        Its memory is that of gradients and state: a momentum that has been given up makes it another work.
+        Its key has the addresses of parameters, gradients and state, so that a cleared momentum requires another
+        capture.
         """
         if self._lr is None:
             self._lr = torch.zeros((), device=self.axis.like.device)
@@ -187,17 +188,17 @@ class InnerOptimizers:
                 group["lr"] = lr
 
     def state_dict(self) -> dict[str, Any]:
-        """The common optimizer's state by parameter name."""
+        """Return the common optimizer's state by parameter name."""
         state, named = self.common.state, zip(self.axis.specs, self.axis.params, strict=True)
         return {"optimizer": {spec.name: _on_cpu(state[param]) for spec, param in named}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`; replicas have states of their own."""
+        """Restore from `state_dict()`; a no-op if replicas have their own optimizers."""
         if not self.of_replicas:
             self._load(self.common, self.axis.params, state["optimizer"])
 
     def worker_state(self, row: int) -> dict[str, Any]:
-        """One local worker's replica and its optimizer's state."""
+        """Return one local worker's replica and its optimizer's state."""
         if not self.of_replicas:
             return {"replica": {}}
         named = [(spec.name, x) for spec, x in zip(self.axis.specs, self.axis.replicas[row], strict=True)]
@@ -210,7 +211,7 @@ class InnerOptimizers:
         }
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
-        """Continue from `worker_state()`."""
+        """Restore from `worker_state()`."""
         replica = state["replica"]
         if not replica:
             return
@@ -225,19 +226,19 @@ class InnerOptimizers:
             for key, value in state[spec.name].items():
                 if isinstance(value, Tensor) and not _belongs_to(value, param):
                     raise ValueError(f"{key} of {spec.name} has the shape {list(value.shape)}")
-                # Adam counts its steps on the CPU, unless one kernel does everything
+                # Adam's step count is on the CPU, unless the optimizer is fused
                 on_device = isinstance(value, Tensor) and (key != "step" or optimizer.defaults.get("fused"))
                 optimizer.state[param][key] = value.to(param.device) if on_device else value
 
 
 def _states(optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    """All tensors of their states."""
+    """Return all state tensors."""
     values = (value for optimizer in optimizers for own in optimizer.state.values() for value in own.values())
     return [value for value in values if isinstance(value, Tensor)]
 
 
 def _belongs_to(value: Tensor, param: Tensor) -> bool:
-    """Whether an optimizer can keep it of a parameter: one number, its shape, or sums along some of its dimensions."""
+    """Whether a tensor can be the state of a parameter: a scalar, the same shape, or sums along some dimensions."""
     if value.ndim == 0 or value.shape == param.shape:
         return True
     pairs = list(zip(value.shape, param.shape, strict=False))
@@ -245,5 +246,5 @@ def _belongs_to(value: Tensor, param: Tensor) -> bool:
 
 
 def _on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
-    """One parameter's state; what is on the CPU is not copied."""
+    """Copy one parameter's state to the CPU; tensors on the CPU are not copied."""
     return {key: value.cpu() if isinstance(value, Tensor) else value for key, value in state.items()}

@@ -1,4 +1,4 @@
-"""Lion: steps of one size in every coordinate, by the sign of an interpolated momentum."""
+"""Lion: sign of an interpolated momentum, with steps of equal size in every coordinate."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +15,7 @@ class Lion(torch.optim.Optimizer):
     """u = sgn(b1 m + (1 - b1) g);  m <- b2 m + (1 - b2) g;  x <- x - lr lambda x - lr u, with sgn 0 = 0.
 
     Args:
-        params: what is trained.
+        params: trained parameters.
 
     Class attributes:
         decaying: see `AdamW`.
@@ -52,7 +52,7 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step from the gradients."""
+        """Take one step."""
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             if not params:

@@ -1,4 +1,4 @@
-"""Muon: momentum, made orthogonal, for hidden matrices; AdamW inside for everything else."""
+"""Muon: orthogonalised momentum for hidden matrices, AdamW for all other parameters."""
 
 import math
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ ADAMW_EPS = 1e-8
 class Muon(torch.optim.Optimizer):
     """B <- mu B + g;  O = NewtonSchulz(g + mu B);  x <- (1 - eta lambda) x - s eta O, for every hidden matrix [n, m].
 
-    A tensor of more dimensions is the matrix of its first dimension by all others; matrices of one shape are made
-    orthogonal together. A step moves a matrix by about s eta in each direction, whatever the gradient's size. Tables
-    (embeddings, output layer) and vectors are AdamW's, with the learning rate `adamw_factor` eta.
+    A tensor with more dimensions is the matrix [first dimension, all others]. Matrices of one shape are orthogonalised
+    together. A step changes a matrix by about s eta in each direction, independent of the gradient's size. Tables
+    (embeddings, output layer) and vectors are updated by AdamW, with the learning rate `adamw_factor` eta.
 
     Args:
-        params: what is trained.
-        nesterov: g + mu B is made orthogonal; else B.
+        params: trained parameters.
+        nesterov: whether g + mu B is orthogonalised; otherwise B.
         adjust_lr_fn: s: `original`, sqrt(max(1, n / m)); `match_rms_adamw`, 0.2 sqrt(max(n, m)).
-        kinds: what each parameter is, see `parameter_kinds`; None = a matrix, if it can be one.
+        kinds: kind of each parameter, see `parameter_kinds`; None = matrix, if the shape allows it.
 
     Raises:
         ConfigError: a value breaks a rule, or there is no hidden matrix.
@@ -95,7 +95,7 @@ class Muon(torch.optim.Optimizer):
 
     @staticmethod
     def split_in_words(model: nn.Module) -> str:
-        """One line: which parameters of a model are made orthogonal, and which are AdamW's."""
+        """Return one line that states which parameters are orthogonalised, and which AdamW updates."""
         kinds, sizes = parameter_kinds(model), {name: param.numel() for name, param in model.named_parameters()}
         matrices, tables, vectors = ([name for name in kinds if kinds[name] == k] for k in (MATRIX, TABLE, VECTOR))
         rest = [*tables, *([counted(len(vectors), "vector")] if vectors else [])]
@@ -105,7 +105,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step from the gradients."""
+        """Take one step."""
         for group in self.param_groups:
             given = [(param, param.grad) for param in group["params"] if param.grad is not None]
             params, gradients = [param for param, _ in given], [gradient for _, gradient in given]
@@ -150,7 +150,7 @@ class Muon(torch.optim.Optimizer):
         )
 
     def _buffer(self, param: Tensor, key: str) -> Tensor:
-        """A parameter's buffer; zeros at first."""
+        """Return a parameter's buffer, which is initialised to zeros."""
         state = self.state[param]
         if key not in state:
             state[key] = torch.zeros_like(param)
@@ -159,7 +159,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def scale_of(rows: int, columns: int, rule: str) -> float:
-    """s, by which the learning rate of a matrix is multiplied.
+    """Return s, the factor of the learning rate of a matrix.
 
     Args:
         rows, columns: n, m.

@@ -1,4 +1,4 @@
-"""The options of SGD; and SGD in which a gradient counts once more, for the language model of Accordion's code."""
+"""Options of SGD, and SGD that adds the gradient twice, for the language model of Accordion's code."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from accordion_bench.options.option import Choice, option, with_options
 
 @with_options
 class SGDPlusGradient(torch.optim.SGD):
-    """v <- mu v + g;  x <- x - lr (g + v): a gradient counts once more in its own step than with SGD.
+    """v <- mu v + g;  x <- x - lr (g + v): in its own step a gradient counts twice.
 
     Args:
-        params: what is trained.
+        params: trained parameters.
         nesterov: must be false; the other options are also those of torch.optim.SGD.
 
-    Source: the language model of Accordion's official code (Agarwal et al., MLSys 2021, arXiv 2010.16248); there all
-    but the first v start from uninitialised memory, here from 0.
+    Source: the language model of Accordion's official code (Agarwal et al., MLSys 2021, arXiv 2010.16248). There all
+    but the first v start from uninitialised memory; here v starts from 0.
     """
 
     chosen_as = {
@@ -47,7 +47,7 @@ class SGDPlusGradient(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step from the gradients."""
+        """Take one step."""
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             if not params:

@@ -1,4 +1,4 @@
-"""torch's own optimizers, without the seconds that their first use spends on importing its compiler."""
+"""torch's optimizers without the import of torch._dynamo on first use, and fused on a GPU."""
 
 import functools
 import inspect
@@ -8,10 +8,10 @@ import torch
 
 
 def without_dynamo(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The same class with the methods that torch marks as invisible to torch.compile unwrapped.
+    """Return a subclass whose methods lack the decorators that hide them from torch.compile.
 
-    The marks import torch._dynamo on first call (4 s of the 5 s that a run may take to its first step), and mean
-    nothing to an optimizer that is not compiled. `step` is wrapped there in no_grad too, which is kept.
+    On first call the decorators import torch._dynamo (4 s of the 5 s that a run may take to its first step). They have
+    no effect on an optimizer that is not compiled. `step` keeps its no_grad decorator.
     """
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     methods: dict[str, Any] = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
@@ -20,13 +20,13 @@ def without_dynamo(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.O
 
 
 def fused(optimizer: type[torch.optim.Optimizer], device: torch.device) -> Any:
-    """The same optimizer, on a GPU as one kernel for many parameters, where it has one.
+    """Return the optimizer with `fused=True` on a GPU, if it supports that: one kernel for many parameters.
 
-    It rounds otherwise than torch's default, in the last bits.
+    The results differ from torch's default in the last bits.
     """
     if device.type == "cpu" or "fused" not in inspect.signature(optimizer).parameters:
         return optimizer
     options: dict[str, Any] = {"fused": True}
     if "capturable" in inspect.signature(optimizer).parameters:
-        options["capturable"] = True  # Adam looks for it before its step is captured
+        options["capturable"] = True  # Adam checks it when its step is captured
     return functools.partial(optimizer, **options)

@@ -26,43 +26,43 @@ SCALES = ("full", "small", "tiny")
 
 @dataclass(frozen=True, kw_only=True)
 class CommConfig:
-    """Processes, and how they exchange."""
+    """Processes, and how they communicate."""
 
     backend: str = option(default="auto", choices=("auto", "simulated", "gloo", "nccl"))
-    processes: int | None = option("null = from workers and workers_per_process", default=None, at_least=1, instead=1)
-    workers_per_process: int | None = option(default=None, at_least=1)
-    timeout: int | float = option(
-        "seconds that a collective waits for the others", default=600, above=0, at_most=LONGEST_TIMEOUT
+    processes: int | None = option(
+        "null = derived from workers and workers_per_process", default=None, at_least=1, instead=1
     )
+    workers_per_process: int | None = option(default=None, at_least=1)
+    timeout: int | float = option("timeout of a collective in seconds", default=600, above=0, at_most=LONGEST_TIMEOUT)
     overlap: bool | None = option(
         "exchange buckets of gradients during the backward pass; null = with gloo and nccl", default=None
     )
     bucket_cap_mb: int | float | None = option(
-        "MB of messages in a bucket; null = 1, then 25, and 25 of gradients for casts and on GPUs",
+        "MB of messages per bucket; null = 1, then 25, and 25 MB of gradients for casts and on GPUs",
         default=None,
         above=0,
         instead=25,
     )
     engine: str = option(
-        "exchange; ddp: stock DistributedDataParallel with its own hooks, the yardstick",
+        "exchange; ddp: torch's DistributedDataParallel with its own hooks, for comparison",
         default="exchange",
         choices=("exchange", "ddp"),
     )
     hook: str | None = option(
-        "of engine=ddp: a hook of anyone's, package.module:function(state, bucket); not counted", default=None
+        "with engine=ddp: any hook, package.module:function(state, bucket); its bytes are not counted", default=None
     )
     hook_state: str | None = option(
-        "makes that hook's state: package.module:factory(process_group, **hook_options)", default=None
+        "creates that hook's state: package.module:factory(process_group, **hook_options)", default=None
     )
-    hook_options: dict | None = option("{matrix_approximation_rank: 2} for torch's PowerSGDState, say", default=None)
-    interface: str | None = option(
-        "network interface that gloo and NCCL use, whose byte counters are recorded", default=None
+    hook_options: dict | None = option(
+        "{matrix_approximation_rank: 2} for torch's PowerSGDState, for example", default=None
     )
+    interface: str | None = option("network interface for gloo and NCCL; its byte counters are recorded", default=None)
 
     chosen_as = {
         "auto": Choice(
-            "torchrun or Slurm where they have started us; else nccl with two GPUs or more; else all workers in one "
-            "process"
+            "processes of torchrun or Slurm if these started it; else nccl with two GPUs or more; else all workers in "
+            "one process"
         ),
         "gloo": Choice("processes on CPUs (or GPUs) over gloo", {"backend": "gloo"}),
         "nccl": Choice("one process per GPU over NCCL", {"backend": "nccl"}),
@@ -72,39 +72,41 @@ class CommConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig:
-    """Once per epoch, for figures."""
+    """Measurements once per epoch, for figures."""
 
-    norms: bool = option("of worker 0's summed gradients, per layer", default=False)
-    error: bool = option("of worker 0's first compressed message, relative: ||x - C(x)||^2 / ||x||^2", default=False)
+    norms: bool = option("norm of worker 0's summed gradients, per layer", default=False)
+    error: bool = option(
+        "relative error of worker 0's first compressed message: ||x - C(x)||^2 / ||x||^2", default=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When the state is saved, and how much of it stays."""
+    """When checkpoints are saved, and how many are kept."""
 
     every: int | None = option(
-        "steps between checkpoints; null = one per epoch, 0 = none but of a run that is stopped",
+        "steps between checkpoints; null = one per epoch, 0 = only when the run is stopped",
         default=None,
         at_least=0,
     )
-    minutes: int | float = option("at least one in so many minutes; 0 = by `every` alone", default=10, at_least=0)
+    minutes: int | float = option("maximum minutes between them; 0 = only `every` decides", default=10, at_least=0)
     keep: int = option(
-        "newest checkpoints that stay while the run goes on; at its end the last one does",
+        "number of newest checkpoints kept during the run; after its end one is kept",
         default=2,
         at_least=1,
         instead=NEAREST,
     )
-    best: bool = option("true = keep the weights of the best epoch, too, in best.pt", default=False)
-    safetensors: bool = option("true = weights and best in that format, in the place of .pt", default=False)
-    background: bool = option("true = a thread writes a copy of the state while training goes on", default=False)
+    best: bool = option("true = also keep the weights of the best epoch, in best.pt", default=False)
+    safetensors: bool = option("true = save weights and best in that format instead of .pt", default=False)
+    background: bool = option("true = a thread writes a copy of the state during training", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathsConfig:
     """Folders, relative to the current one."""
 
-    data: str = option("of data sets", default="data")
-    runs: str = option("in which each run makes a folder of its own", default="results/runs")
+    data: str = option("folder of the data sets", default="data")
+    runs: str = option("folder in which each run creates its run folder", default="results/runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,79 +128,79 @@ class RunConfig:
     network: Config
     tracker: Config
     label: str | None = option(
-        f"what reports call this arm, text of 1 to {LONGEST_LABEL} characters; null = a name made of its options",
+        f"name of this arm in reports, 1 to {LONGEST_LABEL} characters; null = derived from its options",
         default=None,
     )
     tags: list[str] | None = option(
-        f"[final,ablation]: words of 1 to {LONGEST_LABEL} characters for reports and trackers", default=None
+        f"list of words for reports and trackers, 1 to {LONGEST_LABEL} characters each: [final,ablation]", default=None
     )
     note: str | None = option(f"a sentence for reports and trackers, of 1 to {LONGEST_NOTE} characters", default=None)
     seed: int = option(default=0, at_least=0, at_most=LARGEST_SEED, instead=NEAREST)
-    scale: str = option("full, small, tiny: how long +experiment=... trains, and on how much data", default="full")
+    scale: str = option("full, small, tiny: duration and data size of +experiment=...", default="full")
     epochs: int = option(default=60, at_least=1, at_most=MOST_EPOCHS)
     batch_size: int | list[int] = option(
-        "samples per worker and step; [64,32,32,32] = of each worker, means are weighted by them", default=32
+        "samples per worker and step; [64,32,32,32] = one number per worker, which also weights means", default=32
     )
     micro_batch_size: int | None = option("samples per backward pass; null = the whole batch", default=None, at_least=1)
-    clip_norm: int | float | None = option("largest global L2 norm of a gradient", default=None, above=0, instead=1.0)
+    clip_norm: int | float | None = option("maximum global L2 norm of a gradient", default=None, above=0, instead=1.0)
     clip_at: str | None = option(
-        "before (null): each worker's, before anything else is done with it; after: of the exchanged mean",
+        "before (null): clip each worker's gradient first of all; after: clip the exchanged mean",
         default=None,
         choices=("before", "after"),
     )
     precision: str | None = option(
-        "of forward and loss: float32 (null), bfloat16, or float16 with a loss scale",
+        "precision of forward and loss: float32 (null), bfloat16, or float16 with a loss scale",
         default=None,
         choices=("float32", "bfloat16", "float16"),
     )
     compile: str | None = option(
-        "torch.compile of the forward pass: inductor, or aot_eager, eager to find errors; null = none",
+        "torch.compile of the forward pass: inductor, or aot_eager, eager for debugging; null = none",
         default=None,
         choices=("inductor", "aot_eager", "eager"),
         instead="inductor",
     )
-    channels_last: bool | None = option("true = model and images in that memory format", default=None)
+    channels_last: bool | None = option("true = channels_last memory format of model and images", default=None)
     workers: int | None = option(
-        "in all; null = comm.processes x comm.workers_per_process, or 4", default=None, at_least=1
+        "total number of workers; null = comm.processes x comm.workers_per_process, or 4", default=None, at_least=1
     )
     device: str = option(default="auto", choices=("auto", "cpu", "cuda"), instead="auto")
     deterministic: bool = option(
-        "true = kernels that repeat themselves, no TF32: bit for bit on a GPU, too, and slower", default=False
+        "true = deterministic kernels, no TF32: bitwise reproducible on a GPU, but slower", default=False
     )
     graphs: bool | None = option(
-        "steps are captured and replayed on a GPU; null = what can be, false = nothing, true = or the run is refused",
+        "CUDA graphs for steps; null = where possible, false = never, true = refuse the run if not possible",
         default=None,
     )
     workers_at_once: int = option(
-        "of one process whose replayed passes a GPU computes side by side; at most the workers", default=1, at_least=1
+        "workers of a process whose replayed passes run concurrently on a GPU; at most all of its workers",
+        default=1,
+        at_least=1,
     )
     threads: int | None = option(
-        "of each process on the CPU; null = OMP_NUM_THREADS, or its share of the cores where that pays",
+        "CPU threads per process; null = OMP_NUM_THREADS, or its share of the cores if that is faster",
         default=None,
         at_least=1,
     )
     bn: str = option(
-        "BatchNorm statistics to evaluate with: pooled, average, recompute, rank0, local",
+        "BatchNorm statistics for evaluation: pooled, average, recompute, rank0, local",
         default="pooled",
         choices=("pooled", "average", "recompute", "rank0", "local"),
     )
     target: int | float | None = option(
-        "accuracy in (0, 1], or perplexity; reports the time and the bytes it took", default=None
+        "accuracy in (0, 1], or perplexity, whose time and bytes to reach are reported", default=None
     )
     target_every: int | float = option(
-        "epochs from one look for the target to the next: 1, or a share of one; looks are on no clock",
+        "epochs between checks for the target, 1 or less; their time is not measured",
         default=1.0,
         above=0,
         at_most=1,
         instead=0.25,
     )
-    resume: str | None = option("a run folder to continue", default=None)
-    resume_sweep: bool = option(
-        "skip what is done already under paths.runs, go on with what was stopped", default=False
-    )
+    resume: str | None = option("run folder to continue", default=None)
+    resume_sweep: bool = option("skip finished runs under paths.runs, and continue stopped ones", default=False)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     profile: int = option(
-        "steps that torch.profiler records, after the first one: trace.json and profile.txt; 0 = none",
+        "number of steps to profile with torch.profiler, after the first one: trace.json, profile.txt; 0 = none",
         default=0,
         at_least=0,
     )

@@ -32,10 +32,10 @@ class Arrays(CountedImages):
     """
 
     file: str | None = option(
-        "in paths.data; null = the only .npz there, .npy files, or paths.data itself", default=None
+        "file in paths.data; null = its only .npz file, its .npy files, or paths.data itself", default=None
     )
     layout: str | None = option(
-        "nhwc or nchw; null = seen by the number of channels", default=None, choices=("nhwc", "nchw")
+        "nhwc or nchw; null = from the number of channels", default=None, choices=("nhwc", "nchw")
     )
     channels: int | None = option(NULL, default=None, at_least=1)
     augment: bool = option("random crop and flip", default=False)
@@ -44,9 +44,9 @@ class Arrays(CountedImages):
     counted = (*sizes, "test_share", "fingerprint")
     chosen_as = {
         "arrays": Choice(
-            "images of your own as arrays: paths.data=FILE.npz with x_train, y_train, x_test, y_test or the like, or "
+            "your own images as arrays: paths.data=FILE.npz with x_train, y_train, x_test, y_test or similar names, or "
             ".npy files",
-            comments={**BY_OWN, "image_size": "pixels; null = as it is"},
+            comments={**BY_OWN, "image_size": "pixels; null = that of the images"},
         )
     }
 

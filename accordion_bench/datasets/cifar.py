@@ -16,9 +16,9 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 
 TIMEOUT = 10.0  # seconds without data from the server before a download fails
-ORIGINAL = "the original files in paths.data, or downloaded there"
+ORIGINAL = "the original files, in paths.data or downloaded to it"
 CUTOUT = "side in pixels of a square cut out of each training image; 0 = none"
-CHECK = "compare the files with the published md5 sums, once; false = train on others, too"
+CHECK = "compare the files with the published md5 sums, once; false = accept modified files"
 TENS = ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"])
 # published sums of the Python version; torchvision has the same ones but takes seconds to import
 MD5 = {
@@ -56,7 +56,7 @@ class Cifar(ImageDataset):
 
     classes: int = option(default=10, choices=(10, 100))
     augment: bool = option("random crop, flip and rotation", default=True)
-    rotation: float = option("largest angle in degrees", default=0, at_least=0, at_most=180, instead=15)
+    rotation: float = option("maximum angle in degrees", default=0, at_least=0, at_most=180, instead=15)
     cutout: int = option(CUTOUT, default=0, at_least=0, at_most=64, instead=16)
     check: bool = option(CHECK, default=True)
 

@@ -14,9 +14,9 @@ from accordion_bench.options.checks import ConfigError, ValueRefused, show
 from accordion_bench.options.option import option, with_options
 from accordion_bench.tensors import keyed_rng
 
-NULL = "null = counted"
+NULL = "null = counted in the files"
 BY_OWN = {
-    "validation": "training samples, a number or a share below 1, held out to choose by; null = by val, or by test"
+    "validation": "training samples, a number or a share below 1, held out to choose the best epoch; null = val or test"
 }
 SHARE = 0.2  # of each class, if there is no test split
 NAMES = {"train": ("train", "training"), "test": ("test", "testing"), "validation": ("val", "valid", "validation")}
@@ -57,13 +57,13 @@ class CountedImages(ImageDataset):
     train_size: int | None = option(NULL, default=None, at_least=1)  # type: ignore[assignment]
     image_size: int | None = option(NULL, default=None, at_least=1)  # type: ignore[assignment]
     test_share: float | None = option(
-        "of each class, evaluated on where there is neither test nor val; null = 0.2 there",
+        "share of each class for evaluation, if there is neither test nor val; null = 0.2",
         default=None,
         above=0,
         below=1,
         instead=SHARE,
     )
-    fingerprint: str | None = option("of the files, noted by a run; null = whatever they are", default=None)
+    fingerprint: str | None = option("of the files, recorded by a run; null = not checked", default=None)
 
     sizes: ClassVar[tuple[str, ...]] = ("classes", "train_size", "image_size")
     counted: ClassVar[tuple[str, ...]] = (*sizes, "test_share", "fingerprint")

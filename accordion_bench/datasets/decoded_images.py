@@ -14,12 +14,12 @@ from accordion_bench.datasets.picture_views import FolderData, Pictures, Views
 from accordion_bench.options.option import option, with_options
 from accordion_bench.tensors import keyed_rng
 
-WORKERS = "processes that decode, per training process; 0 = none"
+WORKERS = "decoding processes per training process; 0 = none"
 LARGEST = 224  # upper bound of the default image_size
 EXAMINED = 10_000  # maximum pictures per part that are checked before a run, evenly spaced
 READERS, MANY = 4, 5_000  # decoding processes, and the number of training pictures from which on they are used
 MEASURED = 1_000  # pictures whose sides determine the default image_size
-SIZE = {"image_size": "pixels; null = 224, or the shorter side of most pictures where that is less"}
+SIZE = {"image_size": "pixels; null = 224, or the median shorter side of the pictures if that is less"}
 
 
 class Sorted(NamedTuple):
@@ -61,7 +61,7 @@ class DecodedImages(CountedImages):
     """
 
     augment: bool = option("random resized crop and flip", default=True)
-    workers: int | None = option(f"{WORKERS}; null = 4, or none of few pictures", default=None, at_least=0, instead=4)
+    workers: int | None = option(f"{WORKERS}; null = 4, or 0 for few pictures", default=None, at_least=0, instead=4)
 
     in_channels = 3
 

@@ -31,8 +31,8 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
 
 Table = Any  # a datasets.Dataset
-NAME = "on the Hub, such as OWNER/NAME; null = the files in paths.data (parquet, csv, json, or saved by datasets)"
-CONFIG, REVISION = "of the data set on the Hub; null = its only one", "branch, tag or commit on the Hub; null = newest"
+NAME = "name on the Hub, OWNER/NAME; null = the files in paths.data (parquet, csv, json, or saved by datasets)"
+CONFIG, REVISION = "configuration on the Hub; null = the only one", "branch, tag or commit on the Hub; null = newest"
 COLUMN = "null = the only one of its kind"
 ALONE = 20  # if only train exists: of every 20 rows the last is for the test, the one before it for validation
 
@@ -181,7 +181,7 @@ class HuggingFaceImages(DecodedImages):
 
     chosen_as = {
         "huggingface": Choice(
-            "images that Hugging Face's datasets reads: dataset.name=OWNER/NAME, or parquet files in paths.data",
+            "images read by Hugging Face's datasets: dataset.name=OWNER/NAME, or parquet files in paths.data",
             comments=BY_OWN | SIZE,
         )
     }
@@ -233,15 +233,14 @@ class HuggingFaceText(ByteDataset):
     name: str | None = option(NAME, default=None)
     config: str | None = option(CONFIG, default=None)
     revision: str | None = option(REVISION, default=None)
-    column: str | None = option(f"of the texts; {COLUMN}", default=None)
+    column: str | None = option(f"column of the texts; {COLUMN}", default=None)
     train_bytes: int | None = option(NULL, default=None, at_least=2)
-    fingerprint: str | None = option("of the texts, noted by a run; null = whatever they are", default=None)
+    fingerprint: str | None = option("of the texts, recorded by a run; null = not checked", default=None)
 
     counted = ("train_bytes", "fingerprint")
     chosen_as = {
         "huggingface_text": Choice(
-            "texts that Hugging Face's datasets reads, as bytes: dataset.name=OWNER/NAME, or parquet files in "
-            "paths.data"
+            "texts read by Hugging Face's datasets, as bytes: dataset.name=OWNER/NAME, or parquet files in paths.data"
         )
     }
 

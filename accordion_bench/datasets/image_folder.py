@@ -25,16 +25,16 @@ class ImageFolder(DecodedImages):
     exist, the validation pictures choose the best epoch. If neither exists, a share of each class is held out.
     """
 
-    folder: str | None = option("in paths.data; null = that folder itself", default=None)
+    folder: str | None = option("folder in paths.data; null = paths.data itself", default=None)
     labels: str | None = option(
-        "a .csv file there with a picture and its class in each row; null = labels.csv or the like, if there is one",
+        "a .csv file in it with a picture and its class per row; null = labels.csv or a similar name, if it exists",
         default=None,
     )
     instead = ""
     chosen_as = {
         "folder": Choice(
-            "pictures of your own in paths.data: a folder for each class, in train and test (or val), or without "
-            "these; or a .csv file that says their classes",
+            "your own pictures in paths.data: a folder per class, in train and test (or val), or without "
+            "these; or a .csv file with their classes",
             comments=BY_OWN | SIZE,
         )
     }

@@ -197,24 +197,24 @@ class ImageDataset(Dataset):
     """
 
     subset: int | None = option(
-        "so many training samples, chosen by the seed; null = all", default=None, at_least=1, instead=1000
+        "use only N training samples, chosen by the seed; null = all", default=None, at_least=1, instead=1000
     )
     limit_eval: int | None = option(
-        "evaluate on the first so many samples; null = all", default=None, at_least=1, instead=1000
+        "evaluate on the first N samples only; null = all", default=None, at_least=1, instead=1000
     )
     validation: int | float | None = option(
-        "training samples, a number or a share below 1, held out to choose by; null = by the test set",
+        "training samples, a number or a share below 1, held out to choose the best epoch; null = the test set",
         default=None,
         above=0,
         instead=0.1,
     )
     sharding: str = option(
-        "reshuffled in every epoch, static; dirichlet: a shard for each worker, whose labels differ",
+        "reshuffled in every epoch, static; dirichlet: each worker has a shard with other label proportions",
         default="reshuffled",
         choices=("reshuffled", "static", "dirichlet"),
     )
     alpha: float | None = option(
-        "of dirichlet, its concentration; smaller = fewer labels for each worker", default=None, above=0, instead=0.5
+        "concentration of dirichlet; smaller = fewer labels per worker", default=None, above=0, instead=0.5
     )
 
     task = "images"

@@ -33,7 +33,7 @@ class SVHN(ImageDataset):
     cutout: int = option(CUTOUT, default=0, at_least=0, at_most=64, instead=16)
     check: bool = option(CHECK, default=True)
 
-    chosen_as = {"svhn": Choice("train_32x32.mat and test_32x32.mat in paths.data/svhn, or downloaded there")}
+    chosen_as = {"svhn": Choice("train_32x32.mat and test_32x32.mat, in paths.data/svhn or downloaded to it")}
     in_channels, num_classes, image_size = 3, 10, 32
     train_size = 73_257
 

@@ -19,7 +19,7 @@ class Synthetic(ImageDataset):
     noise: float = option("standard deviation; larger = harder", default=1.0, at_least=0, instead=1)
 
     reads_files = False
-    chosen_as = {"synthetic": Choice("one random pattern for each class, plus noise: for speed measurements and tests")}
+    chosen_as = {"synthetic": Choice("one random pattern per class, plus noise: for speed measurements and tests")}
 
     def __post_init__(self) -> None:
         super().__post_init__()

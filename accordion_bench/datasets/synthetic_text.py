@@ -17,10 +17,10 @@ class SyntheticText(TextDataset):
     """
 
     vocabulary: int = option("number of different words", default=200, at_least=2)
-    branches: int = option("words that may follow a word", default=4, at_least=1)
-    noise: float = option("share of words that follow no rule", default=0.1, at_least=0, at_most=1)
+    branches: int = option("number of words that may follow a word", default=4, at_least=1)
+    noise: float = option("share of words drawn at random", default=0.1, at_least=0, at_most=1)
     train_words: int = option(default=20000, at_least=2)
-    test_words: int = option("and as many for validation", default=2000, at_least=2)
+    test_words: int = option("words of the test split, and of the validation split", default=2000, at_least=2)
 
     reads_files = False
     chosen_as = {"synthetic_text": Choice("words of a random Markov chain: for speed measurements and tests")}

@@ -76,10 +76,12 @@ class TextDataset(Dataset):
     """
 
     bptt: int = option("words per training segment", default=30, at_least=1)
-    metric_split: str = option("the split that perplexity is of", default="test", choices=("test", "valid"))
-    subset: int | None = option("the first so many training words", default=None, at_least=1, instead=1000)
+    metric_split: str = option("split of the perplexity", default="test", choices=("test", "valid"))
+    subset: int | None = option(
+        "use only the first N training words; null = all", default=None, at_least=1, instead=1000
+    )
     limit_eval: int | None = option(
-        "the first so many words of each evaluation split", default=None, at_least=1, instead=1000
+        "use only the first N words of each evaluation split; null = all", default=None, at_least=1, instead=1000
     )
 
     task = "text"

@@ -32,7 +32,7 @@ class TextFiles(TextDataset):
     files: Sequence[str] = option("training, validation and test split", default=USUAL_NAMES)
     vocabulary: int = option("different words of the training split", default=33278, at_least=2)
     train_words: int = option("words of the training split", default=2088628, at_least=2)
-    lower: bool = option("lower case, as in the Accordion runs: with vocabulary=28912", default=False)
+    lower: bool = option("convert to lower case, as in the Accordion runs; use vocabulary=28912", default=False)
 
     chosen_as = {
         "wikitext2": Choice("2,088,628 training words (Merity et al. 2016), from the files in paths.data"),
@@ -40,7 +40,7 @@ class TextFiles(TextDataset):
             "the Penn Treebank in the form of Mikolov et al. 2010: ptb.train.txt, ptb.valid.txt, ptb.test.txt in "
             "paths.data",
             {"folder": "ptb", "vocabulary": 10000, "train_words": 929589},
-            comments={"lower": "all letters in lower case"},
+            comments={"lower": "convert to lower case"},
         ),
     }
 

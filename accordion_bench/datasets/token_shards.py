@@ -31,17 +31,17 @@ class TokenShards(TokenDataset):
     read as a whole.
     """
 
-    folder: str | None = option("in paths.data; null = that folder itself", default=None)
-    dtype: str = option("the kind of numbers in the files", default="uint16", choices=("uint16", "uint32"))
+    folder: str | None = option("folder in paths.data; null = paths.data itself", default=None)
+    dtype: str = option("dtype of the numbers in the files", default="uint16", choices=("uint16", "uint32"))
     vocabulary: int | None = option(  # type: ignore[assignment]
         f"{NULL}, one more than the largest token", default=None, at_least=2, instead=50257
     )
     train_tokens: int | None = option(NULL, default=None, at_least=2)  # type: ignore[assignment]
-    fingerprint: str | None = option("of the files, noted by a run; null = whatever they are", default=None)
+    fingerprint: str | None = option("of the files, recorded by a run; null = not checked", default=None)
 
     counted = ("vocabulary", "train_tokens", "fingerprint")
     chosen_as = {
-        "token_files": Choice("tokenised text of your own in paths.data: train.bin and val.bin, as nanoGPT writes them")
+        "token_files": Choice("your own tokenised text in paths.data: train.bin and val.bin, as nanoGPT writes them")
     }
 
     def __post_init__(self) -> None:

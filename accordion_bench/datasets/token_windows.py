@@ -102,10 +102,12 @@ class TokenDataset(Dataset):
     """
 
     context: int = option("tokens per window; at most the model's positions", default=256, at_least=1)
-    metric_split: str = option("the split that the metric is of", default="valid", choices=("valid", "test"))
-    subset: int | None = option("the first so many training tokens", default=None, at_least=1, instead=1000)
+    metric_split: str = option("split of the metric", default="valid", choices=("valid", "test"))
+    subset: int | None = option(
+        "use only the first N training tokens; null = all", default=None, at_least=1, instead=1000
+    )
     limit_eval: int | None = option(
-        "the first so many tokens of each evaluation split", default=None, at_least=1, instead=1000
+        "use only the first N tokens of each evaluation split; null = all", default=None, at_least=1, instead=1000
     )
     sharding: str = option("reshuffled in every epoch, static", default="reshuffled", choices=("reshuffled", "static"))
 

@@ -57,10 +57,10 @@ class DenseNet(nn.Module):
         self,
         in_channels: int,
         num_classes: int,
-        growth: int = option("channels that a layer adds", default=12, at_least=1),
-        blocks: Sequence[int] = option("layers of each dense block", default=(6, 12, 24, 16)),
+        growth: int = option("channels added per layer", default=12, at_least=1),
+        blocks: Sequence[int] = option("number of layers of each dense block", default=(6, 12, 24, 16)),
         reduction: float = option(
-            "share of the channels that a transition keeps, rounded down", default=0.5, above=0, at_most=1
+            "fraction of the channels kept by a transition, rounded down", default=0.5, above=0, at_most=1
         ),
     ) -> None:
         super().__init__()

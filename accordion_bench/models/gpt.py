@@ -39,9 +39,9 @@ class GPT(nn.Module):
         vocabulary: int,
         layers: int = option(default=4, at_least=1),
         heads: int = option("a divisor of the width", default=4, at_least=1),
-        width: int = option("length of an embedding", default=128, at_least=1),
-        positions: int = option("the longest sequence; dataset.context may be shorter", default=256, at_least=1),
-        dropout: float = option("share of activations that is zeroed", default=0.0, at_least=0, below=1),
+        width: int = option("dimension of the embedding", default=128, at_least=1),
+        positions: int = option("maximum sequence length; dataset.context may be shorter", default=256, at_least=1),
+        dropout: float = option("fraction of activations that is zeroed", default=0.0, at_least=0, below=1),
     ) -> None:
         super().__init__()
         checks.integer("vocabulary", vocabulary, at_least=2)

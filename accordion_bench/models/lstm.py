@@ -37,10 +37,10 @@ class LSTM(nn.Module):
     def __init__(
         self,
         vocabulary: int,
-        hidden: int = option("units of each layer, and the length of an embedding", default=650, at_least=1),
+        hidden: int = option("units per layer, and dimension of the embedding", default=650, at_least=1),
         layers: int = option(default=3, at_least=1),
-        dropout: float = option("share of activations that is zeroed", default=0.4, at_least=0, below=1),
-        tied: bool = option("embedding and output layer are one tensor", default=True),
+        dropout: float = option("fraction of activations that is zeroed", default=0.4, at_least=0, below=1),
+        tied: bool = option("share one tensor between embedding and output layer", default=True),
     ) -> None:
         super().__init__()
         checks.integer("vocabulary", vocabulary, at_least=2)

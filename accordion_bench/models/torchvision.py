@@ -63,7 +63,7 @@ class Torchvision(nn.Module):
         self,
         in_channels: int,
         num_classes: int,
-        name: str = option("as torchvision.models.list_models spells it", default="resnet18"),
+        name: str = option("name in torchvision.models.list_models()", default="resnet18"),
     ) -> None:
         super().__init__()
         from torchvision import models  # imported only here: takes seconds

@@ -32,8 +32,8 @@ class ViT(nn.Module):
         patch: int = option("side of a patch in pixels, a divisor of image_size", default=4, at_least=1),
         layers: int = option(default=9, at_least=1),
         heads: int = option("a divisor of the width", default=3, at_least=1),
-        width: int = option("length of a patch's vector", default=192, at_least=1),
-        dropout: float = option("share of activations that is zeroed", default=0.0, at_least=0, below=1),
+        width: int = option("dimension of a patch's embedding", default=192, at_least=1),
+        dropout: float = option("fraction of activations that is zeroed", default=0.0, at_least=0, below=1),
     ) -> None:
         super().__init__()
         self.image_size = image_size

@@ -10,7 +10,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.option import Choice, option, with_options
 
 NO_GROWTH = "its steps do not grow with the gradient"
-MATRICES = "all (null), or matrices: neither biases nor norms, as usual for transformers"
+MATRICES = "decay all parameters (null), or only matrices, not biases and norms, as usual for transformers"
 
 
 @with_options
@@ -33,7 +33,7 @@ class AdamW(torch.optim.AdamW):
     decaying = "accordion_bench.optimizers.adamw.Decay"
     chosen_as = {
         "adamw": Choice(
-            "Adam whose decay is decoupled from the gradient (Loshchilov and Hutter 2019)",
+            "Adam with decoupled weight decay (Loshchilov and Hutter 2019)",
             brings={"schedule.lr_scaling": ("sqrt", f"{NO_GROWTH} (Malladi et al. 2022)")},
         )
     }

@@ -29,7 +29,7 @@ class Lion(torch.optim.Optimizer):
     decaying = "accordion_bench.optimizers.adamw.Decay"
     chosen_as = {
         "lion": Choice(
-            "steps of one size in every coordinate, by the sign of a momentum (Chen et al. 2023)",
+            "sign of a momentum, with steps of equal size in every coordinate (Chen et al. 2023)",
             {"lr": 3e-4, "weight_decay": 0.03},
             brings={"schedule.lr_scaling": ("sqrt", NO_GROWTH)},
         )

@@ -42,8 +42,7 @@ class Muon(torch.optim.Optimizer):
 
     chosen_as = {
         "muon": Choice(
-            "hidden matrices by momentum that is made orthogonal, the rest by AdamW; the start of a run says which is "
-            "which",
+            "orthogonalised momentum for hidden matrices, AdamW for the rest; a run prints which parameters are which",
             brings={"schedule.lr_scaling": ("sqrt", NO_GROWTH)},
         )
     }
@@ -51,28 +50,30 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self,
         params: Any,
-        lr: float = option("of one worker, for matrices; the schedule scales it", default=0.02, above=0),
+        lr: float = option("learning rate of one worker, for matrices; the schedule scales it", default=0.02, above=0),
         momentum: float = option("0 = none", default=0.95, at_least=0, below=1),
         nesterov: bool = option("Nesterov's momentum", default=True),
         weight_decay: float = option("decoupled from the gradient; 0 = none", default=0.01, at_least=0),
         decay_on: str | None = option(
-            "matrices: neither biases nor norms; null = all", default="matrices", choices=("matrices",)
+            "decay only matrices, not biases and norms; null = all", default="matrices", choices=("matrices",)
         ),
         adjust_lr_fn: str = option(
-            "original; match_rms_adamw: steps as long as AdamW's, so that its lr (1e-3) and decay (0.1) fit",
+            "original; match_rms_adamw: updates of AdamW's size, so that its lr (1e-3) and decay (0.1) apply",
             default="original",
             choices=("original", "match_rms_adamw"),
         ),
         ns_steps: int = option(
-            "of Newton-Schulz; more = closer to orthogonal, and slower", default=5, at_least=1, at_most=99, instead=5
+            "Newton-Schulz steps; more = closer to orthogonal, and slower", default=5, at_least=1, at_most=99, instead=5
         ),
         ns_precision: str | None = option(
-            "bfloat16: of its products; null = that of the parameters", default="bfloat16", choices=("bfloat16",)
+            "bfloat16: precision of its products; null = that of the parameters",
+            default="bfloat16",
+            choices=("bfloat16",),
         ),
         adamw_factor: float = option(
             "AdamW's learning rate as a multiple of lr; 1 with match_rms_adamw", default=0.05, above=0
         ),
-        betas: Sequence[float] = option("AdamW's", default=(0.9, 0.95)),
+        betas: Sequence[float] = option("betas of AdamW", default=(0.9, 0.95)),
         kinds: Sequence[str] | None = None,
     ) -> None:
         betas = checks.betas(betas, [0.9, 0.95])

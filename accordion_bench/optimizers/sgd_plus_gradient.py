@@ -22,20 +22,22 @@ class SGDPlusGradient(torch.optim.SGD):
 
     chosen_as = {
         "sgd": Choice(
-            "with momentum. ${brought:X} is X, unless another choice brings its own, such as sync=slowmo; what is "
-            "typed wins",
+            "with momentum. ${brought:X} is X, unless another choice, such as sync=slowmo, brings its own default; "
+            "typed values take precedence",
             {"weight_decay": 1e-4},
             target="torch.optim.SGD",
         ),
         "sgd_plus_gradient": Choice(
-            "SGD whose step takes the gradient and the momentum: the language model of Accordion's code"
+            "SGD whose step adds the gradient and the momentum: the language model of Accordion's code"
         ),
     }
 
     def __init__(
         self,
         params: Any,
-        lr: float = option("of one worker; schedule.lr_scaling raises it", default=0.1, above=0, brought=True),
+        lr: float = option(
+            "learning rate per worker; schedule.lr_scaling raises it", default=0.1, above=0, brought=True
+        ),
         momentum: float = option("0 = none", default=0.9, at_least=0, below=1, brought=True),
         nesterov: bool = option("Nesterov's momentum", default=False, brought=True),
         weight_decay: float = option("L2 penalty; 0 = none", default=0.0, at_least=0),

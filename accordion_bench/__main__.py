@@ -1,6 +1,4 @@
-"""Command line `python -m accordion_bench OVERRIDES`: compose with Hydra and call `train.run`;
-`demo` is a subcommand.
-"""
+"""Command line `python -m accordion_bench OVERRIDES`: compose with Hydra, call `train.run`; subcommand `demo`."""
 
 import faulthandler
 import functools
@@ -34,9 +32,7 @@ LEAVE = 5.0  # timeout in seconds for a failed process of several to end
 
 
 def main() -> None:
-    """Run the command line. Exit status: 0, 1 (a fault of the program), 2 (an error that the user can fix), or 128 +
-    signal.
-    """
+    """Run the command line. Exit status: 0, 1 (fault of the program), 2 (the user can fix it), 128 + signal."""
     output.protect()
     status, answered = _main()
     if status := output.finish(status, *(output.ANSWER if answered else ())):

@@ -115,9 +115,7 @@ class RunFacts:
         return self.epochs * self.steps_per_epoch()
 
     def first_drop(self) -> int | None:
-        """Return the epoch that starts with the first sudden fall of the learning rate to 0.7 times
-        its value or less.
-        """
+        """Return the epoch that starts with the first sudden fall of the learning rate to at most 0.7 of it."""
         for epoch in range(1, self.epochs):
             before, after = self.schedule(math.nextafter(epoch, 0)), self.schedule(epoch)
             if after < before and after <= DROP * before:

@@ -1,6 +1,4 @@
-"""Run one configuration from validation to summary: `run` checks, creates the run folder, launches,
-returns the metric.
-"""
+"""Run one configuration: validate, create the run folder, launch, summarise; `run` returns the final metric."""
 
 import contextlib
 import json
@@ -191,9 +189,7 @@ def unfinished_summary(folder: RunFolder, error: BaseException) -> dict[str, Any
 
 
 def header(config: RunConfig, where: Placement, parts: Components) -> str:
-    """Return a line that describes the run and its placement, and further lines about the optimizer, kernels and
-    capture.
-    """
+    """Return a line on the run and its placement, and further lines on the optimizer, kernels and capture."""
     choices, compressor = config.choices, parts.wrapped.compressor
     momentum = (
         "; momentum acts on the workers, before compression" if "momentum" in compressor.traits.optimizer.owns else ""

@@ -66,9 +66,7 @@ def _refuse_at_once(config: RunConfig, parts: Components, where: Placement) -> N
 
 
 def told(eager: Mapping[str, str], at_once: int = 1) -> str:
-    """Return the header's sentence about capture: what is replayed, how many workers at once, and why the rest is
-    eager.
-    """
+    """Return the header's sentence about capture: what is replayed, workers at once, why the rest is eager."""
     if set(eager) == ALL and len(set(eager.values())) == 1:
         return f"steps are eager: {next(iter(eager.values()))}"
     rest = "; ".join(f"{name} eager: {why}" for name, why in eager.items())

@@ -126,8 +126,7 @@ def take_brought(raw: Config, names: Config) -> list[Brought]:
 
 
 def bring_again(cfg: Config) -> None:
-    """Replace defaults again in a resolved configuration whose choices have changed; values equal to their default give
-    way.
+    """Replace defaults again in a resolved configuration with other choices; values equal to their default give way.
 
     Args:
         cfg: resolved configuration, whose nodes contain `brings` again; changed in place.
@@ -147,9 +146,7 @@ def bring_again(cfg: Config) -> None:
 
 
 def settle_brought(cfg: Config, taken: list[Brought]) -> list[Brought]:
-    """Drop a brought Nesterov step if the momentum is 0; SGD refuses the combination, so only a
-    typed one is an error.
-    """
+    """Drop a brought Nesterov step if the momentum is 0, because only a typed one is an error."""
     optimizer = cfg.get("optimizer") or {}
     if optimizer.get("momentum") == 0:
         idle = [own for own in taken if (own.group, own.key) == ("optimizer", "nesterov")]

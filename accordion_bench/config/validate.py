@@ -194,7 +194,6 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
 
 
 def _threads(config: RunConfig, where: Placement, model: nn.Module, dataset: Dataset) -> int:
-    """Return the number of threads of each process."""
     here = where.processes if where.launcher == "self" else processes_here(os.environ)
 
     def work() -> float:

@@ -63,9 +63,7 @@ def check_mean(make: Maker, level: float | None = None) -> str:
 
 
 def check_identical(make: Maker, level: float | None = None) -> str:
-    """Four workers with the same gradient give the update of one; if the compression is lossless, the update is the
-    gradient.
-    """
+    """Four workers with one gradient give the update of one; if nothing is lost, the update is the gradient."""
     wrapped = plain(make)
     compressor = wrapped.compressor
     _reduces_by_mean(wrapped)
@@ -206,8 +204,7 @@ SMALLEST, LARGEST = 0.1, 3.0  # norm ratios allowed without a declaration
 
 
 def check_fidelity(make: Maker, level: float | None = None) -> str:
-    """Cosine and norm ratio between the first update and the true mean, for gradients of a residual network on real
-    images.
+    """Cosine and norm ratio of the first update to the true mean, for gradients of a residual network on real images.
 
     Compressors that reduce by mean must have cosine > 0, and a norm ratio from 0.1 to 3 or within the wider bounds of
     the declared contraction (norm ratio sqrt(delta) of a projection) and variance (||update||^2 <= mean of ||x_w||^2 +

@@ -1,6 +1,4 @@
-"""Checks of bytes, levels, options and state: sizes equal their prediction, bad options are refused, checkpoints
-resume.
-"""
+"""Checks of bytes, levels, options and state: predicted sizes, refused options, resumed checkpoints."""
 
 import io
 from typing import Any
@@ -28,9 +26,7 @@ from accordion_bench.sync.scheme import PER_WORKER
 
 
 def check_payload(make: Maker, level: float | None = None) -> str:
-    """The payload equals the prediction if `fixed_size`, otherwise it is at most the prediction; 1,
-    2, 4, 16 workers.
-    """
+    """The payload equals the prediction if `fixed_size`, otherwise it is at most that; 1, 2, 4, 16 workers."""
     counted = promised = 0
     for workers in (1, 2, 4, 16):
         setup = Setup(make(), level, workers, dtype=torch.float32)
@@ -64,9 +60,7 @@ def check_wire(make: Maker, level: float | None = None) -> str:
 
 
 def check_levels(make: Maker, level: float | None = None) -> str:
-    """Invalid values of the knob are refused with a sentence; the strong level of the pair costs no more than the weak
-    one.
-    """
+    """Invalid values of the knob are refused with a sentence; the pair's strong level costs at most the weak one."""
     compressor = make().compressor
     for value in (0, -1, "x", None, True):
         try:

@@ -74,9 +74,7 @@ def check_placement(make: Maker, level: float | None = None) -> str:
 
 
 def compare(by_placement: dict[str, list[list[Result]]], case: int) -> float:
-    """Return the largest difference between the updates of 1x4 and of other placements; raise AssertionError above
-    rounding.
-    """
+    """Return the largest difference of updates between 1x4 and other placements; AssertionError above rounding."""
     alone, worst = by_placement["1x4"][0][case], 0.0
     for placement in ("2x2", "4x1"):
         ranks = [rank[case] for rank in by_placement[placement]]
@@ -106,9 +104,7 @@ def _close(ours: list[Tensor], theirs: list[Tensor], alone: Result, step: int, w
 
 
 def results(cases: Sequence[Case], folder: Path) -> dict[str, list[list[Result]]]:
-    """Run all cases in every placement, with four processes that are started once; return results by placement and
-    rank.
-    """
+    """Run all cases in every placement, with four processes started once; return results by placement and rank."""
     context = multiprocessing.get_context("spawn")
     children = [context.Process(target=run_process, args=(rank, str(folder), cases)) for rank in range(WORKERS)]
     for child in children:
@@ -127,9 +123,7 @@ def results(cases: Sequence[Case], folder: Path) -> dict[str, list[list[Result]]
 
 
 def _ended(children: Sequence[SpawnProcess]) -> list[int | None]:
-    """Return the exit statuses; None of a process that exceeds the timeout, which is shorter after
-    another has failed.
-    """
+    """Return the exit statuses; None after the timeout, which is shorter once another process has failed."""
     deadline, alive = time.monotonic() + PATIENCE, list(children)
     while alive and (left := deadline - time.monotonic()) > 0:
         connection.wait([child.sentinel for child in alive], left)
@@ -140,9 +134,7 @@ def _ended(children: Sequence[SpawnProcess]) -> list[int | None]:
 
 
 def _last_words(folder: Path) -> str:
-    """Return the processes' errors, such as `: rank 0 has lost another one; rank 1 stops with ValueError: boom`; "" if
-    none.
-    """
+    """Return the processes' errors, `: rank 0 has lost another one; rank 1 stops with ValueError: boom`, or ""."""
     said = [file.read_text(encoding="utf-8") for rank in range(WORKERS) if (file := folder / f"{rank}.error").exists()]
     return f": {'; '.join(said)}" if said else ""
 

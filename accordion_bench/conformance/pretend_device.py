@@ -1,5 +1,4 @@
-"""Simulated accelerator: tensors that report a device of type `meta`, hold their numbers on the CPU, and count
-operations.
+"""Simulated accelerator: tensors that report the device `meta`, hold their values on the CPU, and count operations.
 
 Code that branches on `device.type` takes the device's branch, with real numbers. The type is `meta` because torch needs
 no driver for it and it is not `cpu`. Operations that CUDA refuses are refused here too: conversion to NumPy, and

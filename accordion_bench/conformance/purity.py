@@ -91,9 +91,7 @@ def check_probe(make: Maker, level: float | None = None) -> str:
 
 
 def check_put_back(make: Maker, level: float | None = None) -> str:
-    """After an exchange is reverted the state is as before; the elastic mode reverts and repeats it when a worker is
-    lost.
-    """
+    """Reverting an exchange restores the state; elastic runs revert and repeat it when a worker is lost."""
     setup, twin = Setup(make(), level), Setup(make(), level)
     for step in range(3):
         before, put_back = setup.snapshot(), setup.exchange.keep()
@@ -160,9 +158,7 @@ def check_same_key(make: Maker, level: float | None = None) -> str:
 
 
 def check_draws(make: Maker, level: float | None = None) -> str:
-    """Random numbers differ between steps, seeds and tensors, and between workers as declared; without any, messages
-    are equal.
-    """
+    """Random numbers differ by step, seed, tensor, and by worker if declared; without any, messages are equal."""
     kind = draws(plain(make).compressor)
     if not kind:
         two_way = plain(make).collective == "two_way"

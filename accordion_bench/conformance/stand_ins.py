@@ -68,7 +68,6 @@ class Tape(TorchDispatchMode):
         return out
 
     def _keep(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """Copy the tensors that an operation will write."""
         declared = func._schema.arguments
         given = [
             *zip(declared, args, strict=False),

@@ -44,8 +44,7 @@ SPECS = (
 def gradients(
     specs: Sequence[TensorSpec] = SPECS, workers: int = 4, step: int = 0, dtype: torch.dtype = torch.float64
 ) -> list[Tensor]:
-    """Return synthetic gradients [W, ...]: a constant mean of rank 4 with decaying singular values, plus noise per
-    worker and step.
+    """Return gradients [W, ...]: a constant mean of rank 4 with decaying singular values, noise per worker and step.
 
     All values are representable in float32, whatever the dtype. The caller may modify the tensors.
     """
@@ -98,9 +97,7 @@ def of_kind(kind: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float6
 
 @functools.cache
 def real_gradients(workers: int = 4, steps: int = 8) -> tuple[tuple[TensorSpec, ...], tuple[Tensor, ...]]:
-    """Return (specs, gradients [W, ...] in float32) of a residual network on the digits data set, after some steps of
-    SGD.
-    """
+    """Return (specs, gradients [W, ...] in float32) of a residual network on digits, after some steps of SGD."""
     from accordion_bench.datasets.digits import Digits
     from accordion_bench.models.resnet import ResNet
 
@@ -159,9 +156,7 @@ class Make:
     optimizer: Config = field(default_factory=lambda: dict(SGD))
 
     def __call__(self, **options: Any) -> Wrapped:
-        """Return a new compressor with some options replaced; `worker_momentum=False` also sets the optimizer's
-        momentum to 0.
-        """
+        """Return a new compressor with options replaced; `worker_momentum=False` also sets momentum to 0."""
         without = {"momentum": 0.0, "nesterov": False} if options.get("worker_momentum") is False else {}
         return wrapped_compressor({**self.node, **options}, {**self.optimizer, **without})
 
@@ -177,9 +172,7 @@ def from_yaml(name: str, **options: Any) -> Make:
 
 
 def with_optimizer(node: Config) -> Make:
-    """Return a factory with the optimizer that the compressor requires, or SGD; with momentum, unless the compressor
-    has its own.
-    """
+    """Return a factory with the required optimizer, or SGD; with momentum, unless the compressor has its own."""
     beside = target(node, "compressor").description.requires.get("optimizer")
     if isinstance(beside, str):
         return Make(node, read_options(yaml_files("optimizer")[beside]))
@@ -207,9 +200,7 @@ def plain(make: Maker) -> Wrapped:
 
 
 def levels_of(make: Maker, more: bool = False) -> list[float | None]:
-    """Return the levels to test: the configured one, the policies' pair, and with `more` those of CANDIDATES that the
-    knob accepts.
-    """
+    """Return the levels to test: the configured one, the pair, and with `more` those of CANDIDATES that are valid."""
     compressor = make().compressor
     if compressor.traits.knob is None:
         return [None]
@@ -304,9 +295,7 @@ class Setup:
     def contributions(
         self, xs_W: Sequence[Tensor], step: int = 0, lr: float = 1.0
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return (updates [...], each worker's contribution to them [W, ...]) of each tensor in the
-        shape that is sent.
-        """
+        """Return (updates [...], each worker's contribution to them [W, ...]) of each tensor as it is sent."""
         sent_W = self.exchange.as_sent(xs_W)
         out = self.compressor.exchange(sent_W, self.context(step, lr), self.exchange.state, self.comm)
         minus_W = [torch.zeros_like(x_W, memory_format=torch.contiguous_format) for x_W in sent_W]
@@ -314,9 +303,7 @@ class Setup:
         return list(out.update), [-target_W for target_W in minus_W]
 
     def payload(self, step: int = 0) -> int:
-        """Return the predicted payload of the next exchange in bytes, summed over workers, in the current turn of a
-        cycle.
-        """
+        """Return the predicted payload of the next exchange in bytes, summed over workers, in this turn."""
         ctx, workers, state = self.context(step), self.comm.workers, self.exchange.state
         pairs = zip(ctx.specs, ctx.levels, strict=True)
         return round(workers * sum(coming_bytes(self.compressor, spec, level, workers, state) for spec, level in pairs))

@@ -137,7 +137,6 @@ def _openers(place: Path) -> dict[str, Callable[[], Stored]]:
 
 
 def _single(file: Path) -> Stored:
-    """Open an .npy file."""
 
     def header() -> tuple[tuple[int, ...], np.dtype]:
         with file.open("rb") as stream:
@@ -149,7 +148,6 @@ def _single(file: Path) -> Stored:
 
 
 def _member(file: Path, info: zipfile.ZipInfo) -> Stored:
-    """Open an array of an .npz file."""
 
     def within(read: Callable[[Any], Any]) -> Any:
         with zipfile.ZipFile(file) as zipped, zipfile.Path(zipped, info.filename).open("rb") as stream:

@@ -14,8 +14,7 @@ Seen = dict[str, list]  # file name: [size, modification time, md5]
 
 
 def refuse_changed(folder: Path, published: Mapping[str, str]) -> None:
-    """Compare files with their published md5 sums. Files whose size and modification time are cached are not read
-    again.
+    """Compare files with their published md5 sums. Files with the cached size and modification time are not read again.
 
     Args:
         folder: folder of the files.

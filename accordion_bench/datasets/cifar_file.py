@@ -51,7 +51,6 @@ def read(file: Path, classes: int) -> tuple[np.ndarray, list[int]]:
 
 
 def _content(file: Path) -> bytes:
-    """Return all bytes of the file."""
     if not file.is_file():
         raise ValueError("it is no file")
     with file.open("rb") as stream:

@@ -133,9 +133,7 @@ class Dataset(Component):
         raise NotImplementedError
 
     def example(self, samples: int) -> tuple[Tensor, Tensor] | None:
-        """Return zero inputs and targets of the right shapes, for a trial step before the data is loaded; None = no
-        trial.
-        """
+        """Return zero inputs and targets of the right shapes, for a trial step without data; None = no trial."""
         return None
 
     def count(self, root: str) -> dict[str, Any]:

@@ -161,8 +161,7 @@ _failed: dict[tuple[str, str], ConfigError] = {}  # downloads that failed in thi
 
 
 def find(root: str, folder: str, files: Sequence[str]) -> Path | None:
-    """Return the folder that contains all files: `root/folder`, `root` itself, or `root/*/folder`; None if there is
-    none.
+    """Return the folder that contains all files: `root/folder`, `root` itself, or `root/*/folder`; None if none does.
 
     Args:
         root: `paths.data`.

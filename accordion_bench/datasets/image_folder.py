@@ -18,8 +18,7 @@ from accordion_bench.options.option import Choice, option, with_options
 
 @with_options
 class ImageFolder(DecodedImages):
-    """Pictures in one folder per class, optionally within `train` and `test` or `val`; or in any folders, with a table
-    of classes.
+    """Pictures in one folder per class, also within `train` and `test` or `val`; or in any folders, with a table.
 
     Names of the parts: train, training; test, testing; val, valid, validation. If both a test and a validation part
     exist, the validation pictures choose the best epoch. If neither exists, a share of each class is held out.
@@ -181,8 +180,7 @@ def _scanned(place: Path, part: Path, versions: Sequence[tuple[str, int]]) -> Fi
 
 
 def _pictures(folder: Path, class_of: dict[tuple[int, int], str]) -> list[str]:
-    """Return the pictures of a class, including those in subfolders; a folder reached again through a link is read
-    once.
+    """Return the pictures of a class, including subfolders; a folder reached again through a link is read once.
 
     Args:
         folder: folder of the class.

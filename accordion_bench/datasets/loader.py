@@ -55,8 +55,7 @@ SIGNALS = {getattr(signal, name) for name in NAMES if hasattr(signal, name)}
 
 
 class Told(Dataset):
-    """Data set that returns a `ConfigError` instead of raising it: raised in a process, it would carry a long
-    traceback.
+    """Data set that returns a `ConfigError` instead of raising it, which would add the traceback of the process.
 
     Args:
         items: items[key].

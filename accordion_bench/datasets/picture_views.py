@@ -121,9 +121,7 @@ class Views(Dataset):
         self.train, self.test, self.size, self.augment, self.seed = train, test, size, augment, seed
 
     def __getitem__(self, key: tuple[int | None, int]) -> tuple[Tensor, int]:
-        """Return the image [3, size, size] in uint8 and its class; the key is (epoch, index), with epoch None for a
-        test image.
-        """
+        """Return image [3, size, size] in uint8 and class for a key (epoch, index); epoch None = test image."""
         epoch, sample = key
         files = self.test if epoch is None else self.train
         image = files.open(sample)

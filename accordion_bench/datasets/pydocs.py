@@ -116,10 +116,9 @@ def split(topics: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def paragraphs(topics: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the paragraphs of each part. Of every `PART` topics in alphabetical order, the last is for the test and
-    the one before it for validation.
+    """Return the paragraphs of each part; of every `PART` topics the last is for the test, the previous for validation.
 
-    A repeated paragraph is kept at its first occurrence; whitespace and case are ignored in the comparison.
+    Topics are sorted by name. Only the first of equal paragraphs is kept; whitespace and case are ignored.
     """
     seen: set[tuple[str, ...]] = set()
     found: dict[str, list[str]] = {"train": [], "valid": [], "test": []}

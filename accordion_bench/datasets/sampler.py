@@ -86,7 +86,6 @@ class Sampler:
         return shards_by_label(labels, sizes, self.sharding.alpha, self.seed)
 
     def _labels(self) -> Tensor:
-        """Return the labels of the training samples."""
         assert self.sharding.labels is not None
         labels = self.sharding.labels.cpu()
         return labels if self.samples is None else labels[self.samples]
@@ -122,9 +121,7 @@ class Sampler:
         self._shards = order.to(self.device).view(self.per_worker, self.workers).T
 
     def _reshuffle(self, epoch: int) -> None:
-        """Draw the order of each worker's own shard; with equal batches, a shorter one is extended with its first
-        entries.
-        """
+        """Draw the order of each worker's own shard; with equal batches, shorter ones repeat their first entries."""
         orders = []
         for worker, shard in enumerate(self.shards):
             generator = keyed_rng.generator(self.seed, "shard order", epoch, worker)

@@ -10,8 +10,7 @@ from accordion_bench.tensors import keyed_rng
 
 @with_options
 class SyntheticText(TextDataset):
-    """Text in which each word is followed by one of `branches` words with equal probability; for speed measurements and
-    tests.
+    """Each word is followed by one of `branches` words with equal probability; for speed measurements and tests.
 
     The best possible perplexity is about 8 with the defaults, and about `branches` without noise.
     """

@@ -189,9 +189,7 @@ def _no_text(found: str) -> ConfigError:
 
 
 def _first_strange_byte(path: Path) -> str:
-    """Describe the first byte that is not UTF-8. The position in an error of buffered reading is relative to the
-    buffer.
-    """
+    """Describe the first byte that is not UTF-8; errors of buffered reading give its position in the buffer only."""
     content = path.read_bytes()
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return f"UTF-16 in {path}"

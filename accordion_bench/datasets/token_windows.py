@@ -80,15 +80,12 @@ class TokenData:
 
 
 def _numbers(stored: Tensor) -> Tensor:
-    """Convert stored tokens to int64."""
     mask = UNSIGNED.get(stored.dtype)
     return stored.long() if mask is None else stored.long() & mask
 
 
 def windows(count: int, context: int) -> int:
-    """Return the number of windows of `context` tokens that fit into `count` tokens for every
-    offset below `context`.
-    """
+    """Return how many windows of `context` tokens fit into `count` tokens for every offset below `context`."""
     return count // context - 1
 
 

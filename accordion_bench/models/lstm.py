@@ -57,8 +57,7 @@ class LSTM(nn.Module):
         nn.init.zeros_(self.decoder.bias)
 
     def forward(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return the logits [B, T, vocabulary] of the token after each of tokens [B, T], and the state after the last
-        one.
+        """Return logits [B, T, vocabulary] of the token after each of tokens [B, T], and the state after the last one.
 
         state: None = zeros, or the result of an earlier call; gradients flow through it unless the caller detaches it.
         """

@@ -44,9 +44,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (with the stride) and 1x1 convolutions, the last with four times the channels;
-    shortcuts are option B.
-    """
+    """1x1, 3x3 (with the stride) and 1x1 convolutions, the last with 4 x channels; shortcuts are option B."""
 
     expansion = 4
 

@@ -71,8 +71,7 @@ def blocks(layers: int, width: int, heads: int, causal: bool, dropout: float) ->
 
 
 def initialise_(model: nn.Module) -> None:
-    """Initialise weights from N(0, 0.02^2) and biases with 0; output layers of L residual branches with 0.02 / sqrt(2
-    L).
+    """Initialise weights from N(0, 0.02^2), biases with 0; output layers of the branches in L blocks: 0.02 / sqrt(2 L).
 
     Source: Radford et al. 2019 (GPT-2), section 2.3.
     """

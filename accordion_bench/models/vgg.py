@@ -12,8 +12,7 @@ CONVOLUTIONS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # configurations D an
 
 @with_options
 class VGG(nn.Module):
-    """Five groups of 3x3 convolutions (with bias, BatchNorm, ReLU), each followed by 2x2 max pooling; then a
-    classifier.
+    """Five groups of 3x3 convolutions (with bias, BatchNorm, ReLU), each with 2x2 max pooling at its end; a classifier.
 
     Args:
         in_channels, num_classes: of the data set.

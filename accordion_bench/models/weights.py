@@ -4,9 +4,7 @@ from torch import nn
 
 
 def kaiming_(model: nn.Module) -> None:
-    """Initialise convolutions: weights from N(0, 2 / fan_out), biases 0; other layers are not
-    changed (He et al. 2015).
-    """
+    """Initialise convolutions: weights from N(0, 2 / fan_out), biases 0; skip other layers (He et al. 2015)."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

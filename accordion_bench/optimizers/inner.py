@@ -232,7 +232,6 @@ class InnerOptimizers:
 
 
 def _states(optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    """Return all state tensors."""
     values = (value for optimizer in optimizers for own in optimizer.state.values() for value in own.values())
     return [value for value in values if isinstance(value, Tensor)]
 

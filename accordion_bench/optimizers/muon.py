@@ -151,7 +151,6 @@ class Muon(torch.optim.Optimizer):
         )
 
     def _buffer(self, param: Tensor, key: str) -> Tensor:
-        """Return a parameter's buffer, which is initialised to zeros."""
         state = self.state[param]
         if key not in state:
             state[key] = torch.zeros_like(param)

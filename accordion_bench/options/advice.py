@@ -98,9 +98,7 @@ def _unknown_experiment(name: str) -> str:
 
 
 def several_in_one(key: str, value: str) -> str | None:
-    """Explain a word that contains several overrides, `compressor=powersgd, adaptive=accordion`;
-    None for other words.
-    """
+    """Explain a word with several overrides, `compressor=powersgd, adaptive=accordion`; None for other words."""
     rest = re.split(r",\s*(?=[+~]*[\w./]+=)", value)
     others = [re.match(r"[+~]*([\w./]+)=", part) for part in rest[1:]]
     if not others or not all(other and other[1] in known_keys() for other in others):
@@ -109,9 +107,7 @@ def several_in_one(key: str, value: str) -> str | None:
 
 
 def choice_inside(key: str, value: str) -> str | None:
-    """Explain `compressor.powersgd.rank=4`, or `compressor={powersgd:{rank:4}}` as the Python API takes it; None for
-    others.
-    """
+    """Explain `compressor.powersgd.rank=4` and the Python form `compressor={powersgd:{rank:4}}`; None for others."""
     group, _, inside = key.lstrip("+").partition(".")
     if group not in groups() or group in PRESETS or takes_list(group):
         return None

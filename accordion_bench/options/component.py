@@ -1,6 +1,4 @@
-"""Base class of components and the description that checks, help and labels read, so that they need
-no component names.
-"""
+"""Base class of components, and the `Description` by which checks, help and labels know them without names."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -47,8 +45,7 @@ def _smoke_options(options: Config, knob: str) -> Config:
 
 @dataclass(frozen=True)
 class Description:
-    """Facts about a component for checks, help, labels and smoke tests; defined next to the class, as its
-    `description`.
+    """Facts about a component for checks, help, labels and smoke tests: the attribute `description` of its class.
 
     A subclass writes `description = replace(Base.description, idle=_idle, ...)`, with functions of its module.
 

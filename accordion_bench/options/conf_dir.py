@@ -97,9 +97,7 @@ def yaml_file(group: str, name: str) -> Path | None:
 
 
 def import_from_here() -> None:
-    """Let `_target_` name modules of the current folder; it is last in sys.path, so that it shadows no installed
-    module.
-    """
+    """Let `_target_` name modules of the current folder; last in sys.path, so that it shadows nothing installed."""
     here = os.getcwd()
     if not sys.flags.safe_path and not {"", here} & set(sys.path):
         sys.path.append(here)

@@ -11,9 +11,7 @@ from accordion_bench.options.instantiate import Config, target
 
 
 def same_kinds(declared: Config, given: Config, prefix: str) -> None:
-    """Refuse values of another kind than the default: text for a number, a number for a list, null for a required
-    value.
-    """
+    """Refuse values of another kind than the default: text for a number, a number for a list, null for a value."""
     several = _of_several_kinds(declared.get("_target_"))
     for name, default in declared.items():
         if name not in given or default is None or (isinstance(default, str) and "${" in default):

@@ -97,8 +97,7 @@ def option(
     shown: bool = True,
     brought: bool = False,
 ) -> Any:
-    """Declare a field of a `with_options` class: `rank: int = option("lower rank = more compression", default=2,
-    at_least=1)`.
+    """Declare an option as a field of a `with_options` class: help, default and rules; see the example.
 
     Strings without `choices`, integers without `at_least`, lists and `Any` are checked by the class itself.
 

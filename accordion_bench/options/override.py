@@ -102,7 +102,6 @@ def config_in_todays_words(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_moved_classes(config: Any) -> Any:
-    """Return a copy with the current paths of moved classes."""
     if isinstance(config, dict):
         return {
             key: _class_of_today(value) if key == "_target_" and isinstance(value, str) else _with_moved_classes(value)
@@ -112,7 +111,6 @@ def _with_moved_classes(config: Any) -> Any:
 
 
 def _class_of_today(name: str) -> str:
-    """Return the current path of a class."""
     module, _, cls = name.rpartition(".")
     package, _, last = module.rpartition(".")
     new = MOVED.get(last, "")

@@ -93,7 +93,6 @@ class Evaluation:
         return self._values
 
     def _use(self, values: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
-        """Make the model read these parameters and a worker's buffers."""
         if self.replayed.captures(EVALUATION):
             self._buffers = self._buffers or {name: torch.empty_like(x) for name, x in buffers.items()}
             for name, x in buffers.items():

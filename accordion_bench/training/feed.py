@@ -62,9 +62,7 @@ class Feed:
             self._batches = self.data.train_batches(epoch, (own for step in numbers for own in step))
 
     def step(self) -> Iterator[Own]:
-        """Yield the batch of each local worker in the next step, and mark the start of each
-        worker's turn on the clock.
-        """
+        """Yield the batch of each local worker in the next step; mark each worker's turn on the clock."""
         if not self.in_passes:
             for row in range(self.comm.local_workers):
                 self.comm.clock.worker()

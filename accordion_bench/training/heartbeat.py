@@ -1,6 +1,4 @@
-"""Print a line at least every ten seconds if the output is not a terminal, so that a silent job
-does not seem to hang.
-"""
+"""Print a line at least every ten seconds if there is no terminal, so that a silent job does not seem to hang."""
 
 import threading
 import time

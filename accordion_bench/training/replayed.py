@@ -154,9 +154,7 @@ class Replayed:
 
     @torch.no_grad()
     def _compare(self, work: CapturedWork, kept: Captured) -> Any:
-        """Replay the work, restore the state and run the work eagerly; the run continues with the eager result in any
-        case.
-        """
+        """Replay the work, restore the state and run it eagerly; the run continues with the eager result."""
         changed = list(work.changes())
         before: list[Tensor] = []
         replayed: list[Tensor] | None = None

@@ -51,9 +51,7 @@ class Saver:
         return last or self.comm.everyones(self._since + self._took / SHARE <= time.monotonic())[0]
 
     def saved(self, step: int, began: float) -> None:
-        """Note that the state after a step has been saved; `began` is the start of saving in `time.monotonic()`
-        seconds.
-        """
+        """Note that the state after a step was saved; `began` is the start of saving by `time.monotonic()`."""
         self._step, self._since = step, time.monotonic()
         self._took = self._since - began
 

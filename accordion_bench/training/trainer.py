@@ -233,9 +233,7 @@ class Trainer:
         self.progress.epoch_over(self.task.metric, metric, train_loss, position, self.comm)
 
     def _measured(self) -> tuple[float, list[Tensor], tuple[dict[str, float], dict[str, Tensor]]]:
-        """Return the training loss of the epoch, the consensus, and the result of `Evaluation`; all workers must call
-        it.
-        """
+        """Return the epoch's training loss, the consensus, and its evaluation; all workers must call it."""
         self.comm.agree(self.checksum(), "the parameters")
         # the plan, and thus the steps per epoch, may already be that of the next epoch
         losses = self.comm.sum_(self.axis.loss_sum_W.sum(), "eval")

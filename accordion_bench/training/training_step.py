@@ -112,7 +112,6 @@ class TrainingStep:
         return overlap
 
     def _ddp(self, ladder: Ladder, tell: Callable[[str], object]) -> DDPExchange:
-        """Wrap the model in DistributedDataParallel."""
         config = self.config
         hook = ddp_rules.foreign_hook(config)
         made = DDPExchange(self.axis, config.compressor, ladder, config.seed, config.comm.bucket_cap_mb, hook)
@@ -189,9 +188,7 @@ class TrainingStep:
         step.over(max(sizes, default=samples))
 
     def _backward_passes(self) -> int:
-        """Compute the gradients of all local workers into their rows; return the number of samples
-        of the last worker.
-        """
+        """Compute the gradients of all local workers into their rows; return the last worker's number of samples."""
         with kept_rng(self.device):
             for row, own in enumerate(self.feed.step()):
                 self.clock.lap("data")
@@ -264,8 +261,7 @@ class TrainingStep:
         return bad + (f", and {gradient} is not finite" if gradient else "")
 
     def _undo(self, scale: LossScale) -> bool:
-        """Divide the gradients by the loss scale; return whether they are finite on all workers, so that the step is
-        taken.
+        """Divide the gradients by the loss scale; return whether all workers' are finite, so that the step is taken.
 
         A skipped step changes only the scale, BatchNorm's statistics and the step count, which also advances the
         schedule.

@@ -42,7 +42,7 @@ def main() -> None:
 def _main() -> tuple[int, bool]:
     """Return the exit status, and whether the printed text is all that was requested."""
     if sys.platform == "win32":
-        print("accordion_bench must run on Linux or macOS, got Windows; type it inside WSL 2", file=sys.stderr)
+        print("accordion_bench must run on Linux or macOS, got Windows; run it inside WSL 2", file=sys.stderr)
         return 2, True
     if sys.argv[1:2] == ["demo"]:
         return demo.main(sys.argv[2:]), False

@@ -177,8 +177,8 @@ def _tell(stream: _Descriptor) -> None:
     assert stream.lost is not None
     if stream.lost.errno in GONE and not _goes_on:
         return  # the reader of an answer may stop after the first lines
-    sentence = f"{STANDARD[stream.number]} cannot be written any more ({stream.lost.strerror})"
-    sentence += f"; {_goes_on} goes on" if _goes_on else ""
+    sentence = f"{STANDARD[stream.number]} can no longer be written ({stream.lost.strerror})"
+    sentence += f"; {_goes_on} continues" if _goes_on else ""
     if not stream.told:
         stream.told = True
         with contextlib.suppress(OSError):

@@ -18,8 +18,7 @@ class StepInfo:
     Args:
         plan: levels and codebooks.
         step: number of optimizer steps before this one.
-        lr: learning rate of this step, one for all tensors or one per tensor; 1 if the exchanged values are in units of
-            the parameters.
+        lr: learning rate of this step, for all tensors or per tensor; 1 if exchanged values have the parameters' units.
         epoch: epochs passed, for warm-ups.
     """
 

@@ -52,8 +52,7 @@ class BucketStatistic(Request):
 class BucketMoments(BucketStatistic):
     """Mean, standard deviation and weight of the coordinates of the largest buckets by norm, for each length.
 
-    The weight of a bucket is its length times its norm. The selected buckets of a length together have the weight of
-    all buckets of that length.
+    The weight of a bucket is its length times its norm, scaled so that a length has the weight of all its buckets.
 
     Args:
         count: number of buckets of each length.
@@ -110,4 +109,4 @@ def statistic_named(name: str) -> BucketStatistic:
             return PooledMoments()
         case "histogram":
             return CoordinateHistogram(*arguments)
-    raise ValueError(f"no statistic of buckets is called {name}")
+    raise ValueError(f"no statistic of buckets has the name {name}")

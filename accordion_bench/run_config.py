@@ -113,8 +113,7 @@ class PathsConfig:
 class RunConfig:
     """Configuration of a run, in the order of config.yaml.
 
-    The default of an option added later must equal the behaviour before it, because older run folders do not contain
-    it.
+    The default of a new option must equal the behaviour before it, because older run folders do not contain it.
     """
 
     model: Config

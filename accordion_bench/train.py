@@ -44,8 +44,7 @@ def run(
     Args:
         cfg: resolved configuration, from `config.compose` or the command line.
         typed: keys that the user has typed, for warnings and for the comparison with a resumed run.
-        note: dict for results: `folder` is set as soon as it exists, and `status` to done or skipped. Its `title` is
-            printed first.
+        note: dict that receives `folder` once it exists, and `status`, done or skipped; its `title` is printed first.
         sweep: name of the sweep that the run belongs to.
         once: whether a finished or running run of the same sweep with this configuration replaces this one.
 
@@ -140,8 +139,7 @@ def _run(
 def _find_earlier(config: RunConfig, leader: bool, watch: Watch | None, sweep: str) -> tuple[str, bool]:
     """Return (folder, whether it is finished) of an earlier equal run; the leader searches and informs the others.
 
-    With `resume_sweep` all runs under `paths.runs` are searched, otherwise those of the same sweep. The folder is "" if
-    there is none.
+    With `resume_sweep` all runs under `paths.runs` are searched, otherwise those of the sweep; "" = no such run.
 
     Raises:
         ConfigError: another process is executing it, and this process is one of several, which do not wait.

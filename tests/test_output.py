@@ -53,7 +53,7 @@ def test_a_full_disk_is_told_once_on_the_other_stream(lost, told):
     with open("/dev/full", "w") as full:
         job = python(code, **{lost: full, other: subprocess.PIPE}, text=True)
         heard = job.communicate(timeout=60)[other == "stderr"]
-    sentence = f"warning: {told} cannot be written any more (No space left on device)\n"
+    sentence = f"warning: {told} can no longer be written (No space left on device)\n"
     assert heard.count(sentence) == heard.count("warning") == 1
     assert job.returncode == (1 if lost == "stdout" else 0)
 
@@ -125,7 +125,7 @@ def test_what_goes_on_is_told_and_logged(tmp_path):
     job.stdout.close()
     job.stdin.write("x")
     job.stdin.close()
-    sentence = "standard output cannot be written any more (Broken pipe); the training goes on\n"
+    sentence = "standard output can no longer be written (Broken pipe); the training goes on\n"
     assert job.stderr.read() == f"quiet\nwarning: {sentence}" and job.wait(60) == 0
     assert (tmp_path / "log").read_text() == sentence
 
@@ -148,7 +148,7 @@ def test_help_that_is_cut_off(command):
     with open("/dev/full", "w") as full:
         done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
-    assert done.stderr == "warning: standard output cannot be written any more (No space left on device)\n"
+    assert done.stderr == "warning: standard output can no longer be written (No space left on device)\n"
 
 
 # ---- whose line it is

@@ -33,7 +33,7 @@ def _nothing(config: RunConfig, processes: int) -> str:
     if config.graphs is False:
         return "graphs is false"
     if processes > 1:
-        return "there are several processes, between which buckets travel during the backward pass"
+        return "several processes exchange buckets during the backward pass"
     return "profile records operations one by one" if config.profile else ""
 
 

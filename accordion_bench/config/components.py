@@ -147,8 +147,7 @@ def build_model(node: Config, dataset: Dataset, name: str = "this one", data: st
         name, data: chosen names, for messages.
 
     Raises:
-        ConfigError: the task differs, the images have an unsupported size, or the model has fewer positions than a
-            window has tokens.
+        ConfigError: the task differs, the image size is unsupported, or a window is longer than the model's positions.
     """
     task = getattr(target(node, "model"), "task", "images")
     if task != dataset.task:

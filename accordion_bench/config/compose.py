@@ -227,7 +227,7 @@ def as_written(cfg: Config) -> str:
 
     if cfg["resume"] is not None:
         raise ConfigError(
-            f"--print tells of a new run, got resume={cfg['resume']}; type cat {Path(cfg['resume']) / 'config.yaml'}"
+            f"--print shows a new run, got resume={cfg['resume']}; type cat {Path(cfg['resume']) / 'config.yaml'}"
         )
     return yaml.safe_dump(RunConfig.from_dict(cfg).to_dict(), sort_keys=False, allow_unicode=True)
 

@@ -50,7 +50,7 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
         merged = {**merged, "threads": threads_of(folder)}
     if lacking := [key for key in cfg if key not in saved and key not in MOVING]:
         raise ConfigError(
-            f"resume must be a run of this version, got {cfg['resume']}, whose config.yaml says nothing of "
+            f"resume must be a run of this version, got {cfg['resume']}, whose config.yaml lacks "
             f"{', '.join(lacking)}; type the run's own options without resume="
         )
     for key in ("choices", "comm"):
@@ -58,7 +58,7 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
             raise ConfigError(damaged(folder.path / "config.yaml", f"{key} of {show(saved[key])}"))
     if folder.done and not ("epochs" in typed and cfg["epochs"] != saved["epochs"]):
         raise ConfigError(
-            f"resume must be a run that has not finished, got {cfg['resume']}, which has; type python -m "
+            f"resume must be a run that has not finished, got {cfg['resume']}, which has finished; type python -m "
             f"accordion_bench.report {cfg['resume']} to see it, or epochs=N for more than its {saved['epochs']}"
         )
     cfg = {**cfg, "dataset": _as_counted(cfg["dataset"], saved["dataset"])}
@@ -176,7 +176,7 @@ def refuse_other_past(config: RunConfig, parts: Components) -> None:
     if manifest is None:
         if folder.done or folder.read_config().get("epochs") != config.epochs:
             raise ConfigError(
-                f"epochs must be {folder.read_config().get('epochs')} for a run that has left no checkpoint to go on "
+                f"epochs must be {folder.read_config().get('epochs')} for a run without a checkpoint to continue "
                 f"from, got {config.epochs}; type the run's own options with epochs={config.epochs}, without resume="
             )
         return

@@ -39,14 +39,13 @@ def warnings(config: RunConfig) -> list[str]:
     told = []
     if config.comm.backend == "gloo" and wants_one_bucket(compressor, hook):
         told.append(
-            f"{what} gets one bucket for the whole model on gloo, because torch's hook aborts the process there with "
+            f"{what} uses one bucket for the whole model on gloo, because torch's hook aborts the process with "
             "more: nothing overlaps with the backward pass"
         )
     if config.checkpoint.every != 0 and _lost(compressor, hook):
         whose = "torch's hook" if hook is None else "the hook"
         told.append(
-            f"{what} leaves no checkpoint, because the state of {whose} cannot be saved: a run that is stopped starts "
-            "again"
+            f"{what} saves no checkpoint, because the state of {whose} cannot be saved: a stopped run starts again"
         )
     return told
 
@@ -87,7 +86,7 @@ def unsaved(config: RunConfig, ddp: DDPExchange) -> str:
         return ""
     made = f"comm.hook_state={hook.state_path} has made a {type(ddp.hook_state).__name__} without state_dict"
     _refuse_saving(config, f"what cannot be saved: {made}")
-    return f"{made}: the run leaves no checkpoint, and starts again where it is stopped"
+    return f"{made}: the run saves no checkpoint, and starts again if it is stopped"
 
 
 def refuse(config: RunConfig, where: Placement, parts: "Components") -> None:
@@ -173,10 +172,10 @@ def _refuse_options(config: RunConfig, where: Placement, wrapped: Compressor) ->
     elif isinstance(compressor, PowerSGD):
         aggregate = node.get("residual") == "aggregate" or not feeds_back
         late = start_step >= 2 or not (feeds_back or compressor.warm_start)
-        buckets = "at least 2, because torch makes other buckets after the first step, and what it has kept is lost"
+        buckets = "at least 2, because torch rebuilds the buckets after the first step, and loses its residuals"
         fixed = "qr: torch's hook takes gramschmidt up to rank 2 and qr above"
         must += [
-            ("residual", aggregate, "aggregate: torch's hook keeps what the mean has lost", "aggregate"),
+            ("residual", aggregate, "aggregate: torch's hook keeps the error of the mean", "aggregate"),
             ("start_step", late, buckets, 2),
             ("orthonormalisation", compressor.orthonormalisation == "qr", fixed, "qr"),
         ]

@@ -87,7 +87,7 @@ def _twice(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
     if not named or not {"sync", "adaptive"} <= typed:
         return []
     scheme = config.chosen("sync")
-    return [f"adaptive={named[0]} is another name of sync={scheme}, which is typed, too; it is done once"]
+    return [f"adaptive={named[0]} is another name of sync={scheme}, which is typed too; it is applied once"]
 
 
 def _unheard(parts: Components, key: str) -> str:
@@ -96,7 +96,7 @@ def _unheard(parts: Components, key: str) -> str:
     if key == "overlap":
         return parts.exchange.after_backward(wrapped, 2)
     return (
-        "all tensors travel as one"
+        "all tensors are sent as one"
         if wrapped.scope == WHOLE_MODEL or wrapped.compressor.traits.grouping == "all"
         else ""
     )
@@ -110,10 +110,10 @@ def _seldom(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
         return []
     if sync.outer_optimizer != "none":
         name, round_ = config.choices["sync"], counted(period, "step")
-        return [f"sync={name} takes no outer step here: a round has {round_}, and the workers only {steps}"]
+        return [f"sync={name} takes no outer step here: a round has {round_}, but workers take only {steps}"]
     if "sync.period" in typed and config.sync["period"] == period:
         only = counted(steps, "step")
-        return [f"sync.period has no effect here: workers take only {only}, and meet at the end alone"]
+        return [f"sync.period has no effect here: workers take only {only}, and average only at the end"]
     return []
 
 
@@ -122,7 +122,7 @@ def _uncounted(config: RunConfig) -> list[str]:
     if config.comm.interface is None or config.comm.backend != "nccl":
         return []
     return [
-        f"comm.interface={config.comm.interface} does not count all that NCCL sends: what goes over NVLink, PCIe, "
+        f"comm.interface={config.comm.interface} does not count all that NCCL sends: traffic over NVLink, PCIe, "
         "shared memory, InfiniBand or RoCE is in no counter of an interface, and so not in link_sent_bytes"
     ]
 
@@ -132,12 +132,12 @@ def _slower(config: RunConfig, parts: Components) -> list[str]:
     found, named = parts.slowdown, f"precision={config.precision}"
     if found is not None and not found.times:
         why = f"a trial step of two samples takes more than {PATIENCE:g} s even in float32"
-        return [f"{named} may be slower here than float32: {why}, and is not compared"]
+        return [f"{named} may be slower here than float32: {why}, so that they are not compared"]
     if found is None or found.times <= 1.1:
         return []
     how = f"has taken {found.times:.2g} times as long as one in float32"
     if not found.whole:
-        how = f"was given up after {found.seconds:.2g} s, {found.times:.2g} times as long as one in float32 takes"
+        how = f"was stopped after {found.seconds:.2g} s, {found.times:.2g} times as long as one in float32 takes"
     return [f"{named} is slower here: a trial step of two samples {how}"]
 
 

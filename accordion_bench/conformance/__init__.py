@@ -103,8 +103,7 @@ def name_of(check: Check) -> str:
 def run(check: Check, make: Maker, levels: Sequence[float | None] | None = None) -> Outcome:
     """Run a check at several levels. The outcome is that of the first level that fails, otherwise of the first level.
 
-    The default levels are the configured one and the policies' pair. Checks in ONCE use only the configured one, those
-    in OFTEN additional ones.
+    The default levels are the configured one and the policies' pair; for ONCE the configured one, for OFTEN more.
     """
     name, told, why = name_of(check), [], ""
     if check in ONCE:

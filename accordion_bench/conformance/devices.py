@@ -35,7 +35,7 @@ def check_devices(make: Maker, level: float | None = None, device: str = "cuda")
     """
     if device == "cuda" and not torch.cuda.is_available():
         with pretended():
-            return check_devices(make, level, str(DEVICE)) + "; no GPU here, so the device is a pretended one"
+            return check_devices(make, level, str(DEVICE)) + "; there is no GPU, so the device is simulated"
     here, there = Setup(make(), level, dtype=torch.float32), Setup(make(), level, dtype=torch.float32, device=device)
     worst = 0.0
     for step in range(3):
@@ -77,7 +77,7 @@ def check_replays(make: Maker, level: float | None = None) -> str:
     Runs on a simulated device, with a tape instead of CUDA graphs.
     """
     if not make().compressor.traits.replays:
-        raise NotApplicable("it does not say that a GPU may repeat its exchange")
+        raise NotApplicable("it does not declare that a GPU may replay its exchange")
     with pretended(), torch.no_grad():
         return _compared(make, level)
 
@@ -95,7 +95,7 @@ def _compared(make: Maker, level: float | None) -> str:
         if step < EAGER:
             eagerly(work)
         elif work.key not in captured:
-            demand(len(captured) < turns, f"{CLAIMS} its state lies elsewhere in each step")
+            demand(len(captured) < turns, f"{CLAIMS} its state has another address in each step")
             captured[work.key] = _captured(taped, work)
         replay, updates = captured.get(work.key, (None, []))
         if replay is not None:

@@ -41,7 +41,7 @@ def check_zero(make: Maker, level: float | None = None) -> str:
     xs_W = gradients()
     updates = setup(xs_W, 2)
     cosine = float(torch.cosine_similarity(flat(updates), flat([x.mean(0) for x in xs_W]), dim=0))
-    said = f"after zero gradients the next real one comes out with cosine {cosine:.3f}"
+    said = f"after zero gradients the update of the next gradient has cosine {cosine:.3f}"
     demand(_finite(updates) and cosine > 0, said)
     return f"cosine {cosine:.3f} of the next gradient"
 
@@ -142,7 +142,7 @@ def check_non_finite(make: Maker, level: float | None = None) -> str:
         demand(differs is None, f"a refused {value} has changed {differs}")
         demand(setup.comm.ledger.counts == counts, f"a refused {value} was charged to the ledger")
     same = all(same_bits(a, b) for a, b in zip(setup(gradients(step=1), 1), twin(gradients(step=1), 1), strict=True))
-    demand(same, "after a refused gradient the next update is another one")
+    demand(same, "after a refused gradient the next update differs")
     if isinstance(bare(setup.compressor), Gathered):
         for value in (math.nan, math.inf):
             _not_hidden(Setup(plain(make), level), value)

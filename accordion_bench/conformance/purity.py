@@ -83,7 +83,7 @@ def check_probe(make: Maker, level: float | None = None) -> str:
     cost, promised = round(4 * sum(probe.payload_bytes)), setup.mean_payload(1)
     demand(cost == promised, f"probe() prices a step at {cost} bytes, payload_bytes at {promised}")
     same = all(same_bits(a, b) for a, b in zip(setup(xs_W, 1), twin(xs_W, 1), strict=True))
-    demand(same, "after probe() the next update is another one")
+    demand(same, "after probe() the next update differs")
     # as one of two processes, where any communication would wait forever
     part = Setup(make(), level, comm=Comm(2, processes=2, rank=1))
     probe_exchange(part.exchange, [x[2:] for x in xs_W], StepInfo(part.plan, 0, epoch=1000.0))
@@ -98,7 +98,7 @@ def check_put_back(make: Maker, level: float | None = None) -> str:
         setup(gradients(step=step + 3), step)
         put_back()
         differs = same_state(setup.snapshot(), before)
-        demand(differs is None, f"what has been put back in step {step} differs in {differs}")
+        demand(differs is None, f"the state restored in step {step} differs in {differs}")
         pairs = zip(SPECS, setup(gradients(step=step), step), twin(gradients(step=step), step), strict=True)
         for spec, a, b in pairs:
             demand(same_bits(a, b), f"the repeated exchange of step {step} gives another update of {spec.name}")
@@ -164,7 +164,7 @@ def check_draws(make: Maker, level: float | None = None) -> str:
         two_way = plain(make).collective == "two_way"
         sent_W = _sent(make, level)
         off = max(furthest([s_W[w]], [s_W[0]]) for s_W in sent_W for w in range(1, 4))
-        said = f"workers send other things of the same gradient, off by {off:.2g}, without declaring draws"
+        said = f"workers send different messages of the same gradient, off by {off:.2g}, without declaring draws"
         demand(off <= 1e-9, said)
         return "none, workers send the same" + (" to the owners" if two_way else "")
     sent_W = _sent(make, level)
@@ -200,7 +200,7 @@ def check_permutation(make: Maker, level: float | None = None) -> str:
     if draws(plain(make).compressor) == "worker":
         raise NotApplicable("each worker draws its own numbers")
     if make().collective == "tree":
-        raise NotApplicable("in another order of the workers it is another tree")
+        raise NotApplicable("another order of the workers gives another tree")
     setup, permuted, worst = Setup(make(), level), Setup(make(), level), 0.0
     for step in range(2):
         xs_W = gradients(step=step)

@@ -74,7 +74,7 @@ def check_unbiased(make: Maker, level: float | None = None) -> str:
     spread = float(gram.trace())
     if spread <= 1e-12 * float(x.square().sum()):
         off = float(bias.norm() / x.norm())
-        demand(off <= 1e-6, f"always the same update, which is off by {off:.2g} of the norm: unbiased means the mean")
+        demand(off <= 1e-6, f"always the same update, which is off by {off:.2g} of the norm: not unbiased")
         return f"no noise, off by {off:.1e}"
     freedom = spread**2 / max(float(gram.square().sum()) - spread**2 / (T - 1), spread**2 / len(x))
     statistic = T * float(bias.square().sum()) / spread
@@ -99,8 +99,7 @@ def check_unbiased(make: Maker, level: float | None = None) -> str:
 def _standard_errors(draws_T: Tensor, x: Tensor) -> Tensor:
     """Return each coordinate's bias in standard errors [N].
 
-    A coordinate that is rarely selected may have no measured variance. Therefore each variance is at least the median,
-    absolute and relative.
+    A rarely selected coordinate may have no measured variance, so each is at least the median, absolute and relative.
     """
     variance = draws_T.var(0)
     relative = (variance / x.square())[x != 0].median()
@@ -145,17 +144,16 @@ def check_variance(make: Maker, level: float | None = None) -> str:
 def check_contraction(make: Maker, level: float | None = None) -> str:
     """E||C(x) - x||^2 <= (1 - delta) ||x||^2 with the declared delta, for four kinds of x, one of them real gradients.
 
-    If delta is not declared, it is 0 under error feedback, which needs a contraction. Without error feedback the loss
-    is only reported.
+    An undeclared delta is 0 under error feedback, which needs a contraction; otherwise the loss is only reported.
     """
     traits, outside = plain(make).compressor.traits, [*layers(make().compressor)]
     estimated = any(isinstance(layer, EF21) for layer in outside)
     if "error_feedback" in traits.optimizer.takes:
         estimated = False  # the method is not the same without its error feedback
     if (traits.unbiased and not estimated) or not traits.scaled:
-        raise NotApplicable("unbiased" if traits.unbiased else "its messages do not say how large their input is")
+        raise NotApplicable("unbiased" if traits.unbiased else "its messages do not contain the scale of their input")
     if any(isinstance(layer, ErrorFeedback) for layer in layers(plain(make).compressor)):
-        raise NotApplicable("its error feedback is built in: a message is of what was kept, too")
+        raise NotApplicable("its error feedback is built in: a message also contains residuals")
     fed_back = estimated or any(isinstance(layer, ErrorFeedback) for layer in outside)
     spec = TensorSpec("x", (24, 40))
     cases = [(kind, (spec,), [of_kind(kind, (4, *spec.shape))]) for kind in KINDS]

@@ -101,7 +101,7 @@ class Strict(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in FROM_HOST:
-            raise NotCapturable(f"the host makes a tensor of numbers of its own ({func.__name__})")
+            raise NotCapturable(f"the host makes a tensor from its own numbers ({func.__name__})")
         if getattr(func, "__name__", "") in READS:
             raise NotCapturable(f"the host reads a number of the device ({func.__name__})")
         return func(*args, **(kwargs or {}))

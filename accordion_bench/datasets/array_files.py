@@ -65,7 +65,7 @@ def find(root: Path, file: str | None) -> Path:
     if place.is_file() or (file is not None and place.is_dir()):
         return place
     if file is not None or not place.is_dir():
-        raise ConfigError(f"{WANTED}, got {place}, which is not there; type paths.data=FILE.npz")
+        raise ConfigError(f"{WANTED}, got {place}, which does not exist; type paths.data=FILE.npz")
     packed = sorted(own for own in place.glob("*.npz") if not own.name.startswith("."))
     if len(packed) > 1:
         raise ConfigError(
@@ -165,10 +165,10 @@ def _header(stream: Any) -> tuple[tuple[int, ...], np.dtype]:
     version = np.lib.format.read_magic(stream)
     known = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in known:
-        raise ValueError(f"its format is {version[0]}.{version[1]}, and not 1.0 or 2.0")
+        raise ValueError(f"its format is {version[0]}.{version[1]}, not 1.0 or 2.0")
     shape, _, dtype = known[version](stream)
     if dtype.hasobject:
-        raise ValueError("it holds Python objects, which are never read: save arrays of numbers")
+        raise ValueError("it contains Python objects, which are never loaded: save arrays of numbers")
     return shape, dtype
 
 
@@ -178,7 +178,7 @@ def _guarded(file: Path, read: Callable[[], Any]) -> Any:
     except Exception as error:  # a broken file may raise anything
         reason = why(file, error)
         if "not a zip file" in reason:
-            reason = "which is cut off" if _begins_as_zip(file) else "which is no .npz file"
+            reason = "which is truncated" if _begins_as_zip(file) else "which is not an .npz file"
         raise refusal(WHAT, file, reason) from error
 
 

@@ -36,7 +36,7 @@ def refuse_changed(folder: Path, published: Mapping[str, str]) -> None:
         if now[name][2:] != [md5]:
             raise ConfigError(
                 f"paths.data must hold the original files, got {folder / name}, whose md5 is {now[name][2]} and not "
-                f"{md5}; remove that folder to download it anew, or type dataset.check=false to train on it as it is"
+                f"{md5}; remove that folder to download it again, or type dataset.check=false to accept it"
             )
     if now != seen:
         _write(cache, now)

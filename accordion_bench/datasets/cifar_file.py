@@ -25,8 +25,7 @@ PIXELS = 3 * 32 * 32
 def read(file: Path, classes: int) -> tuple[np.ndarray, list[int]]:
     """Read the images [n, 3, 32, 32] in uint8 and the n labels of a file in the CIFAR format.
 
-    The file is a pickled dict: `data` has rows of 1,024 red, 1,024 green and 1,024 blue values; `labels` or
-    `fine_labels` is a list.
+    The file is a pickled dict: `data` has rows of 1,024 red, green and blue values each; `labels` or `fine_labels`.
 
     Args:
         file: path of the file.
@@ -37,14 +36,14 @@ def read(file: Path, classes: int) -> tuple[np.ndarray, list[int]]:
     """
     batch = _Reader(_content(file)).load()
     if not isinstance(batch, dict):
-        raise ValueError("it holds no dict")
+        raise ValueError("it does not contain a dict")
     data, labels = batch.get("data"), batch.get("labels", batch.get("fine_labels"))
     if not isinstance(data, _Array) or len(data.shape) != 2 or data.shape[1] != PIXELS:
-        raise ValueError(f"data is no array of rows of {PIXELS} bytes")
+        raise ValueError(f"data is not an array of rows of {PIXELS} bytes")
     if len(data.content) != data.shape[0] * PIXELS:
         raise ValueError(f"data has {len(data.content)} bytes, not {data.shape[0]} x {PIXELS}")
     if not isinstance(labels, list) or len(labels) != data.shape[0]:
-        raise ValueError(f"labels are no list of {data.shape[0]} numbers")
+        raise ValueError(f"labels are not a list of {data.shape[0]} numbers")
     if not all(type(label) is int and 0 <= label < classes for label in labels):
         raise ValueError(f"labels are not all numbers from 0 to {classes - 1}")
     return np.frombuffer(data.content, np.uint8).reshape(-1, 3, 32, 32), labels
@@ -52,7 +51,7 @@ def read(file: Path, classes: int) -> tuple[np.ndarray, list[int]]:
 
 def _content(file: Path) -> bytes:
     if not file.is_file():
-        raise ValueError("it is no file")
+        raise ValueError("it is not a file")
     with file.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > LARGEST:
@@ -92,7 +91,7 @@ class _Array:
         _, shape, kind, fortran, content = state
         numbers = isinstance(shape, tuple) and all(type(size) is int for size in shape)
         if not numbers or not isinstance(kind, _Kind) or fortran or not isinstance(content, bytes | memoryview):
-            raise ValueError("an array is not as NumPy writes it")
+            raise ValueError("an array is not in NumPy's format")
         self.shape, self.content = shape, content
 
 
@@ -181,8 +180,8 @@ class _Reader:
                 known[opcode]()
                 at = self.at
             else:
-                raise ValueError(f"the originals do not say {opcode:#04x}, as byte {at} does")
-        raise ValueError(f"it says more than {MOST_WORDS} words")
+                raise ValueError(f"the originals do not use opcode {opcode:#04x}, which byte {at} has")
+        raise ValueError(f"it has more than {MOST_WORDS} opcodes")
 
     def take(self, size: int) -> bytes:
         """Return a copy of the next bytes."""
@@ -216,7 +215,7 @@ class _Reader:
     def last(self, count: int) -> list[Any]:
         """Pop the last `count` items of the stack."""
         if len(self.stack) < count:
-            raise ValueError(f"{count} things should be there before byte {self.at}")
+            raise ValueError(f"{count} items should be on the stack before byte {self.at}")
         return self.since(len(self.stack) - count)
 
     def note(self, number: int) -> None:
@@ -226,26 +225,26 @@ class _Reader:
     def extend(self, items: list[Any]) -> None:
         """Append items to the list on top of the stack."""
         if not isinstance(self.stack[-1], list):
-            raise ValueError("something is added to what is no list")
+            raise ValueError("items are appended to an object that is not a list")
         self.stack[-1].extend(items)
 
     def update(self, items: list[Any]) -> None:
         """Set keys and values in the dict on top of the stack."""
         if not isinstance(self.stack[-1], dict):
-            raise ValueError("something is set in what is no dict")
+            raise ValueError("an item is set in an object that is not a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
             name = str(key, "latin1") if isinstance(key, bytes) else key  # text of Python 2 is bytes
             if not isinstance(name, str):
-                raise ValueError("a key is no text")
+                raise ValueError("a key is not text")
             self.stack[-1][name] = value
 
     def name(self, module: Any, name: Any) -> None:
         """Push one of the few names that arrays need."""
         if not isinstance(module, str) or not isinstance(name, str):
-            raise ValueError("a name is no text")
+            raise ValueError("a name is not text")
         text = f"{module}.{name}"
         if text not in _NAMES:
-            raise ValueError(f"{ascii(text[:LONGEST_NAME])[1:-1]} is no array")
+            raise ValueError(f"{ascii(text[:LONGEST_NAME])[1:-1]} is not the name of an array")
         self.stack.append(_NAMES[text])
 
     def call(self) -> None:
@@ -256,22 +255,22 @@ class _Reader:
         elif name is _Name.KIND and arguments[0] in ("u1", b"u1"):
             self.stack.append(_Kind())
         elif name is _Name.KIND:
-            raise ValueError("data is no array of bytes")
+            raise ValueError("data is not an array of bytes")
         elif name is _Name.ENCODE and arguments[1] == "latin1":
             self.stack.append(self.encode(arguments[0]))
         else:
-            raise ValueError(f"something is called that is not {_Name.MAKE.value}")
+            raise ValueError(f"a function is called that is not {_Name.MAKE.value}")
 
     def encode(self, text: str) -> bytes:
         """Return the bytes that Python 3 pickled as text for Python 2."""
         self.encoded += len(text)
         if self.encoded > len(self.content):
-            raise ValueError("it makes more bytes than it has")
+            raise ValueError("it decodes to more bytes than the file has")
         return text.encode("latin1")
 
     def build(self) -> None:
         """Set the state of the object on top of the stack."""
         (state,) = self.last(1)
         if not isinstance(self.stack[-1], _Array | _Kind):
-            raise ValueError("a state is given to what is no array")
+            raise ValueError("a state is set on an object that is not an array")
         self.stack[-1].build(state)

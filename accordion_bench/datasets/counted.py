@@ -111,10 +111,10 @@ class CountedImages(ImageDataset):
     def prepare(self, root: str) -> None:
         found = self.look(root)
         if found.own_test and self.test_share is not None:
-            rule = f"null where {found.place} has a test of its own"
+            rule = f"null where {found.place} has its own test split"
             raise ValueRefused("dataset.test_share", rule, self.test_share, None)
         if found.validation and self.validation is not None:
-            rule = f"null where {found.place} has a validation split of its own"
+            rule = f"null where {found.place} has its own validation split"
             raise ValueRefused("dataset.validation", rule, self.validation, None)
         if self.fingerprint is not None:
             refuse_other_files(found.place, self.fingerprint, self.fingerprint_of(root))
@@ -134,7 +134,7 @@ class CountedImages(ImageDataset):
         """
         if (classes := int(found.labels.max(initial=-1)) + 1) < 2:
             raise ConfigError(
-                f"paths.data must hold pictures of 2 classes at least, got {found.place} with {classes}; type "
+                f"paths.data must hold pictures of at least 2 classes, got {found.place} with {classes}; type "
                 "paths.data=FOLDER"
             )
         size = len(found.labels)
@@ -165,8 +165,8 @@ def held_out(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, n
         own = np.flatnonzero(labels == label)
         if len(own) < 2:
             raise ConfigError(
-                "paths.data must hold 2 pictures of each class at least where a share of them is the test, got "
-                f"{len(own)} of class {label}; add some, or a test of its own"
+                "paths.data must hold at least 2 pictures of each class if a share of them is the test split, got "
+                f"{len(own)} of class {label}; add some, or a separate test split"
             )
         count = min(max(round(share * len(own)), 1), len(own) - 1)
         order = torch.randperm(len(own), generator=keyed_rng.generator(seed, "held out", label)).numpy()
@@ -193,7 +193,7 @@ def refuse_no_fingerprint(fingerprint: Any) -> None:
         ValueRefused: it is neither.
     """
     if fingerprint is not None and not re.fullmatch("[0-9a-f]{16}", str(fingerprint)):
-        raise ValueRefused("fingerprint", "null, or what a run has noted", fingerprint, None)
+        raise ValueRefused("fingerprint", "null, or the value recorded by a run", fingerprint, None)
 
 
 def refuse_other_files(place: str, noted: str, now: str) -> None:
@@ -203,7 +203,7 @@ def refuse_other_files(place: str, noted: str, now: str) -> None:
         ConfigError: they differ.
     """
     if now != noted:
-        rule = f"that of {place}, {now}, whose files are others than when the run began"
+        rule = f"that of {place}, {now}, whose files have changed since the run started"
         instead = "restore them, or type the run's own options without resume="
         raise ConfigError(f"dataset.fingerprint must be {rule}, got {noted}; {instead}")
 

@@ -63,7 +63,7 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
     if cls.labelled and options.get("sharding") != "dirichlet":
         yield "alpha", "dataset.sharding is not dirichlet"
     if not cls.reads_files:
-        yield "paths.data", f"dataset={context.choice} reads nothing from there"
+        yield "paths.data", f"dataset={context.choice} does not use it"
 
 
 class Dataset(Component):
@@ -85,8 +85,7 @@ class Dataset(Component):
     Class attributes:
         task: `images`, `text` (words, one continuous sequence) or `tokens` (independent windows).
         train_size: number of training samples of the whole set.
-        reads_files: whether the data is read from, or downloaded to, `paths.data`. False where the data is generated or
-            ships with a dependency.
+        reads_files: whether the data is in `paths.data`; False if it is generated or part of a dependency.
         labelled: whether samples have labels.
         counted: options that may be null, because their value is counted in the files, see `count`.
     """

@@ -84,7 +84,7 @@ def fetch(root: Path, folder: str, files: Sequence[str], sources: Sequence[Sourc
             elif earlier:
                 shutil.copyfile(file, new / source.name)
         if missing := [name for name in files if not (new / name).is_file() or (new / name).is_symlink()]:
-            raise Unusable(f"{', '.join(source.name for source in sources)} came without {', '.join(missing)}")
+            raise Unusable(f"{', '.join(source.name for source in sources)} did not contain {', '.join(missing)}")
         _move(new, root / folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -102,7 +102,7 @@ def _downloaded(source: Source, into: Path, timeout: float) -> Path:
             raise
         md5 = _read(source.address, source.name, file, timeout)  # safe over http: the md5 is verified
     if md5 != source.md5:
-        raise Unusable(f"{source.name} came with the md5 {md5} and not {source.md5}")
+        raise Unusable(f"{source.name} has the md5 {md5} instead of {source.md5}")
     return file
 
 
@@ -202,7 +202,7 @@ def ensure(
     try:
         if not Path(root).exists():
             Path(root).mkdir(parents=True, exist_ok=True)
-            print(f"paths.data={root} was not there and is made; {folder} is downloaded into it", file=sys.stderr)
+            print(f"paths.data={root} did not exist and was created; {folder} is downloaded into it", file=sys.stderr)
         with alone(Path(root), folder):
             if not find(root, folder, files):  # another process may have downloaded them meanwhile
                 fetch(Path(root), folder, files, sources(), timeout)
@@ -210,7 +210,7 @@ def ensure(
         of_system = error.strerror if isinstance(error, OSError) and isinstance(error.strerror, str) else ""
         why = str(error) if isinstance(error, Unusable) else of_system or type(error).__name__
         _failed[root, folder] = ConfigError(
-            f"paths.data must hold the folder {folder}, got {root} without it or not whole, and downloading "
+            f"paths.data must hold the folder {folder}, got {root} without it or with files missing, and downloading "
             f"failed ({why}); type paths.data=FOLDER, or dataset=digits, which needs no download"
         )
         raise _failed[root, folder] from error
@@ -226,7 +226,7 @@ def refuse_size(what: str, expected: int, found: int, where: Path) -> None:
     if found != expected:
         raise ConfigError(
             f"paths.data must hold all {expected:,} {what} images, got {found:,} in {where}; type another paths.data, "
-            "or remove that folder to download it anew"
+            "or remove that folder to download it again"
         )
 
 
@@ -234,5 +234,5 @@ def not_readable(file: Path, error: Exception) -> ConfigError:
     """Return the error for a file that is not in the original format."""
     return ConfigError(
         f"paths.data must hold the original files, got {file}, which cannot be read ({type(error).__name__}: {error}); "
-        "type another paths.data, or remove that file to download it anew"
+        "type another paths.data, or remove that file to download it again"
     )

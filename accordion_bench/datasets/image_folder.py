@@ -45,7 +45,7 @@ class ImageFolder(DecodedImages):
 
     def wanted(self) -> str:
         """Return the phrase that error messages use for the expected files."""
-        return "pictures in a folder for each class, or folders train and test with such"
+        return "pictures in a folder for each class, or folders train and test that contain these"
 
     def sorted(self, root: str) -> Sorted:
         """Return the pictures of each part.
@@ -116,7 +116,7 @@ def parts(place: Path) -> Parts:
     for folder in folders:
         part = part_of(folder.name)
         if part and part in named:
-            raise OSError(f"{named[part].name} and {folder.name} are both there")
+            raise OSError(f"{named[part].name} and {folder.name} both exist")
         if part and (part == "train" or _folders(folder)):  # contests publish test pictures without classes
             named[part] = folder
     others = [folder for folder in folders if part_of(folder.name) is None]

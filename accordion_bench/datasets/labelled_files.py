@@ -91,7 +91,9 @@ def _rows(table: Path) -> Iterator[Row]:
         if not name.strip() or not of.strip() or known is None:
             rule = "a file, a class, and train, test or val in each row"
             got = "" if known else f" ({said})"
-            raise ConfigError(f"paths.data must hold {rule}, got line {number} of {table} without{got}; mend that line")
+            raise ConfigError(
+                f"paths.data must hold {rule}, got line {number} of {table} without{got}; correct that line"
+            )
         yield known, name.strip(), of.strip()
 
 

@@ -58,7 +58,7 @@ def in_colour(image: Image.Image) -> Image.Image:
     bits = _bits(image)
     if bits is None:
         kind = "floats" if image.mode == "F" else "whole numbers"
-        raise ValueError(f"its pixels are {kind} of 32 bits, whose range it does not say: save it with 8 or 16 bits")
+        raise ValueError(f"its pixels are {kind} of 32 bits, whose range is unknown: save it with 8 or 16 bits")
     if bits > 8:
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> (bits - 8)).clip(0, 255).astype(np.uint8))
     return image.convert("RGB")
@@ -123,5 +123,5 @@ def reason(file: Path, error: BaseException) -> str:
     if "cannot be read" not in said:
         return said
     if isinstance(error, UnidentifiedImageError):
-        return "which is no picture that Pillow knows"
-    return f"which is cut off ({error})" if "truncated" in str(error).lower() else said
+        return "which is not in a picture format that Pillow supports"
+    return f"which is truncated ({error})" if "truncated" in str(error).lower() else said

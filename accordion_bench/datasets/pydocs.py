@@ -20,8 +20,7 @@ class PyDocs(TextDataset):
     """About 80,000 words on the Python language; a real corpus for small models, without a download.
 
     Paragraphs that occur in several topics are kept once. Tokens are words, single digits and punctuation marks in
-    lower case; `<eos>` ends each paragraph. The text differs slightly between Python versions: compare only runs of one
-    version.
+    lower case; `<eos>` ends each paragraph. The text depends on the Python version: compare runs of one version.
     """
 
     min_count: int = option("rarer words become <unk>", default=2, at_least=1)
@@ -35,7 +34,7 @@ class PyDocs(TextDataset):
         counts = by_frequency(splits()["train"])
         most = counts[0][1]
         if self.min_count > most:
-            rule = f"at most {most}, how often the most frequent word occurs"
+            rule = f"at most {most}, the count of the most frequent word"
             raise ValueRefused("dataset.min_count", rule, self.min_count, 2)
         return [UNKNOWN, *(word for word, count in counts if count >= self.min_count)]
 

@@ -197,4 +197,4 @@ def _first_strange_byte(path: Path) -> str:
         content.decode()
     except UnicodeDecodeError as error:
         return f"the byte {content[error.start]:#04x} at {error.start:,} in {path}"
-    return f"another text than a moment ago in {path}"
+    return f"a text that has just changed in {path}"

@@ -27,8 +27,7 @@ class TokenShards(TokenDataset):
 
     File names contain the name of their part: train; val, valid, validation; test. Several files of a part are read in
     the order of their names. Files of llm.c have a header, those of nanoGPT do not. If there is one part besides train,
-    it is both the test and the validation split. On a CPU, a part stored in a single file is memory-mapped and never
-    read as a whole.
+    it is both the test and the validation split. On a CPU, a single file is memory-mapped, not read.
     """
 
     folder: str | None = option("folder in paths.data; null = paths.data itself", default=None)
@@ -105,7 +104,7 @@ def _opened(file: Path, kind: np.dtype) -> np.ndarray:
         headed = len(first) == HEADER and int(first[:4].view(np.int32)[0]) == MAGIC
         start = HEADER if headed else 0
         if (size - start) % kind.itemsize or size <= start:
-            raise ValueError(f"its {size:,} bytes are no {kind.name} numbers")
+            raise ValueError(f"its {size:,} bytes are not whole {kind.name} numbers")
         return np.memmap(file, kind, "c", start)  # copy-on-write; nothing writes to it
     except (OSError, ValueError) as error:
         raise refusal("tokens that can be read", file, why(file, error)) from None

@@ -23,8 +23,7 @@ class TokenData:
     """Tokens on the device.
 
     Training sample i of an epoch is the window of `context` tokens from token o + i x context; targets are the tokens
-    shifted by one. The offset o below `context` is keyed by the epoch, so that epochs cut the text at different
-    positions.
+    shifted by one. The offset o < `context` is keyed by the epoch, so that epochs cut the text differently.
 
     Args:
         splits: tokens [n] of `train`, `test` and `valid`, uint8, or unsigned integers stored in int16 or int32.

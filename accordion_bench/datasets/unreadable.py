@@ -12,7 +12,7 @@ class Unreadable(ConfigError):
 def why(file: Path, error: BaseException) -> str:
     """Return the reason for an error raised while a file was read, as a clause that follows the file's name."""
     if isinstance(error, FileNotFoundError):
-        return "which is a link that leads nowhere" if file.is_symlink() else "which is not there any more"
+        return "which is a broken link" if file.is_symlink() else "which no longer exists"
     if isinstance(error, PermissionError):
         return "which may not be read by this user"
     try:
@@ -21,7 +21,7 @@ def why(file: Path, error: BaseException) -> str:
     except OSError:  # the folder may not be accessible
         pass
     if isinstance(error, MemoryError):
-        return "which is larger than the memory that is free"
+        return "which is larger than the free memory"
     return f"which cannot be read ({type(error).__name__}: {' '.join(str(error).split())})"
 
 

@@ -91,7 +91,7 @@ def refuse_backend(backend: str, task: str, device: str) -> None:
         ConfigError: it cannot be compiled; states what to type instead.
     """
     if task == "text":
-        rule = "null for a language model, because torch.compile leaves recurrent layers as they are"
+        rule = "null for a language model, because torch.compile does not compile recurrent layers"
         raise ConfigError(f"compile must be {rule}, got {backend}; type compile=null")
     if backend != "inductor":
         return

@@ -33,8 +33,7 @@ class Task(Generic[DataT]):
         metric: evaluation metric.
 
     Attributes:
-        selected_by, tested: columns of that metric on the split that decides on `target` and the best epoch, and on the
-            test split.
+        selected_by, tested: its columns on the split that decides on target and best epoch, and on the test split.
         not_captured: reasons why kinds of work cannot be captured, by kind.
     """
 
@@ -84,7 +83,7 @@ class Images(Task[LabelledData]):
     """Cross-entropy with one label per image; accuracy on the test set.
 
     Args:
-        validation: indices of the held-out training samples that choose the best epoch; None = the test set does.
+        validation: indices of held-out training samples that choose the best epoch; None = the test set.
         device: of the sums.
     """
 
@@ -138,8 +137,7 @@ class Text(Task[TextData]):
     """Cross-entropy of the next word, in nats; perplexity = exp(mean cross-entropy).
 
     Truncated backpropagation through time: a worker's model continues from its state after the previous step, and from
-    zeros at the start of an epoch. Every split is evaluated whole, in fixed strands, so that the result does not depend
-    on the number of workers.
+    zeros at the start of an epoch. Every split is evaluated whole, in fixed strands, for any number of workers.
 
     Args:
         metric_split: split of `perplexity`, `test` or `valid`.
@@ -148,7 +146,7 @@ class Text(Task[TextData]):
 
     metric = METRICS["perplexity"]
     not_captured = dict.fromkeys(
-        (WORKERS, EVALUATION), "a recurrent network goes on from the state of the batch before"
+        (WORKERS, EVALUATION), "a recurrent network continues from the state of the previous batch"
     )
 
     def __init__(self, metric_split: str = "test", device: torch.device | None = None) -> None:

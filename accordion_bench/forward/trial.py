@@ -127,9 +127,9 @@ def refuse_single_sample(
         raise ValueRefused("workers", f"at most {fewer:,}, since {why} samples in a step", workers, fewer)
     if 1 in steps:
         fits = next(size for size in range(batch_size + 1, samples + 1) if samples % size != 1)
-        rule = f"a number that leaves no step one sample ({samples:,} per worker), {why}"
+        rule = f"a number that leaves no step with one sample ({samples:,} per worker), {why}"
         raise ValueRefused("batch_size", rule, batch_size, fits)
-    rule = f"a number that leaves no forward pass one sample of {' or '.join(map(str, sorted(steps)))}, {why}"
+    rule = f"a number that leaves no forward pass with one sample of {' or '.join(map(str, sorted(steps)))}, {why}"
     raise ValueRefused("micro_batch_size", rule, micro_batch_size, None)
 
 
@@ -143,7 +143,7 @@ def refuse_unequal_single_sample(model: nn.Module, dataset: Dataset, config: Run
     micro = config.micro_batch_size
     passes = {size if micro is None else size % micro or micro for size in sizes}
     if dataset.task == "images" and 1 in sizes | passes and _needs_two(model, dataset):
-        rule = f"a list that leaves no worker one sample in a forward pass, BatchNorm of model={config.chosen('model')}"
+        rule = f"a list that leaves no forward pass with one sample, BatchNorm of model={config.chosen('model')}"
         raise ValueRefused("batch_size", f"{rule} needs two", config.batch_size, config.largest_batch)
 
 

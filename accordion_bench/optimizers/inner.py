@@ -156,8 +156,7 @@ class InnerOptimizers:
     def _update(self, optimizers: Sequence[Optimizer], lr: float) -> CapturedWork:
         """Return the step of fused optimizers, which read the learning rate from the device.
 
-        Its key has the addresses of parameters, gradients and state, so that a cleared momentum requires another
-        capture.
+        Its key has the addresses of parameters, gradients and state: a cleared momentum needs another capture.
         """
         if self._lr is None:
             self._lr = torch.zeros((), device=self.axis.like.device)

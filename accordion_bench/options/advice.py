@@ -93,7 +93,7 @@ def _unknown_experiment(name: str) -> str:
     whole = experiments()
     said = f"experiment must be a known name, got {name or 'nothing'}"
     if near := closest(name, whole, cutoff=ALIKE_NAMES):
-        return f"{said}; type +experiment={near} ({_listed(name, whole)}; docs/experiments.md tells of them)"
+        return f"{said}; type +experiment={near} ({_listed(name, whole)}; docs/experiments.md describes them)"
     return f"{said}; type --help experiment for all {len(whole)}"
 
 
@@ -103,7 +103,7 @@ def several_in_one(key: str, value: str) -> str | None:
     others = [re.match(r"[+~]*([\w./]+)=", part) for part in rest[1:]]
     if not others or not all(other and other[1] in known_keys() for other in others):
         return None
-    return f"{key} must stand in a word of its own, got {key}={value}; type {key}={' '.join(rest)}"
+    return f"{key} must be a separate word, got {key}={value}; type {key}={' '.join(rest)}"
 
 
 def choice_inside(key: str, value: str) -> str | None:
@@ -120,14 +120,14 @@ def choice_inside(key: str, value: str) -> str | None:
     if name not in choices(group) or f"{group}.{name}" in known_keys():
         return None
     words = [f"{group}={name}", *(f"{group}.{option}={value}" for option, value in typed.items())]
-    return f"{group}={name} and its options must be typed apart, got {key}={value}; type {' '.join(words)}"
+    return f"{group}={name} and its options must be typed separately, got {key}={value}; type {' '.join(words)}"
 
 
 def unknown_key(key: str, value: str = "...") -> str:
     """Explain an unknown key: `epocs=3`, `rank=4`, `sync.h=4`, or an option of a choice that is not selected."""
     value = value or "..."
     if key.startswith("hydra."):
-        return f"{key} is no option of Hydra's; type --hydra-help for those that there are"
+        return f"{key} is no option of Hydra; type --hydra-help for all of them"
     if key in PRESETS:
         return without_plus(key, value)
     if key in OF_ADVICE:

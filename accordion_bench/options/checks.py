@@ -50,8 +50,7 @@ class ValueRefused(ConfigError):
 
     Args:
         key: of the option.
-        rule: requirement that its value breaks. `{null}`, `{true}` and `{false}` are replaced by their spelling on the
-            command line or in Python.
+        rule: requirement that its value breaks; `{null}`, `{true}`, `{false}` are spelled as the reader types them.
         value: the wrong value.
         instead: a valid value.
     """

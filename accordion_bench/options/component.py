@@ -54,8 +54,7 @@ class Description:
             if the YAML file has the same name, otherwise the YAML file's name without underscores.
         requires: choices in other groups without which it is refused, used by runs that test every component: by group
             its options, or the name of a choice.
-        of_several_kinds: options that accept other kinds of values than their default; the code that uses them checks
-            them.
+        of_several_kinds: options that accept other kinds of values than their default; their users check them.
         shares: options that are a fraction of the coordinates, with their suffix in reports.
         label_suffix: function of the options that returns a suffix for reports after name and level; "" = none.
         idle: function of the class, its configured options (a missing one has the constructor's default) and the run;

@@ -20,7 +20,7 @@ def explain(error: BaseException) -> str | None:
         return str(error)
     if kind == "InterpolationKeyError" and (found := re.search(r"'setup\.(\S+)'", str(error))):
         return (
-            f"arm must stand beside an experiment that says its {found[1]}, got an arm alone; type "
+            f"arm must be typed with an experiment that defines its {found[1]}, got an arm alone; type "
             "+experiment=accordion/table1_resnet18 +arm=NAME, or another of docs/experiments.md"
         )
     if (sentence := _exhausted(error)) is not None:
@@ -48,11 +48,11 @@ def _no_interpolation(text: str, key: str, choices: Mapping[str, str]) -> str:
     elif found := re.search(r"Environment variable '([^']+)' not found", text):
         why = f"no environment variable {found[1]} is set"
     elif "Recursive interpolation" in text:
-        why = "it is another's value that comes back to it"
+        why = "the options refer to each other in a circle"
     elif found := re.search(r"Unsupported interpolation type (\S+)", text):
         why = f"there is no function {found[1]}"
     rule = "a value, or ${OPTION} for that of another option"
-    return f"{key} must be {rule}, got one that means nothing: {why}; type {instead}"
+    return f"{key} must be {rule}, got an invalid one: {why}; type {instead}"
 
 
 def _exhausted(error: BaseException) -> str | None:
@@ -65,7 +65,7 @@ def _exhausted(error: BaseException) -> str | None:
 
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError | OSError) and says(OF_MEMORY)):
         return (
-            f"memory must hold the model, and a batch of every worker of a process, got no more of it ({first}); type "
+            f"memory must hold the model, and a batch of every worker of a process, which ran out ({first}); type "
             "micro_batch_size=N for the same batch in parts, a smaller batch_size, or fewer workers in a process "
             "(comm.workers_per_process)"
         )
@@ -122,7 +122,7 @@ def _bad_override(error: BaseException) -> str:
         value = re.search(r"use \+[^\s=]+=(.*)", text)
         return advice.unknown_key(full[1] if full else found[1], value[1] if value else "...")
     if found := re.search(r"Could not delete from config. (.*)", text):
-        return f"~ must be followed by an option that is there: {found[1].rstrip('.')}; type KEY=VALUE to change one"
+        return f"~ must be followed by an existing option: {found[1].rstrip('.')}; type KEY=VALUE to change one"
     return _one_line(f"{text} {cause}") + "; type --help all for every option"
 
 

@@ -106,8 +106,7 @@ def option(
         default: default value; if it is None, null is accepted too.
         choices: accepted values.
         at_least, at_most, above, below: bounds of a number.
-        instead: value that errors suggest; `NEAREST` = the nearest integer; None = the most similar choice, or the
-            default.
+        instead: value that errors suggest; `NEAREST` = the nearest integer; None = most similar choice, or default.
         shown: whether YAML files contain it. Options that another part of the configuration sets are not shown.
         brought: whether other choices may override its default, see `Choice.brings`.
 

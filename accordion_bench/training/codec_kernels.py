@@ -41,7 +41,7 @@ def missing(device: str, parts: Components) -> str:
     if computed_with(device, parts) != "torch":
         return ""
     name, _, install = COMPILERS[device]
-    return f"without {name} the compressor computes in torch, with the same codes and slower; type {install}"
+    return f"without {name} the compressor uses torch, with the same codes but slower; type {install}"
 
 
 def other_than(began: str, now: str) -> str:
@@ -53,8 +53,8 @@ def other_than(began: str, now: str) -> str:
     if not began or not now or began == now:
         return ""
     known = {compiler.name: compiler.install for compiler in COMPILERS.values()}
-    advice = f"; type {known[began]} to go on as it began" if began in known else ""
+    advice = f"; type {known[began]} to continue as before" if began in known else ""
     return (
-        f"this run's codecs have computed with {began} and go on with {now}: codes are the same, norms and sums may "
+        f"this run's codecs have used {began} and continue with {now}: codes are the same, norms and sums may "
         f"differ in their last bits{advice}"
     )

@@ -183,7 +183,7 @@ def resume(trainer: Any, folder: RunFolder) -> None:
     path, problems = trainer.load_newest()
     if not trainer.comm.leader:
         return
-    problems = [f"{problem}; an older one is taken" for problem in problems]
+    problems = [f"{problem}; an older one is used" for problem in problems]
     if folder.marked and (wrong := folder.wrong_summary()):
         problems.append(f"{wrong}; the end of the run is computed again")
     folder.remove_summary()  # of the earlier part of the run, which says why it stopped

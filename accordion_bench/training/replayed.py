@@ -105,7 +105,7 @@ class Replayed:
             seen.popitem(last=False)
         self._missed[work.name] += 1
         if self._missed[work.name] > CHANGING:
-            self._give_up(work.name, f"it was another work {CHANGING} times in a row")
+            self._give_up(work.name, f"its key changed {CHANGING} times in a row")
             return False
         return seen[work.key] > WARM
 
@@ -140,7 +140,7 @@ class Replayed:
             replays.append(replay)
             repeated.append([again for own in noted for again in own])
         if [x.data_ptr() for x in work.changes()] != before:
-            raise NotCapturable("it puts new tensors in the place of those that it changes")
+            raise NotCapturable("it replaces the tensors that it changes")
         return Captured(replays, repeated, out)
 
     @staticmethod
@@ -165,14 +165,14 @@ class Replayed:
                 replay(work.moment)
             replayed = [x.clone() for x in [*changed, *tensors_in(kept.out)]]
         except torch.OutOfMemoryError:
-            self._give_up(work.name, "there is no memory to compare a replay with the same work done eagerly")
+            self._give_up(work.name, "there is not enough memory to compare a replay with eager work")
         if len(before) == len(changed) > 0:
             torch._foreach_copy_(changed, before)
         with torch.enable_grad():
             out = eagerly(work)
         found = [*changed, *tensors_in(out)]
         if replayed is not None and (len(found) != len(replayed) or not all(map(alike, replayed, found))):
-            self._give_up(work.name, "a replay of it differs from the same work done operation by operation")
+            self._give_up(work.name, "a replay differs from the same work run eagerly")
         return out
 
     def _give_up(self, name: str, reason: str) -> None:

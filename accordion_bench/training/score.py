@@ -22,8 +22,7 @@ class Score:
         target: value of the metric to reach; None = no target.
         every: interval between looks in epochs, at most 1.
         loss_sum_W: training loss of this epoch, summed over steps, of each local worker, float64 [W].
-        selected_by, tested: columns of the metric on the split that decides on the target and the best epoch, and on
-            the test split.
+        selected_by, tested: its columns on the split that decides on target and best epoch, and on the test split.
 
     Attributes:
         best, best_epoch: value and number of the best epoch.

@@ -60,8 +60,7 @@ class Trainer:
     Attributes, by role:
         training: step (model, data and exchange), evaluation, chance (metric of random guessing)
         progress: position (epoch, step, plan), score, last_row (metrics row used for the summary)
-        reporting: clock, network, meter, waiting (time spent waiting for cores), folder, progress, dense_notes,
-            tracker, stopper
+        reporting: clock, network, meter, waiting (time without a core), folder, progress, dense_notes, tracker, stopper
         checkpoints: owners (all that have state), saver (when to save), writer (how to save)
     """
 

@@ -263,8 +263,7 @@ class TrainingStep:
     def _undo(self, scale: LossScale) -> bool:
         """Divide the gradients by the loss scale; return whether all workers' are finite, so that the step is taken.
 
-        A skipped step changes only the scale, BatchNorm's statistics and the step count, which also advances the
-        schedule.
+        A skipped step changes only the scale, BatchNorm's statistics and the step count, and thus the schedule.
 
         Raises:
             NonFinite: gradients are not finite, although the loss scale is 1.

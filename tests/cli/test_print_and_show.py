@@ -43,7 +43,7 @@ def test_the_configuration_is_printed_as_the_folder_will_hold_it(tmp_path):
     train.run(cfg)
     saved = RunFolder(tiny.only(tmp_path / "runs")).read_config()
     assert {**yaml.safe_load(as_written({**cfg, "workers": None})), "workers": saved["workers"]} == saved
-    with pytest.raises(ConfigError, match=r"--print tells of a new run, got resume=x; type cat x/config\.yaml"):
+    with pytest.raises(ConfigError, match=r"--print shows a new run, got resume=x; type cat x/config\.yaml"):
         as_written({**cfg, "resume": "x"})
 
 

@@ -27,7 +27,7 @@ def test_windows_is_told_what_to_do(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "accordion_bench must run on Linux or macOS, got Windows; type it inside WSL 2\n"
+    assert capsys.readouterr().err == "accordion_bench must run on Linux or macOS, got Windows; run it inside WSL 2\n"
 
 
 def test_what_linux_alone_has_is_asked_for():

@@ -74,7 +74,7 @@ REFUSED = [
         "experiment must be a known name, .*; type \\+experiment=accordion/table1_resnet18 ",
     ),
     (["+arm=foo"], "arm must be a known name, got foo; type --help arm"),
-    (["+arm=powersgd_weak"], "arm must stand beside an experiment that says its weak, .*; type \\+experiment="),
+    (["+arm=powersgd_weak"], "arm must be typed with an experiment that defines its weak, .*; type \\+experiment="),
     (["+experiment=accordion/base", "hydra.mode=RUN"], "experiment must be a whole one, got accordion/base, a part"),
     (["+setup.foo=1"], "experiment must be a whole one, got none beside setup"),
     (["model=lstm_small", "dataset=synthetic_text", "target=0.9"], "target must be .* at least 1, got 0.9; type"),
@@ -332,7 +332,7 @@ def stopped(tmp_path) -> RunFolder:
 @pytest.mark.parametrize(
     "overrides, told",
     [
-        (["epochs=8"], "epochs must be 7 for a run that has left no checkpoint to go on from, got 8; type"),
+        (["epochs=8"], "epochs must be 7 for a run without a checkpoint to continue from, got 8; type"),
         (["compressor=topk"], "compressor must be powersgd as .*, got topk"),
         (["compressor=powersgd"], "compressor.rank must be 4 as .*, got 2"),
         (["adaptive=accordion"], "adaptive must be none as .*, got accordion"),
@@ -460,7 +460,7 @@ def test_a_scheme_typed_by_both_of_its_names(scheme, capsys):
     for overrides in ([f"sync={scheme}", f"adaptive={scheme}"], [f"adaptive={scheme}"], [f"sync={scheme}"]):
         with pytest.raises(AssertionError, match="not refused"):
             train.run(composed.cfg(*overrides), command.typed(overrides))
-        told = f"adaptive={scheme} is another name of sync={scheme}, which is typed, too; it is done once"
+        told = f"adaptive={scheme} is another name of sync={scheme}, which is typed too; it is applied once"
         assert (told in capsys.readouterr().err) == (len(overrides) == 2)
 
 

@@ -151,7 +151,7 @@ def test_an_option_of_another_group_warns(outside):
 
 
 def test_data_that_needs_no_files_says_so(outside):
-    told = ["paths.data has no effect here: dataset=dots reads nothing from there"]
+    told = ["paths.data has no effect here: dataset=dots does not use it"]
     assert warned("dataset=dots", "paths.data=elsewhere") == told
 
 

@@ -187,9 +187,7 @@ def test_a_validation_part_chooses(tmp_path):
     few, _ = loaded(root, limit_eval=2)
     few.load(root, 0, CPU)
     assert len(few.split(19, 0).validation) == 2
-    with pytest.raises(
-        ConfigError, match=r"dataset.validation must be null where .* has a validation split of its own"
-    ):
+    with pytest.raises(ConfigError, match=r"dataset.validation must be null where .* has its own validation split"):
         loaded(root, validation=0.1)
 
 
@@ -269,9 +267,9 @@ def test_the_layout_of_cubes_is_said(tmp_path):
 @pytest.mark.parametrize(
     "how, told",
     [
-        ("cut", "which is cut off"),
+        ("cut", "which is truncated"),
         ("empty", "which is empty"),
-        ("text", "which is no .npz file"),
+        ("text", "which is not an .npz file"),
         ("flipped", "which cannot be read .*CRC"),
         ("gone", "which is not there"),
         ("pickle", "Python objects, which are never read"),

@@ -129,7 +129,7 @@ def test_an_archive_becomes_a_folder_and_nothing_else(tmp_path, server, capsys):
 
 def test_single_files_come_all_or_none(tmp_path, server):
     one, two = server.offer("one", b"1"), server.offer("two", b"2")
-    with pytest.raises(ConfigError, match="two came with the md5"):
+    with pytest.raises(ConfigError, match="two has the md5"):
         ensure(tmp_path, one, Source(two.address, "two", one.md5))
     assert left(tmp_path) == []
     fetch._failed.clear()
@@ -153,7 +153,7 @@ def test_encryption_is_asked_for_first(monkeypatch, tmp_path):
 
 
 EVIL = {
-    "a wrong md5": (archive(WHOLE), "words.tar.gz came with the md5 [0-9a-f]{32} and not 0{32}"),
+    "a wrong md5": (archive(WHOLE), "words.tar.gz has the md5 [0-9a-f]{32} instead of 0{32}"),
     "half an archive": (archive(WHOLE)[:100], r"words.tar.gz cannot be unpacked \(\w+\)"),
     "no archive": (b"<html>not found</html>", r"words.tar.gz cannot be unpacked \(ReadError\)"),
     "a damaged archive": (archive(WHOLE)[:60] + bytes(60), r"words.tar.gz cannot be unpacked \(\w+\)"),
@@ -266,7 +266,7 @@ def test_a_folder_that_is_not_there_is_told_before_anything_comes(tmp_path, serv
     source = server.offer("words.tar.gz", archive(WHOLE))
     ensure(tmp_path / "typo", source)
     first, second = capsys.readouterr().err.splitlines()
-    assert first == f"paths.data={tmp_path / 'typo'} was not there and is made; words is downloaded into it"
+    assert first == f"paths.data={tmp_path / 'typo'} did not exist and was created; words is downloaded into it"
     assert second == "downloading words.tar.gz"
 
 

@@ -102,7 +102,7 @@ def test_other_rows_have_another_fingerprint(hf, tmp_path):
     first = saved(hf, tmp_path / "a", "parquet", train=images(hf, range(15)))
     noted = HuggingFaceImages().count(first)["fingerprint"]
     other = saved(hf, tmp_path / "b", "parquet", train=images(hf, range(15), label=[0, 1, 2] * 4 + [0, 0, 1]))
-    with pytest.raises(ConfigError, match="whose files are others than when the run began"):
+    with pytest.raises(ConfigError, match="whose files have changed since the run started"):
         HuggingFaceImages(fingerprint=noted).prepare(other)
 
 

@@ -332,7 +332,7 @@ def test_a_picture_that_goes_away_is_named(workers, place, tmp_path, monkeypatch
         command.main()
     told = capsys.readouterr().err
     assert end.value.code == 2
-    gone = f"{own}/train/a/7.png, which is not there any more"
+    gone = f"{own}/train/a/7.png, which no longer exists"
     assert told == f"paths.data must hold pictures that can be read, got {gone}; restore or remove that file\n"
     summary = RunFolder(tiny.only(tmp_path / "runs")).read_json("summary.json")
     assert summary["epoch"] == 0 and "7.png" in summary["reason"]

@@ -109,7 +109,7 @@ def test_columns_and_parts_must_be_known(tmp_path):
     with pytest.raises(ConfigError, match="a table with columns file and label, got first, second in"):
         ImageFolder(labels="mine.csv").count(root)
     root = made(tmp_path, rows("{i}.png,{name},fold1"), header="file,label,split")
-    with pytest.raises(ConfigError, match=r"got line 2 of .* without \(fold1\); mend that line"):
+    with pytest.raises(ConfigError, match=r"got line 2 of .* without \(fold1\); correct that line"):
         ImageFolder().count(root)
     with pytest.raises(
         ConfigError,

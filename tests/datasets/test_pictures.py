@@ -89,11 +89,11 @@ WRONG = {
     "32 bits, whole numbers": (tiff(GREY[:, :, None].astype(np.int32)), "whole numbers of 32 bits, whose range"),
     "32 bits, floats": (tiff(GREY[:, :, None].astype(np.float32)), "floats of 32 bits, whose range"),
     "16 bits, signed": (tiff(GREY[:, :, None].astype(np.int16)), "whole numbers of 32 bits, whose range"),
-    "cut JPEG": (WHOLE[: len(WHOLE) // 2], "which is cut off (image file is truncated"),
-    "cut PNG": (png(SMALL)[:-30], "which is cut off (image file is truncated"),
-    "cut in its head": (png(SMALL)[:20], "which is cut off"),
+    "cut JPEG": (WHOLE[: len(WHOLE) // 2], "which is truncated (image file is truncated"),
+    "cut PNG": (png(SMALL)[:-30], "which is truncated (image file is truncated"),
+    "cut in its head": (png(SMALL)[:20], "which is truncated"),
     "empty": (b"", "which is empty"),
-    "text": (b"version https://git-lfs.github.com/spec/v1\n", "which is no picture that Pillow knows"),
+    "text": (b"version https://git-lfs.github.com/spec/v1\n", "which is not in a picture format that Pillow supports"),
     "huge": (claimed(40000, 40000), "which has more than the 178,956,970 pixels that are decoded"),
 }
 
@@ -150,7 +150,7 @@ def test_large_pictures_are_decoded_without_a_warning(tmp_path, recwarn):
 def test_links_and_rights(tmp_path, monkeypatch):
     link, gone = tmp_path / "link.png", tmp_path / "gone.png"
     link.symlink_to(tmp_path / "nowhere.png")
-    for file, reason in ((link, "which is a link that leads nowhere"), (gone, "which is not there any more")):
+    for file, reason in ((link, "which is a broken link"), (gone, "which no longer exists")):
         for look in (lambda file=file: pictures.opened(file), lambda file=file: pictures.refuse_broken([file])):
             with pytest.raises(Unreadable, match=f"got {file}, {reason}; "):
                 look()
@@ -170,7 +170,7 @@ def test_several_are_counted(tmp_path):
     pictures.refuse_broken(files)
     files += [written(tmp_path, WHOLE[:-200], f"{i}.jpg") for i in range(3)] + [written(tmp_path, b"", "e.png")]
     with pytest.raises(
-        Unreadable, match=rf"got {tmp_path}/0.jpg, which is cut off \(.*\), and 3 more like it; restore"
+        Unreadable, match=rf"got {tmp_path}/0.jpg, which is truncated \(.*\), and 3 more like it; restore"
     ):
         pictures.refuse_broken(files)
 

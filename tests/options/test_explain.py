@@ -40,7 +40,7 @@ def no_process():
 def test_no_more_memory(error, got):
     told = explain(error)
     assert told and "\n" not in told and "; type micro_batch_size=N for the same batch in parts, a smaller " in told
-    assert told.startswith("memory must hold the model, and a batch of every worker of a process, got no more of it (")
+    assert told.startswith("memory must hold the model, and a batch of every worker of a process, which ran out (")
     assert f"({got}" in told
 
 

@@ -344,6 +344,6 @@ def test_a_damaged_one_is_told_and_the_run_is_the_same(tmp_path, capsys):
     resume(folder, cfg)
     printed = capsys.readouterr()
     assert printed.err.startswith("warning: step-00000014 is damaged: worker-3.pt has ")
-    assert printed.err.endswith("; an older one is taken\n") and printed.err.count("\n") == 1
+    assert printed.err.endswith("; an older one is used\n") and printed.err.count("\n") == 1
     assert f"{folder}: going on after step 7\n" in printed.out
     assert differences(state(folder), state(tiny.only(tmp_path / "straight"))) == []

@@ -137,7 +137,7 @@ def test_how_many_epochs_there_may_be(tmp_path):
     (folder.path / "done").unlink()
     assert refused(folder, cfg, 4) == ""
     (folder.path / "checkpoint" / "step-00000024" / FILE).unlink()
-    told = "epochs must be 4 for a run that has left no checkpoint to go on from, got 8; type the run's own options"
+    told = "epochs must be 4 for a run without a checkpoint to continue from, got 8; type the run's own options"
     assert refused(folder, cfg, 8).startswith(told)
 
 

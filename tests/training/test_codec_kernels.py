@@ -34,7 +34,7 @@ def test_so_is_one_on_a_gpu(monkeypatch):
     for there in (True, False):
         monkeypatch.setattr(on_gpu, "installed", lambda there=there: there)
         told.append((codec_kernels.computed_with("cuda", parts), codec_kernels.missing("cuda", parts)))
-    said = "without triton the compressor computes in torch, with the same codes and slower; type pip install triton"
+    said = "without triton the compressor uses torch, with the same codes but slower; type pip install triton"
     assert told == [("triton", ""), ("torch", said)]
 
 
@@ -60,11 +60,11 @@ def test_a_run_that_goes_on_with_other_kernels_is_warned(tmp_path, monkeypatch, 
         capsys.readouterr()
         train.run({**cfg, "epochs": epochs, "resume": str(folder.path)}, {"epochs": epochs})
         told[there] = capsys.readouterr().err
-    warning = "this run's codecs have computed with torch and go on with numba"
+    warning = "this run's codecs have used torch and continue with numba"
     assert warning in told[True] and warning not in told[False]
     assert warning in (folder.path / "run.log").read_text()
 
 
 def test_what_is_not_known_is_no_warning():
     assert codec_kernels.other_than("", "torch") == codec_kernels.other_than("numba", "") == ""
-    assert codec_kernels.other_than("numba", "torch").endswith(f"; {SENTENCE} to go on as it began")
+    assert codec_kernels.other_than("numba", "torch").endswith(f"; {SENTENCE} to continue as before")

@@ -51,7 +51,7 @@ def in_each_process(rank: int, folder) -> None:
                 for _ in range(STEPS):
                     step(trainer)
             assert not tape.captured and {*trainer.step.replayed.eager.values()} == {
-                "there are several processes, between which buckets travel during the backward pass"
+                "several processes exchange buckets during the backward pass"
             }
             found[name] = state(trainer)
             trainer.comm.settle()

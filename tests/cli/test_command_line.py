@@ -30,7 +30,7 @@ REFUSED = [
     ("report", "; type python -m accordion_bench.report --help$"),
     ("help", "; type --help$"),
     ("hydra.foo", "hydra.foo must be typed as KEY=VALUE; type "),
-    ("+hydra.foo=1", "hydra.foo is no option of Hydra's; type --hydra-help"),
+    ("+hydra.foo=1", "hydra.foo is no option of Hydra; type --hydra-help"),
     ("seed=0 epochs=3 seed=1", "seed must be typed once, got seed=0 and seed=1; type seed=1$"),
     ("compressor=topk +compressor=topk", "compressor must be typed once, got compressor=topk and \\+compressor=topk"),
     ("seed=0,0", "seed must have each value once, got 0 twice; type seed=0$"),

@@ -24,7 +24,7 @@ TYPOS = {
     "-m compressor=none,powersdg": "compressor must be a known name, got powersdg; type compressor=powersgd",
     "-m epochs=nan seed=0,1": "epochs must be an integer of at least 1, got nan; type epochs=60",
     "checkpoint.keep=0": "checkpoint.keep must be an integer of at least 1, got 0",
-    "seed=${nope}": "seed must be a value, or ${OPTION} for that of another option, got one that means nothing",
+    "seed=${nope}": "seed must be a value, or ${OPTION} for that of another option, got an invalid one",
 }
 
 

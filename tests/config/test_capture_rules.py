@@ -25,7 +25,7 @@ def refused(*overrides: str, device: str = "cuda", processes: int = 1) -> str:
     ("overrides", "where", "why"),
     [
         ([], {"device": "cpu"}, "graphs must be null or false on a CPU, where nothing is captured"),
-        ([], {"processes": 2}, "there are several processes"),
+        ([], {"processes": 2}, "several processes exchange buckets"),
         (["profile=3"], {}, "profile records operations one by one"),
         (["compressor=dgc"], {}, "the exchange would stay eager: what the compressor sends depends on the data"),
         (["compressor=threshold"], {}, "the exchange would stay eager"),
@@ -43,7 +43,11 @@ def test_graphs_true_says_what_would_stay_eager(overrides, where, why):
     ("overrides", "where", "why"),
     [
         (["workers_at_once=2"], {"device": "cpu"}, "1 on a CPU, where nothing is replayed"),
-        (["workers_at_once=2"], {"processes": 2}, "the workers' passes are not replayed: there are several processes"),
+        (
+            ["workers_at_once=2"],
+            {"processes": 2},
+            "the workers' passes are not replayed: several processes exchange buckets",
+        ),
         (["workers_at_once=2", "graphs=false"], {}, "not replayed: graphs is false"),
         (["workers_at_once=2", "model=lstm", "dataset=synthetic_text"], {}, "not replayed: a recurrent network"),
         (["workers_at_once=5"], {}, "at most 4, the workers of the process"),

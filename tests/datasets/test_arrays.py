@@ -231,9 +231,9 @@ def wrong(**changed) -> dict:
         (four(y=Y + 0.5), "one class for each image: .* got y_train"),
         (four(y=np.eye(4)[Y] * 2), "one class for each image"),
         (four(y=np.zeros((20, 2, 2))), "one class for each image"),
-        (four(y=Y.astype(object)), "holds Python objects, which are never read"),
-        (four(y=np.zeros(20, int)), "pictures of 2 classes at least, got .* with 1"),
-        ({"x": X[:4], "y": Y[:4]}, "2 pictures of each class at least where a share of them is the test"),
+        (four(y=Y.astype(object)), "contains Python objects, which are never loaded"),
+        (four(y=np.zeros(20, int)), "pictures of at least 2 classes, got .* with 1"),
+        ({"x": X[:4], "y": Y[:4]}, "at least 2 pictures of each class if a share of them is the test"),
     ],
 )  # fmt: skip
 def test_one_sentence(named, told, tmp_path):
@@ -271,8 +271,8 @@ def test_the_layout_of_cubes_is_said(tmp_path):
         ("empty", "which is empty"),
         ("text", "which is not an .npz file"),
         ("flipped", "which cannot be read .*CRC"),
-        ("gone", "which is not there"),
-        ("pickle", "Python objects, which are never read"),
+        ("gone", "which does not exist"),
+        ("pickle", "Python objects, which are never loaded"),
     ],
 )
 def test_broken_files_are_named(how, told, tmp_path):

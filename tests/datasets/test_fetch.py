@@ -166,9 +166,9 @@ EVIL = {
         "would write outside of its folder",
     ),
     "a device": (archive({"words/x": link("words/x", "", tarfile.CHRTYPE), **WHOLE}), "would write outside"),
-    "a link for a file": (archive({**WHOLE, "words/one": link("words/one", "two")}), "came without one"),
-    "a file less": (archive({"words/one": b"1"}), "words.tar.gz came without two"),
-    "another folder": (archive({"text/one": b"1", "text/two": b"2"}), "words.tar.gz came without one, two"),
+    "a link for a file": (archive({**WHOLE, "words/one": link("words/one", "two")}), "did not contain one"),
+    "a file less": (archive({"words/one": b"1"}), "words.tar.gz did not contain two"),
+    "another folder": (archive({"text/one": b"1", "text/two": b"2"}), "words.tar.gz did not contain one, two"),
 }
 
 

@@ -139,7 +139,7 @@ def test_a_share_of_each_class_is_held_out_by_the_seed():
         seen.append(out.tolist())
     assert seen[0] == seen[1] != seen[2]
     assert np.bincount(labels[held_out(labels, 0.99, 0)[0]]).tolist() == [1, 1, 1]
-    with pytest.raises(ConfigError, match=r"2 pictures of each class at least .*, got 1 of class 1; add some"):
+    with pytest.raises(ConfigError, match=r"at least 2 pictures of each class .*, got 1 of class 1; add some"):
         held_out(np.array([0, 0, 1]), 0.5, 0)
 
 
@@ -176,11 +176,11 @@ def refused(place: Path, **options) -> str:
         ({".": 3}, "there are no folders in ROOT"),
         ({"train": 3, "test": 3}, "there are no folders of classes in ROOT/train"),
         (under("test"), "there is no folder train in ROOT"),
-        ({**under("train"), **under("training")}, "train and training are both there"),
-        ({"a": 4}, "pictures of 2 classes at least, got ROOT with 1"),
+        ({**under("train"), **under("training")}, "train and training both exist"),
+        ({"a": 4}, "pictures of at least 2 classes, got ROOT with 1"),
         ({"a": 4, "b": 0}, r"pictures of each class, got ROOT/b without one; .*names of pictures end in .jpg"),
         ({**under("train"), "test/a": 1}, "the same classes in train and test, got b in one only"),
-        ({"a": 4, "b": 1}, "2 pictures of each class at least .* got 1 of class 1"),
+        ({"a": 4, "b": 1}, "at least 2 pictures of each class .* got 1 of class 1"),
     ],
 )
 def test_folders_that_are_none(layout, told, tmp_path):

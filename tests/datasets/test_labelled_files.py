@@ -94,7 +94,7 @@ def test_another_class_is_another_fingerprint(tmp_path):
     [
         ([*rows(), "20.png,red", "21.png,red"], "got .* without 20.png and 1 more; remove these rows"),
         ([*rows(), "3.png,"], "a file, a class, and train, test or val in each row, got line 22 of"),
-        ([], "pictures of 2 classes at least|rows of train"),
+        ([], "pictures of at least 2 classes|rows of train"),
     ],
 )
 def test_one_sentence(table, told, tmp_path):

@@ -206,7 +206,9 @@ def test_too_long_segments():
 
 
 def test_too_rare():
-    with pytest.raises(ConfigError, match=r"dataset.min_count must be at most \d+, how often the most frequent word"):
+    with pytest.raises(
+        ConfigError, match=r"dataset.min_count must be at most \d+, the count of the most frequent word"
+    ):
         PyDocs(min_count=10**6).model_arguments()
 
 

@@ -222,13 +222,13 @@ def test_a_state_that_cannot_be_saved_is_told_once(tmp_path):
     with forked():
         train.run(tiny.cfg(tmp_path, *DDP, "checkpoint.every=null", "epochs=1", *late))
     log = (tiny.only(tmp_path) / "run.log").read_text()
-    assert log.count("has made a Lost without state_dict: the run leaves no checkpoint") == 1
+    assert log.count("has made a Lost without state_dict: the run saves no checkpoint") == 1
 
 
 def test_what_is_done_about_gloo_and_torchs_powersgd_is_said(tmp_path):
     cfg = composed.run(tmp_path, *DDP, *TWINS["PowerSGD"][0], "checkpoint.every=0")
     (warning,) = composed.warnings(cfg, set())
-    assert warning.startswith(f"comm.hook={TORCHS}.powerSGD_hook:powerSGD_hook gets one bucket")
+    assert warning.startswith(f"comm.hook={TORCHS}.powerSGD_hook:powerSGD_hook uses one bucket")
 
 
 def test_what_can_be_saved():

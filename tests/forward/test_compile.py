@@ -144,7 +144,7 @@ TEXT = ["model=lstm_small", "dataset=synthetic_text"]
     [
         (["compile=tvm"], "compile must be one of inductor, aot_eager, eager, got tvm; type compile=inductor"),
         (["compile=true"], "compile must be one of inductor, aot_eager, eager, got true; type compile=inductor"),
-        ([*TEXT, "compile=eager"], "leaves recurrent layers as they are, got eager; type compile=null"),
+        ([*TEXT, "compile=eager"], "does not compile recurrent layers, got eager; type compile=null"),
         ([*TEXT, "channels_last=true"], "which has no images, got true; type channels_last=null"),
         (["channels_last=1"], "channels_last must be true or false, got 1; type channels_last=null"),
     ],

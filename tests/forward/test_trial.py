@@ -57,7 +57,7 @@ SLOWER = "precision=bfloat16 is slower here: a trial step of two samples "
 UNKNOWN = "precision=bfloat16 may be slower here than float32: a trial step of two samples takes more than 3 s even in "
 TOLD = [
     (Slowdown(14.0), f"{SLOWER}has taken 14 times as long as one in float32"),
-    (Slowdown(2.1, False, 6.4), f"{SLOWER}was given up after 6.4 s, 2.1 times as long as one in float32 takes"),
+    (Slowdown(2.1, False, 6.4), f"{SLOWER}was stopped after 6.4 s, 2.1 times as long as one in float32 takes"),
     (Slowdown(0.0, False, 3.1), f"{UNKNOWN}float32, so that they are not compared"),
     (Slowdown(1.0), ""),
     (Slowdown(0.5), ""),

@@ -140,7 +140,7 @@ def test_bytes_that_no_interface_counts_are_told(backend, interface, told):
     found = [line for line in composed.warnings(cfg, set()) if "link_sent_bytes" in line]
     assert len(found) == told
     assert not told or found[0].startswith(
-        "comm.interface=eth1 does not count all that NCCL sends: what goes over NVLink"
+        "comm.interface=eth1 does not count all that NCCL sends: traffic over NVLink"
     )
 
 

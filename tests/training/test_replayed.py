@@ -217,12 +217,12 @@ class TestStaysEager:
         with pair(tmp_path, *model(DrawsOutside)) as both:
             both.step(8)
             assert "differs" in both.taped.step.replayed.eager["workers"]
-        assert capsys.readouterr().err.count("differs from the same work done operation by operation") == 1
+        assert capsys.readouterr().err.count("differs from the same work run eagerly") == 1
 
     def test_a_recurrent_network(self, tmp_path, capsys):
         with pair(tmp_path, "model=lstm", "dataset=synthetic_text") as both:
             for work in ("workers", "evaluation"):
-                assert "goes on from the state of the batch before" in both.taped.step.replayed.eager[work]
+                assert "continues from the state of the previous batch" in both.taped.step.replayed.eager[work]
         assert not capsys.readouterr().err
 
     def test_work_that_never_comes_back_is_given_up(self):

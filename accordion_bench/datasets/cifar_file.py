@@ -244,7 +244,7 @@ class _Reader:
             raise ValueError("a name is not text")
         text = f"{module}.{name}"
         if text not in _NAMES:
-            raise ValueError(f"{ascii(text[:LONGEST_NAME])[1:-1]} is not the name of an array")
+            raise ValueError(f"{ascii(text[:LONGEST_NAME])[1:-1]} is not an array name")
         self.stack.append(_NAMES[text])
 
     def call(self) -> None:

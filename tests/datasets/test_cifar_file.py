@@ -87,11 +87,11 @@ LATIN1 = b"X\x06\x00\x00\x00latin1"
 ENCODE = b"c_codecs\nencode\nq\x08X\xe8\x03\x00\x00" + 1000 * b"x" + b"q\x07" + LATIN1 + b"\x86R"
 TWICE = b"N" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(2, 200))  # a tree of 2^198 leaves, in 1,000 bytes
 HOSTILE: dict[str, tuple[bytes, str]] = {
-    "runs a function": (old(CALL), "posix.getpid is not the name of an array"),
-    "runs a function by protocol 4": (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "os.system is not the name of an array"),
-    "runs a method of NumPy": (old(b"cnumpy\ndtype.__setstate__\n."), "numpy.dtype.__setstate__ is not the name of an array"),
-    "loads with another unpickler": (old(b"cnumpy\nload\n" + text("x") + b"\x85R"), "numpy.load is not the name of an array"),
-    "escapes in a name": (old(b"cos\nsys\x1b[2J\n"), r"os.sys\\x1b\[2J is not the name of an array"),
+    "runs a function": (old(CALL), "posix.getpid is not an array name"),
+    "runs a function by protocol 4": (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "os.system is not an array name"),
+    "runs a method of NumPy": (old(b"cnumpy\ndtype.__setstate__\n."), "numpy.dtype.__setstate__ is not an array name"),
+    "loads with another unpickler": (old(b"cnumpy\nload\n" + text("x") + b"\x85R"), "numpy.load is not an array name"),
+    "escapes in a name": (old(b"cos\nsys\x1b[2J\n"), r"os.sys\\x1b\[2J is not an array name"),
     "a name without an end": (old(b"c" + 4000 * b"x"), "a name should end within 100 bytes"),
     "a tree for a name": (b"\x80\x04" + TWICE + b"\x8c\x01x\x93.", "a name is not text"),
     "makes an object": (old(b"cnumpy\nndarray\n)\x81"), "do not use opcode 0x81"),

@@ -194,7 +194,7 @@ def test_files_that_are_no_originals(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"original files, got .*train, which cannot be read"):
         load(Cifar(classes=100))
     file.write_bytes(pickle.dumps(os.getpid, protocol=2))
-    with pytest.raises(ConfigError, match=r"posix.getpid is not the name of an array"):
+    with pytest.raises(ConfigError, match=r"posix.getpid is not an array name"):
         load(Cifar(classes=100))
     (tmp_path / "svhn" / "train_32x32.mat").write_bytes(b"<html>not found</html>" * 100)
     with pytest.raises(ConfigError, match=r"original files, got .*train_32x32.mat, which cannot be read"):

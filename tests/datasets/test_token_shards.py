@@ -82,7 +82,7 @@ def test_a_single_file_is_not_copied(tmp_path):
         ({}, {"vocabulary": 50257}, r"vocabulary must be above the largest token, 59\d+, got 50257; type dataset.voc"),
         ({}, {"train_tokens": 400}, "train_tokens must be those of .*, 500, got 400; type dataset.train_tokens=500"),
         ({}, {"fingerprint": "0" * 16}, "whose files have changed since the run started"),
-        ({"train": TOKENS[:1], "val": TOKENS}, {"dtype": "uint32"}, "cannot be read .*2 bytes are not whole uint32 numbers"),
+        ({"train": TOKENS[:1], "val": TOKENS}, {"dtype": "uint32"}, "cannot be read .*2 bytes are not whole uint32"),
         ({"train": TOKENS[:0], "val": TOKENS}, {}, "train.bin, which is empty"),
     ],
 )  # fmt: skip

@@ -29,7 +29,7 @@ from accordion_bench.runs import checkpoint, reuse
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.metrics import metric, split_of
 from accordion_bench.training import codec_kernels, launch
-from accordion_bench.training.heartbeat import Heartbeat
+from accordion_bench.training.progress import Heartbeat
 
 
 def run(

@@ -30,7 +30,7 @@ from accordion_bench.runs import durable
 from accordion_bench.runs.folder import RunFolder, log
 from accordion_bench.runs.saving import remove_older
 from accordion_bench.training import codec_kernels
-from accordion_bench.training.heartbeat import Heartbeat
+from accordion_bench.training.progress import Heartbeat
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ Also notes when a run that should compress sends dense gradients.
 
 import math
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -19,13 +20,58 @@ from accordion_bench.options.units import human_bytes, human_seconds
 from accordion_bench.position import Position
 from accordion_bench.runs.folder import log
 from accordion_bench.runs.metrics import Metric
-from accordion_bench.training.heartbeat import Heartbeat
 
 REFRESH_SECONDS = 0.5  # interval between updates of the bar
 LINE_SECONDS = 8.0  # a step prints a line after this silence; within longer steps the heartbeat prints
+PATIENCE = 9.5  # seconds without output after which the heartbeat prints
 BAR = 12  # minimum width of the bar in columns
 # fields of tqdm in order of importance, after metric and loss
 COUNTS = ("{n_fmt}/{total_fmt}", "[{elapsed}<{remaining}, {rate_fmt}]")
+
+
+class Heartbeat:
+    """Prints the current activity when nothing else has been printed for a while.
+
+    Args:
+        shown: whether to print.
+        what: initial activity, as a clause.
+    """
+
+    def __init__(self, shown: bool, what: str) -> None:
+        self.what = what
+        self._said = self._since = time.monotonic()
+        self._end, self._lock = threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._beat, daemon=True) if shown else None
+
+    def __enter__(self) -> "Heartbeat":
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def silent(self) -> float:
+        """Seconds since the last line."""
+        return time.monotonic() - self._said
+
+    def now(self, what: str) -> None:
+        """Set the current activity."""
+        self.what, self._since = what, time.monotonic()
+
+    def say(self, line: str) -> None:
+        """Print one line atomically."""
+        with self._lock:
+            self._said = time.monotonic()
+            print(line, flush=True)
+
+    def _beat(self) -> None:
+        while not self._end.wait(max(PATIENCE - self.silent, 0.05)):
+            if self.silent >= PATIENCE:
+                self.say(f"still {self.what}, for {time.monotonic() - self._since:.0f} s")
 
 
 class Progress:

@@ -10,8 +10,8 @@ import pytest
 
 from accordion_bench.options.units import human_seconds
 from accordion_bench.runs.metrics import METRICS
-from accordion_bench.training import heartbeat, progress
-from accordion_bench.training.heartbeat import Heartbeat
+from accordion_bench.training import progress
+from accordion_bench.training.progress import Heartbeat
 from tests.kit.local import trained, trainer_for
 from tests.kit.paths import ROOT
 from tests.kit.terminal import Terminal
@@ -137,7 +137,7 @@ def test_the_speed_counts_samples_of_all_workers(tmp_path, monkeypatch):
 
 def test_no_silence(monkeypatch):
     """Also while something takes long in one place: the heartbeat is a thread."""
-    monkeypatch.setattr(heartbeat, "PATIENCE", 0.05)
+    monkeypatch.setattr(progress, "PATIENCE", 0.05)
     said: list[str] = []
     original = Heartbeat.say
     monkeypatch.setattr(Heartbeat, "say", lambda self, line: (said.append(line), original(self, line)))

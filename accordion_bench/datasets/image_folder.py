@@ -1,4 +1,4 @@
-"""Pictures sorted into one folder per class, or listed with their classes in a table."""
+"""Pictures sorted into one folder per class, or listed with their classes in a table; ImageNet."""
 
 import functools
 import os
@@ -10,7 +10,7 @@ import numpy as np
 
 from accordion_bench.datasets import labelled_files, pictures
 from accordion_bench.datasets.counted import BY_OWN, name_or_null, part_of
-from accordion_bench.datasets.decoded_images import SIZE, DecodedImages, Sorted
+from accordion_bench.datasets.decoded_images import SIZE, WORKERS, DecodedImages, Sorted
 from accordion_bench.datasets.picture_views import Files
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
@@ -85,6 +85,33 @@ class ImageFolder(DecodedImages):
                 f"paths.data must hold {self.wanted()}, got {root} without them ({why or error}); type "
                 f"paths.data=FOLDER{self.instead and f', or {self.instead}'}"
             ) from None
+
+
+@with_options
+class ImageNet(ImageFolder):
+    """1,281,167 training and 50,000 evaluation images of 1,000 classes (Russakovsky et al. 2015, arXiv 1409.0575).
+
+    The files are never downloaded. For another folder of this form set `classes` and `train_size`, or use
+    `dataset=folder`, which counts them.
+    """
+
+    classes: int = option(default=1000, at_least=2)
+    train_size: int = option(default=1_281_167, at_least=1)
+    image_size: int = option(default=224, at_least=1)
+    folder: str = option(default="imagenet")
+    workers: int = option(WORKERS, default=4, at_least=0)
+
+    counted = ()
+    instead = "dataset=cifar10"
+    chosen_as = {
+        "imagenet": Choice(
+            "paths.data/imagenet/{train,val}/CLASS/*.JPEG; another folder of pictures: dataset=folder",
+            leaves_out=("test_share", "fingerprint", "labels"),
+        )
+    }
+
+    def wanted(self) -> str:
+        return f"the images {self.folder}/{{train,val}}/CLASS/*.JPEG"
 
 
 class Parts(NamedTuple):

@@ -16,8 +16,7 @@ from accordion_bench.cli import dry_run
 from accordion_bench.datasets import decoded_images, image_folder, picture_views
 from accordion_bench.datasets.counted import held_out
 from accordion_bench.datasets.decoded_images import spread
-from accordion_bench.datasets.image_folder import ImageFolder, files_of, parts
-from accordion_bench.datasets.imagenet import ImageNet
+from accordion_bench.datasets.image_folder import ImageFolder, ImageNet, files_of, parts
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer

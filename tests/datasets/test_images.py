@@ -17,8 +17,7 @@ from torch import Tensor
 
 from accordion_bench import train
 from accordion_bench.datasets.cifar import Cifar
-from accordion_bench.datasets.image_folder import files_of
-from accordion_bench.datasets.imagenet import ImageNet
+from accordion_bench.datasets.image_folder import ImageNet, files_of
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.datasets.picture_views import Files, FolderData, Views, box, central
 from accordion_bench.datasets.svhn import SVHN

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accordion_bench.models.weights import kaiming_
+from accordion_bench.models.resnet import kaiming_
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
 

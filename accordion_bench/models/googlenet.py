@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.models.weights import kaiming_
+from accordion_bench.models.resnet import kaiming_
 from accordion_bench.options.option import Choice
 
 # channels of the branches: 1x1; 3x3 after a 1x1; 5x5 after a 1x1; 1x1 after pooling (Szegedy et al. 2015, table 1)

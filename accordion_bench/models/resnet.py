@@ -1,11 +1,19 @@
-"""ResNets in their CIFAR form: a 3x3 stem, and no pooling before the last layer."""
+"""ResNets in their CIFAR form: a 3x3 stem, and no pooling before the last layer; initialisation of convolutions."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accordion_bench.models.weights import kaiming_
 from accordion_bench.options import checks
 from accordion_bench.options.option import Choice, option, with_options
+
+
+def kaiming_(model: nn.Module) -> None:
+    """Initialise convolutions: weights from N(0, 2 / fan_out), biases 0; skip other layers (He et al. 2015)."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def _conv3x3(channels_in: int, channels: int, stride: int) -> nn.Conv2d:

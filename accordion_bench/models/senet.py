@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from accordion_bench.models.weights import kaiming_
+from accordion_bench.models.resnet import kaiming_
 from accordion_bench.options.option import Choice, option, with_options
 
 REDUCTION = 16

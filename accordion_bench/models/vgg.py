@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from accordion_bench.models.weights import kaiming_
+from accordion_bench.models.resnet import kaiming_
 from accordion_bench.options.option import Choice, option, with_options
 
 WIDTHS = (1, 2, 4, 8, 8)  # channels of the groups, as multiples of those of the first

@@ -27,7 +27,7 @@ def locked(path: Path, wait: bool = False) -> Iterator[None]:
     full disk, no lock is held, because no process can write anything there.
 
     Args:
-        path: of the lock file.
+        path: path of the lock file.
         wait: whether to wait until no other process holds the lock.
 
     Raises:

@@ -29,7 +29,7 @@ class _Descriptor(io.RawIOBase):
     """Descriptor of a standard stream; after an error, output is discarded and the error is reported once.
 
     Args:
-        number: of the descriptor.
+        number: number of the descriptor.
 
     Attributes:
         lost: first error; None = no error.

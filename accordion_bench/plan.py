@@ -63,13 +63,13 @@ class RunFacts:
     """Facts that are known before a run starts.
 
     Args:
-        epochs: of the run.
+        epochs: number of epochs of the run.
         workers: A.
         train_size: number of training samples.
         batch_size: samples per worker and step at the start; the largest one if `batches` differ.
         schedule: learning-rate factor as a function of time in epochs.
         warmup_epochs: epochs in which the learning rate rises; 0 = none.
-        bandwidth, latency: of a worker's modelled link, in bit/s and in seconds per round of a collective.
+        bandwidth, latency: modelled link of a worker, in bit/s and in seconds per round of a collective.
         specs: the trained tensors; empty while the configuration is checked.
         batches: samples per step of each worker, if they differ; () = all have `batch_size`.
     """

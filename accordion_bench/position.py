@@ -36,7 +36,7 @@ class Position:
         plan: current plan, which policies replace.
         base_lr: learning rate before schedule and plan.
         schedule: learning-rate factor as a function of time in epochs.
-        epochs: of the run.
+        epochs: number of epochs of the run.
         steps_of: function from batch size (samples per worker and step) to optimizer steps per epoch.
         epoch, step, step_in_epoch: completed epochs, steps, and steps of this epoch.
     """

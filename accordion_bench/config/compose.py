@@ -184,8 +184,8 @@ def resolve(composed: Any, choices: Any, typed: Sequence[str] = ()) -> Config:
     Defaults that choices bring are included; `choices.brought` lists them and their origin.
 
     Args:
-        composed: by Hydra.
-        choices: recorded by Hydra.
+        composed: result of Hydra.
+        choices: choices recorded by Hydra.
         typed: overrides of the command line.
     """
     from omegaconf import OmegaConf

@@ -97,7 +97,7 @@ def refuse_foreign_code(saved: Config, cfg: Config, folder: RunFolder) -> None:
     Args:
         saved: configuration in the folder.
         cfg: configuration composed now; the classes it names are trusted.
-        folder: of the run.
+        folder: folder of the run.
 
     Raises:
         ConfigError: names the first such class, and how to trust it.
@@ -163,7 +163,7 @@ def refuse_other_past(config: RunConfig, parts: Components) -> None:
     """Refuse to resume from a checkpoint of another configuration, or with epochs that would have changed past steps.
 
     Args:
-        config: of the resumed run, with its placement; `resume` is its folder.
+        config: configuration of the resumed run, with its placement; `resume` is its folder.
         parts: its components.
 
     Raises:

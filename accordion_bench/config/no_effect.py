@@ -20,7 +20,7 @@ def without_effect(config: RunConfig, typed: set[str], parts: Components) -> lis
     """Return warnings about typed options that have no effect, and about slow or unsafe combinations.
 
     Args:
-        config: with the decided number of workers and backend.
+        config: configuration with the number of workers and the backend decided.
         typed: keys on the command line.
         parts: components of the run.
     """

@@ -241,7 +241,7 @@ class Setup:
         level: value of the knob; None = as configured.
         workers: number of workers in this process, unless `comm` is given.
         specs: the tensors.
-        dtype, device: of the gradients.
+        dtype, device: dtype and device of the gradients.
         comm: collectives.
         seed: key of random numbers.
         start_step: first compressed step; steps before it are dense.

@@ -27,7 +27,7 @@ class Stored:
     Args:
         file: path of the file.
         name: name of the array in an .npz file, or stem of the .npy file.
-        shape, dtype: of the array.
+        shape, dtype: shape and dtype of the array.
         read: function that reads the array.
         checksum: function that returns a checksum of the array's bytes.
     """

@@ -27,9 +27,9 @@ class Sorted(NamedTuple):
 
     Args:
         place: folder that contains them.
-        train: for training.
-        test: for evaluation; None = a share of the training pictures is held out.
-        validation: for choosing the best epoch; None = there are none.
+        train: pictures for training.
+        test: pictures for evaluation; None = a share of the training pictures is held out.
+        validation: pictures that choose the best epoch; None = there are none.
         told: further content that determines the classes, such as a table; part of the fingerprint.
     """
 

@@ -42,7 +42,7 @@ class Origin:
     """Location of tables.
 
     Args:
-        name, config, revision: on the Hub; `name` is None for local files.
+        name, config, revision: data set on the Hub; `name` is None for local files.
         root: `paths.data`.
     """
 

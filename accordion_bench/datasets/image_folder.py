@@ -119,9 +119,9 @@ class Parts(NamedTuple):
 
     Args:
         place: their parent, or the training folder itself if there are no parts.
-        train: for training.
-        test: for evaluation; None = a share of the training pictures is held out.
-        validation: for choosing the best epoch; None = there is none.
+        train: folder for training.
+        test: folder for evaluation; None = a share of the training pictures is held out.
+        validation: folder that chooses the best epoch; None = there is none.
     """
 
     place: Path

@@ -150,7 +150,7 @@ def turns(degrees: Tensor, height: int, width: int) -> Tensor:
 
     Args:
         degrees: [n], counter-clockwise, float64.
-        height, width: of the image.
+        height, width: size of the image in pixels.
 
     Returns:
         (cos, sin, x, y) x 2^16, [n, 4], int64.

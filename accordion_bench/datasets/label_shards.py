@@ -28,7 +28,7 @@ def log_proportions(prior: Tensor, alpha: float, workers: int, seed: int) -> Ten
         prior: p, [labels].
         alpha: concentration, above 0; large = q_w is close to p, small = few labels per worker.
         workers: A.
-        seed: of the run.
+        seed: seed of the run.
     """
     generator = keyed_rng.generator(seed, "label proportions")
     a = (alpha * prior.double()).expand(workers, -1)
@@ -46,7 +46,7 @@ def shards_by_label(labels: Tensor, sizes: Sequence[int], alpha: float, seed: in
         labels: labels of all samples, [n], integers from 0.
         sizes: number of samples of each worker; their sum is n.
         alpha: concentration.
-        seed: of the run.
+        seed: seed of the run.
     """
     order = torch.randperm(len(labels), generator=keyed_rng.generator(seed, "label order"))
     left = [order[labels[order] == label].tolist() for label in range(int(labels.max()) + 1)]

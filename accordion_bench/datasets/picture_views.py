@@ -114,7 +114,7 @@ class Views(Dataset):
         train, test: the pictures.
         size: height and width in pixels.
         augment: whether training images get random crops and flips, keyed by (seed, epoch, sample).
-        seed: of the run.
+        seed: seed of the run.
     """
 
     def __init__(self, train: Pictures, test: Pictures, size: int, augment: bool, seed: int) -> None:
@@ -143,7 +143,7 @@ def box(width: int, height: int, draws: Iterable[list[float]]) -> tuple[int, int
     first crop that fits is placed by u3 and u4. If none fits, the largest central crop with an allowed ratio is used.
 
     Args:
-        width, height: of the image, in pixels.
+        width, height: size of the image in pixels.
         draws: [attempts, 4], uniform in [0, 1).
     """
     for u in draws:
@@ -172,7 +172,7 @@ class FolderData:
     """Images that separate processes read from files ahead of use.
 
     Args:
-        views: of the images.
+        views: model inputs to read.
         workers: number of processes.
         device: destination of batches.
     """

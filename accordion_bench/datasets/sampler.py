@@ -41,7 +41,7 @@ class Sampler:
     Args:
         size: number of training samples.
         workers: A.
-        seed: of the run.
+        seed: seed of the run.
         sharding: assignment rule.
         samples: indices of the training samples among all loaded ones; None = 0 to size - 1.
         device: device of the index tensors; an epoch's order is copied there once.

@@ -31,7 +31,7 @@ def refusal(what: str, file: Path, reason: str, others: int = 0) -> Unreadable:
     Args:
         what: noun for the expected files in the message.
         file: path of the file.
-        reason: from `why`.
+        reason: result of `why`.
         others: number of further files with errors.
     """
     also = f", and {others:,} more like it" if others else ""

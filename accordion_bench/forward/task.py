@@ -60,7 +60,7 @@ class Task(Generic[DataT]):
         """Return float64 sums over one worker's share of the evaluation data; `columns` takes the sum over workers.
 
         Args:
-            model: in evaluation mode.
+            model: model in evaluation mode.
             data: all evaluation data.
             worker, workers: index of the worker and number of workers.
             do: executes the function on one batch, possibly captured; its result is valid until the next batch.
@@ -84,7 +84,7 @@ class Images(Task[LabelledData]):
 
     Args:
         validation: indices of held-out training samples that choose the best epoch; None = the test set.
-        device: of the sums.
+        device: device of the sums.
     """
 
     metric = METRICS["accuracy"]
@@ -141,7 +141,7 @@ class Text(Task[TextData]):
 
     Args:
         metric_split: split of `perplexity`, `test` or `valid`.
-        device: of the state.
+        device: device of the state.
     """
 
     metric = METRICS["perplexity"]

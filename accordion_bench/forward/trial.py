@@ -73,7 +73,7 @@ def slowdown(model: nn.Module, dataset: Dataset, precision: str, name: str = "th
         model: its gradients are lost.
         dataset: its training data.
         precision: `bfloat16` or `float16`.
-        name: of the model, for messages.
+        name: name of the model, for messages.
 
     Returns:
         None if the data set has no example.
@@ -110,7 +110,7 @@ def refuse_single_sample(
         workers: number of workers.
         batch_size: samples per worker and step.
         micro_batch_size: samples per forward pass; None = all of the step.
-        name: of the model, for messages.
+        name: name of the model, for messages.
 
     Raises:
         ConfigError: a forward pass has a single sample.

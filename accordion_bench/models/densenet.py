@@ -40,7 +40,7 @@ class DenseNet(nn.Module):
     """Dense blocks of bottleneck layers; a transition between two blocks halves the resolution.
 
     Args:
-        in_channels, num_classes: of the data set.
+        in_channels, num_classes: numbers of input channels and of classes.
 
     Source: Huang et al. 2017 (arXiv 1608.06993). The defaults are those of the Accordion experiments: 1,000,618
     parameters with 10 classes.

@@ -42,7 +42,7 @@ class GoogLeNet(nn.Module):
     """Convolutions with bias and BatchNorm; 6,166,250 parameters with 10 classes, as in the Accordion experiments.
 
     Args:
-        in_channels, num_classes: of the data set.
+        in_channels, num_classes: numbers of input channels and of classes.
 
     Source: Szegedy et al. 2015 (arXiv 1409.4842).
     """

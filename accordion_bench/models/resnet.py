@@ -77,7 +77,7 @@ class ResNet(nn.Module):
     """Stages of blocks; every stage after the first halves the resolution.
 
     Args:
-        in_channels, num_classes: of the data set.
+        in_channels, num_classes: numbers of input channels and of classes.
         widths: channels of each stage, before the block's expansion.
         blocks: blocks of each stage.
         shortcut: `A` (He et al.'s CIFAR networks) or `B` (ResNet-18).

@@ -35,7 +35,7 @@ class SENet18(nn.Module):
     """ResNet-18 with SE blocks (two linear layers, reduction 16), biased convolutions, and a ReLU after the second BN.
 
     Args:
-        in_channels, num_classes: of the data set.
+        in_channels, num_classes: numbers of input channels and of classes.
 
     Source: Hu et al. 2018 (arXiv 1709.01507); the variant is that of the Accordion experiments.
     """

@@ -37,7 +37,7 @@ class Torchvision(nn.Module):
 
     Args:
         in_channels: 3, because torchvision's networks take colour images.
-        num_classes: of the data set.
+        num_classes: number of classes.
 
     Attributes:
         min_size: smallest image side in pixels.

@@ -16,7 +16,7 @@ class ViT(nn.Module):
     layers of width d and K classes. Dropout follows the patches, the attention and each half block.
 
     Args:
-        in_channels, num_classes: of the data set, C and K.
+        in_channels, num_classes: numbers of input channels C and of classes K.
 
     Source: Dosovitskiy et al. 2021 (arXiv 2010.11929). The mean over the patches replaces the class token as in Beyer
     et al. 2022 (arXiv 2205.01580).

@@ -49,7 +49,7 @@ class ValueRefused(ConfigError):
     """A `ConfigError` about one key.
 
     Args:
-        key: of the option.
+        key: key of the option.
         rule: requirement that its value breaks; `{null}`, `{true}`, `{false}` are spelled as the reader types them.
         value: the wrong value.
         instead: a valid value.

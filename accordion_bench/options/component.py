@@ -18,11 +18,11 @@ class Surroundings:
     Args:
         group: config group of its options: `compressor`, `adaptive.adaqs`.
         choice: name under which it was chosen; "" if there is none.
-        epochs, workers: of the run.
+        epochs, workers: numbers of epochs and workers of the run.
         gradients: whether gradients are exchanged at any time of the run.
         knob: option of the compressor that policies may change; "" if there is none.
         steered_by: names of the policies that change it.
-        weight_decay: of the optimizer.
+        weight_decay: weight decay of the optimizer.
     """
 
     group: str = ""

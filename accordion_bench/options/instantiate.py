@@ -77,7 +77,7 @@ def imported(module: str, name: str, rule: str, instead: str) -> Any:
     """Return the attribute `name` of a module.
 
     Args:
-        module, name: of the object.
+        module, name: path of the object.
         rule: beginning of the error message, before the reason.
         instead: what to type instead.
 

@@ -22,7 +22,7 @@ class Option:
     """Declaration of an option; see `option` for the other arguments.
 
     Args:
-        name: of the field.
+        name: name of the field.
         kinds: accepted types, (int, NoneType) for `int | None`.
         default: default of the class; a choice may have another one.
     """

@@ -15,7 +15,7 @@ def named(config: Config, group: str, besides: Collection[str] = ()) -> str:
     """Return `vgg19`, or `vgg19 (width=8)` if options differ from the choice's YAML file.
 
     Args:
-        config: of a run.
+        config: configuration of a run.
         group: config group.
         besides: options to omit.
     """
@@ -51,7 +51,7 @@ def preset_of(group: str, choice: str, node: Config) -> tuple[str, Config]:
     booleans, and the presence of values. Numbers are levels, which labels show separately.
 
     Args:
-        group: of the choice.
+        group: config group of the choice.
         choice: the chosen name.
         node: its options.
     """

@@ -26,7 +26,7 @@ def computed_with(device: str, parts: Components) -> str:
     """Return the compiler's name, or `torch` if it is not installed; "" if the run uses no codec with kernels.
 
     Args:
-        device: of the run, `cpu` or `cuda`.
+        device: device of the run, `cpu` or `cuda`.
         parts: components of the run.
     """
     compiler = COMPILERS.get(device)

@@ -37,7 +37,7 @@ class Feed:
         sampler: assigns samples to workers.
         comm: communicator with the local workers.
         replayed: executes the passes.
-        memory_format: of images.
+        memory_format: memory format of images.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ def profiled(steps: int, folder: RunFolder, clock: Clock) -> Iterator[Callable[[
     Args:
         steps: number of steps; 0 = no profile.
         folder: the run folder.
-        clock: of the run.
+        clock: clock of the run.
 
     Yields:
         function to call after each step.

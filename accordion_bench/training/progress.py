@@ -160,7 +160,7 @@ class Progress:
         """Report the evaluation at the end of an epoch.
 
         Args:
-            metric, value: of the evaluation.
+            metric, value: metric and its value in the evaluation.
             loss: mean training loss.
             position: position before the next epoch.
             comm: communicator, whose ledger counts the bytes.

@@ -187,7 +187,7 @@ class Slots:
 
     Args:
         replayed: determines which kinds of work are captured.
-        memory_format: of images.
+        memory_format: memory format of images.
     """
 
     def __init__(self, replayed: Replayed, memory_format: torch.memory_format) -> None:

@@ -104,7 +104,7 @@ class Brought:
         return f"{self.choice} brings {self.group}.{self.key}={show(self.value)}"
 
 
-def take_brought(raw: Config, names: Config) -> list[Brought]:
+def apply_brought(raw: Config, names: Config) -> list[Brought]:
     """Replace defaults by those that choices bring, and remove `brings`.
 
     Args:
@@ -138,7 +138,7 @@ def bring_again(cfg: Config) -> None:
         for key, value in read_yaml(file).items() if file else ():
             if plain(value) != value and cfg[group].get(key) == plain(value):
                 cfg[group][key] = value
-    taken = take_brought(cfg, names)
+    taken = apply_brought(cfg, names)
     for group in cfg.keys() & names.keys() - {"adaptive"}:
         cfg[group] = options_of(cfg[group])
     if taken := settle_brought(cfg, taken):
@@ -194,7 +194,7 @@ def resolve(composed: Any, choices: Any, typed: Sequence[str] = ()) -> Config:
     own = OmegaConf.create({key: value for key, value in composed.items_ex(resolve=False) if key != "hydra"})
     names = {key: value for key, value in dict(choices).items() if "/" not in key and "@" not in key}
     raw: Config = OmegaConf.to_container(own, resolve=False)  # type: ignore[assignment]
-    taken = take_brought(raw, names)
+    taken = apply_brought(raw, names)
     try:
         cfg: Config = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:

@@ -32,7 +32,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
 
 
-def refuse_beyond(
+def refuse_out_of_range(
     config: RunConfig, parts: Components, specs: Sequence[TensorSpec], typed: Collection[str] = ()
 ) -> None:
     """Refuse numbers that exceed the size of the data, the run or the tensors.
@@ -164,7 +164,7 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     with keyed_rng.kept_rng():
         model = build_model(config.model, parts.dataset, config.chosen("model"), config.chosen("dataset"))
     specs = [TensorSpec(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
-    refuse_beyond(config, parts, specs, typed)
+    refuse_out_of_range(config, parts, specs, typed)
     parts.sync.refuse_tensors(specs)
     trained = [param for param in model.parameters() if param.requires_grad]
     build_optimizer(config.optimizer, parts.wrapped.compressor, trained, parameter_kinds(model))

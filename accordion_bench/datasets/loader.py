@@ -76,7 +76,7 @@ def together(items: list[Any]) -> Any:
     return next((item for item in items if isinstance(item, ConfigError)), None) or default_collate(items)
 
 
-class Announced:
+class NextBatches:
     """Batch sampler of a DataLoader whose batches are set before each pass."""
 
     batches: Iterable[list[Any]] = ()
@@ -99,7 +99,7 @@ class Loader:
 
     def __init__(self, items: Dataset, workers: int, pin: bool) -> None:
         self.items, self.workers, self.pin = items, workers, pin
-        self._idle: list[tuple[DataLoader, Announced]] = []
+        self._idle: list[tuple[DataLoader, NextBatches]] = []
 
     def read(self, batches: Iterable[list[Hashable]]) -> Iterator[tuple[Tensor, ...]]:
         """Yield the stacked items of each list of keys. Several passes may run at the same time.
@@ -107,9 +107,9 @@ class Loader:
         Raises:
             ConfigError: an item cannot be read, in this or another process.
         """
-        loader, announced = pair = self._idle.pop() if self._idle else self._new()
+        loader, next_batches = pair = self._idle.pop() if self._idle else self._new()
         try:
-            announced.batches = batches
+            next_batches.batches = batches
             with _parent_of_calm_processes() if self.workers else contextlib.nullcontext():
                 passing = iter(loader)
             for batch in passing:
@@ -119,14 +119,14 @@ class Loader:
         finally:
             self._idle.append(pair)
 
-    def _new(self) -> tuple[DataLoader, Announced]:
+    def _new(self) -> tuple[DataLoader, NextBatches]:
         keyed = keyed_rng.generator("loader")  # otherwise the DataLoader draws from the global generator
         options: dict[str, Any] = {"num_workers": self.workers, "pin_memory": self.pin, "generator": keyed}
         options["collate_fn"] = together
         if self.workers:
             options |= {"multiprocessing_context": "spawn", "worker_init_fn": _obey, "persistent_workers": True}
-        announced = Announced()
-        return DataLoader(Told(self.items), batch_sampler=announced, **options), announced
+        next_batches = NextBatches()
+        return DataLoader(Told(self.items), batch_sampler=next_batches, **options), next_batches
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ class TrainingStep:
     ) -> None:
         self.config, self.comm, self.device, self.clock = config, comm, comm.device, comm.clock
         comm.weigh(unequal(config.batch_size))
-        self.data, self.task, self.sampler = learned_from(config, parts.dataset, comm)
+        self.data, self.task, self.sampler = load_data_and_task(config, parts.dataset, comm)
         self.memory_format = torch.channels_last if config.channels_last else torch.preserve_format
         model = new_model(config, parts.dataset, comm, self.memory_format)
         self.axis = WorkerAxis(model, comm, config.seed, config.bn, tables_of(model))
@@ -284,7 +284,7 @@ class TrainingStep:
         return not overflow
 
 
-def learned_from(config: RunConfig, dataset: Dataset, comm: Comm) -> tuple[Data, Task, Sampler]:
+def load_data_and_task(config: RunConfig, dataset: Dataset, comm: Comm) -> tuple[Data, Task, Sampler]:
     """Load the data; return it with its task and the sampler."""
     data = dataset.load(config.paths.data, config.seed, comm.device)
     train, validation = dataset.split(data.train_size, config.seed)

@@ -249,7 +249,7 @@ def test_torchs_rule_of_what_is_compressed():
 def test_that_nothing_can_be_saved_is_told_once(tmp_path):
     def told(*options: str) -> int:
         cfg = composed.run(tmp_path, *DDP, *HOOK, *options)
-        return sum("leaves no checkpoint" in warning for warning in composed.warnings(cfg, set()))
+        return sum("saves no checkpoint" in warning for warning in composed.warnings(cfg, set()))
 
     assert told("checkpoint.every=null") == 1
     assert told("checkpoint.every=0") == 0

@@ -217,7 +217,7 @@ def test_a_state_that_cannot_be_saved_is_told_once(tmp_path):
         return composed.warnings(composed.run(tmp_path, *DDP, "checkpoint.every=null", *overrides), set())
 
     (told,) = before(*LOST)
-    assert "comm.hook=tests.kit.hooks:mean leaves no checkpoint" in told
+    assert "comm.hook=tests.kit.hooks:mean saves no checkpoint" in told
     assert before(*SCALED) == before(MEAN) == before(*late) == []
     with forked():
         train.run(tiny.cfg(tmp_path, *DDP, "checkpoint.every=null", "epochs=1", *late))

@@ -125,7 +125,7 @@ def test_what_goes_on_is_told_and_logged(tmp_path):
     job.stdout.close()
     job.stdin.write("x")
     job.stdin.close()
-    sentence = "standard output can no longer be written (Broken pipe); the training goes on\n"
+    sentence = "standard output can no longer be written (Broken pipe); the training continues\n"
     assert job.stderr.read() == f"quiet\nwarning: {sentence}" and job.wait(60) == 0
     assert (tmp_path / "log").read_text() == sentence
 

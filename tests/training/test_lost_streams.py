@@ -34,9 +34,9 @@ def check_ended(runs: Path, why: str = "", count: int = 1) -> None:
     assert len(folders) == count and all(RunFolder(folder).done for folder in folders)
     for folder in folders:
         log = (folder / "run.log").read_text()
-        assert log.count(f"standard output can no longer be written ({why}); the training in {folder} goes on") == bool(
-            why
-        )
+        assert log.count(
+            f"standard output can no longer be written ({why}); the training in {folder} continues"
+        ) == bool(why)
         assert log.count(" INFO epoch ") == len(RunFolder(folder).read_metrics()) >= 1
 
 

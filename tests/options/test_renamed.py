@@ -42,7 +42,7 @@ def test_classes_of_modules_that_have_moved_are_found():
     classes = {"sync.sparta.Sparta", "adaptive.adabatch.AdaBatch", "adaptive.qsr.QSR", "adaptive.gravac.GraVAC"}
     classes |= {"adaptive.accordion_batch.AccordionBatch", "adaptive.accordion_sync.AccordionSync"}
     classes |= {"schedules.constant.Constant", "schedules.warmup_cosine.WarmupCosine", "schedules.multistep.MultiStep"}
-    classes.add("compressors.onebit.OneBit")
+    classes |= {"compressors.onebit.OneBit", "datasets.imagenet.ImageNet"}
     for old in classes:
         config = override.config_in_todays_words({"part": {"_target_": f"accordion_bench.{old}"}})
         module, _, name = config["part"]["_target_"].rpartition(".")

@@ -1,12 +1,12 @@
-"""Golden runs: short runs with everything that they gave, to prove that a change of the code changes nothing.
+"""Golden runs: short runs with all their results, to prove that a code change changes nothing.
 
     python -m scripts.golden                # make the records anew, from the code in the current directory
     python -m scripts.golden powersgd topk  # those whose names contain one of these words
     python -m scripts.golden --compare      # compare the code in the current directory with them
 
-A record says what was typed, bytes by column, plans and decisions per epoch, losses and metric in full precision, a
-checksum of the final weights, and the machine. To the last digit runs are equal only on one kind of machine: elsewhere
-sums round differently. `tests/golden/test_golden.py` compares what must be equal everywhere.
+A record contains the overrides, bytes by column, plans and decisions per epoch, losses and metric in full precision, a
+checksum of the final weights, and the machine. Runs are equal to the last digit only on one kind of machine, because
+sums round differently elsewhere. `tests/golden/test_golden.py` compares the values that must be equal everywhere.
 """
 
 import argparse
@@ -31,10 +31,10 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def command(overrides: Sequence[str]) -> None:
-    """Run overrides in this process: all that is used of the package.
+    """Run overrides in this process: the only function that uses the package.
 
     Raises:
-        RuntimeError: the run did not come to its end; with what it has said.
+        RuntimeError: the run did not finish; the message contains its output.
     """
     from accordion_bench import train
     from accordion_bench.config.compose import compose
@@ -50,7 +50,7 @@ def command(overrides: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread here and in processes that are started, so that sums are always taken in the same order."""
+    """Set one thread in this process and its child processes, so that sums are always taken in the same order."""
     import torch
 
     threads, environ = torch.get_num_threads(), {name: os.environ.get(name) for name in ONE_THREAD}
@@ -67,7 +67,7 @@ def one_thread() -> Iterator[None]:
 
 
 def machine() -> dict[str, Any]:
-    """What the last digits hang on."""
+    """Return the properties of the machine on which the last digits depend."""
     import torch
 
     return {
@@ -79,7 +79,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Vendor, family and model: libraries choose their loops by them, and by caches."""
+    """Return vendor, family and model: libraries choose their loops by these, and by cache sizes."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
@@ -93,9 +93,9 @@ def processor() -> str:
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """What is kept of a finished run: all that no clock has measured.
+    """Return the recorded part of a finished run: all values that no clock has measured.
 
-    The weights are those of the newest checkpoint, which must be that of the last step.
+    The weights are those of the newest checkpoint, which must be the one of the last step.
     """
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -114,7 +114,7 @@ def result(folder: Path) -> dict[str, Any]:
 
 
 def without(value: Any, names: Sequence[str] = ()) -> Any:
-    """A nested value without these keys, and without what a clock has measured."""
+    """Return a nested value without these keys, and without values that a clock has measured."""
     if isinstance(value, dict):
         kept = [key for key in value if key not in names and "seconds" not in key]
         return {key: without(value[key], names) for key in kept}
@@ -122,7 +122,7 @@ def without(value: Any, names: Sequence[str] = ()) -> Any:
 
 
 def weights(folder: Path, step: int) -> str:
-    """sha256 of all parameters and buffers after a step, by name: of the common ones, and of every worker's own."""
+    """Return the sha256 of all parameters and buffers after a step, by name: common ones and each worker's own."""
     import torch
 
     found = hashlib.sha256()
@@ -141,7 +141,7 @@ def weights(folder: Path, step: int) -> str:
 
 
 def ran(overrides: Sequence[str], steps: int) -> dict[str, Any]:
-    """The result of a new run that leaves a checkpoint after so many steps, its last one."""
+    """Return the result of a new run whose last checkpoint is after the given number of steps."""
     with tempfile.TemporaryDirectory(prefix="golden-") as runs:
         command([*overrides, f"checkpoint.every={steps}", f"paths.runs={runs}"])
         (folder,) = Path(runs).glob("*/summary.json")
@@ -149,7 +149,7 @@ def ran(overrides: Sequence[str], steps: int) -> dict[str, Any]:
 
 
 def made(name: str) -> dict[str, Any]:
-    """The record of a golden run: run once to count its steps, once more with a checkpoint after the last one."""
+    """Return a golden run's record: run once to count its steps, once more with a checkpoint after the last one."""
     run = RUNS[name]
     with tempfile.TemporaryDirectory(prefix="golden-") as runs:
         command([*run.overrides, f"paths.runs={runs}"])
@@ -171,7 +171,7 @@ def made(name: str) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is checked out in the current directory; with `+changes` where the code differs from it."""
+    """Return the commit of the current directory; with `+changes` if the code differs from it."""
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     asked = ["git", "status", "--porcelain", "--untracked-files=no", "--", "accordion_bench", "conf"]
     changed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
@@ -179,12 +179,12 @@ def commit() -> str:
 
 
 def records() -> dict[str, dict[str, Any]]:
-    """All records by name."""
+    """Return all records by name."""
     return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(RECORDS.glob("*.json"))}
 
 
 def written(record: dict[str, Any]) -> str:
-    """A record as JSON with a line for each key, column and epoch."""
+    """Return a record as JSON with a line for each key, column and epoch."""
 
     def lines(value: Any, depth: int) -> str:
         if depth and isinstance(value, dict) and value:
@@ -201,7 +201,7 @@ def written(record: dict[str, Any]) -> str:
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """Where two nested values are not the same, to the last digit."""
+    """Return the positions at which two nested values differ, to the last digit."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = list(dict.fromkeys([*old, *new]))
         return [found for key in keys for found in differences(old.get(key), new.get(key), f"{where}/{key}")]
@@ -211,15 +211,16 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
 
 
 def again(record: dict[str, Any]) -> dict[str, Any]:
-    """The result of a new run of a record's overrides."""
+    """Return the result of a new run of a record's overrides."""
     return ran(record["overrides"], record["steps"])
 
 
 def everywhere(record: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """How a new result differs from a record in what must be equal on any machine.
+    """Return the differences between a new result and a record in the values that must be equal on any machine.
 
-    Bytes and plans, but for what the record says to hang on rounding; the training loss of the first epoch, before
-    training has amplified the last digits; and final loss and metric, within the record's tolerance.
+    These are bytes and plans, except for those that the record declares to depend on rounding; the training loss of the
+    first epoch, before training has amplified the last digits; and final loss and metric, within the record's
+    tolerance.
     """
     old, now = ({"bytes": x["bytes"], "plans": x["plans"]} for x in (record, new))
     found = differences(without(old, record["on_rounding"]), without(now, record["on_rounding"]))
@@ -231,14 +232,14 @@ def everywhere(record: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _further(what: str, old: float, new: float, within: float | None, scale: float) -> list[str]:
-    """A line where a value is further off than it may be."""
+    """Yield a line if a value is outside its tolerance."""
     if within is None or abs(new - old) <= within * scale:
         return []
     return [f"{what}: {old} is now {new}, further off than {within * scale:.3g}"]
 
 
 def exactly(record: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """How a new result differs from a record at all."""
+    """Return all differences between a new result and a record."""
     return differences({key: record[key] for key in new}, new)
 
 
@@ -266,7 +267,7 @@ def make(names: Sequence[str]) -> int:
 
 
 def compare(names: Sequence[str]) -> int:
-    """Print a line for each run; 1 where one differs, to the last digit on its record's machine, else `everywhere`."""
+    """Print a line per run; return 1 if one differs: to the last digit on its record's machine, else `everywhere`."""
     different, here = 0, machine()
     for name in names:
         record, began = records()[name], time.monotonic()

@@ -1,12 +1,12 @@
-"""Golden messages: what every compressor hands to the collectives, to prove that a change of the code changes no byte.
+"""Golden messages: what every compressor passes to the collectives, to prove that a code change changes no byte.
 
     python -m scripts.golden_messages                  # make the records anew, from the code in the current directory
     python -m scripts.golden_messages topk powersgd    # those of these methods
     python -m scripts.golden_messages --only device    # those of a pretended device; cpu
     python -m scripts.golden_messages --compare        # compare the code in the current directory with them
 
-Records are in tests/golden/messages and tests/golden/messages_on_device, a file for each method and in it a line for
-each case (`xzcat FILE`). tests/kit/golden_messages.py says what a case is, and what must hold on other processors.
+Records are in tests/golden/messages and tests/golden/messages_on_device: one file per method, with one line per case
+(`xzcat FILE`). tests/kit/golden_messages.py defines the cases, and what must be equal on other processors.
 """
 
 import argparse
@@ -19,7 +19,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 
 def main() -> int:
-    """The command line; returns the exit status."""
+    """Run the command line; return the exit status."""
     from scripts import golden
     from tests.kit import golden_messages
 
@@ -50,7 +50,7 @@ def make(methods: Sequence[str], devices: Sequence[str]) -> int:
 
 
 def compare(methods: Sequence[str], devices: Sequence[str]) -> int:
-    """Print a line for each method, and what differs first of its cases; 1 where one differs."""
+    """Print a line for each method with the first difference of its cases; return 1 if one differs."""
     from tests.kit import golden_messages
 
     different = 0

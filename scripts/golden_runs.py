@@ -1,4 +1,4 @@
-"""The golden runs: what is typed for each, and what of it hangs on rounding."""
+"""The golden runs: the overrides of each, and the values of it that depend on rounding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,12 +32,12 @@ class Run:
     """One golden run.
 
     Args:
-        typed: the overrides, later ones replace earlier ones.
-        on_rounding: names of columns and parts of plans that may differ where sums round differently. Found by trial:
+        typed: the overrides; later ones replace earlier ones.
+        on_rounding: names of columns and parts of plans that may differ if sums round differently. Found by trial:
             these differed when only AVX2, or only SSE, was allowed.
-        loss_within: how far the final test loss may then be off, relative; None = it is not compared, since this
-            training amplifies rounding beyond what would prove anything.
-        metric_within: and the metric; of an accuracy absolute, of a perplexity relative; None likewise.
+        loss_within: relative tolerance of the final test loss; None = not compared, because this training amplifies
+            rounding too much for the comparison to prove anything.
+        metric_within: tolerance of the metric: absolute for an accuracy, relative for a perplexity; None likewise.
     """
 
     typed: Sequence[str]
@@ -47,17 +47,17 @@ class Run:
 
     @property
     def overrides(self) -> list[str]:
-        """What is typed, each key once."""
+        """Return the overrides of a run, each key once."""
         return list({item.partition("=")[0]: item for item in self.typed}.values())
 
 
 def images(*typed: str, **options: Any) -> Run:
-    """Four workers in this process train a ResNet-8 on tiny images."""
+    """Return overrides: four workers in this process train a ResNet-8 on tiny images."""
     return Run([*IMAGES, *ONE_PROCESS, *typed], **options)
 
 
 def text(*typed: str, **options: Any) -> Run:
-    """Four workers in this process train a language model."""
+    """Return overrides: four workers in this process train a language model."""
     return Run([*TEXT, *ONE_PROCESS, *typed], **options)
 
 

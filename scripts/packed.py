@@ -1,4 +1,4 @@
-"""Text files that are kept compressed: `xzcat FILE` shows one."""
+"""Text files that are stored compressed: `xzcat FILE` shows one."""
 
 import lzma
 from pathlib import Path
@@ -7,10 +7,10 @@ from accordion_bench.runs import durable
 
 
 def read_packed(path: Path) -> str:
-    """The text of an .xz file.
+    """Return the text of an .xz file.
 
     Raises:
-        ValueError: it is not compressed, or no text.
+        ValueError: the file is not compressed, or contains no text.
     """
     try:
         return lzma.decompress(path.read_bytes()).decode()
@@ -19,7 +19,7 @@ def read_packed(path: Path) -> str:
 
 
 def write_packed(path: Path, text: str) -> None:
-    """Write an .xz file as a whole: whoever reads it sees the old text or the new one."""
+    """Write an .xz file atomically: a reader sees the old text or the new one."""
     part = path.with_name(f"{path.name}.part")
     with durable.new_file(part) as file:
         file.write(lzma.compress(text.encode(), preset=9))

@@ -2,8 +2,8 @@
 
     python -m scripts.site [FOLDER]      # default: build/site
 
-Pages of docs/ are copied with their links changed to where things are on the site. A page for each method, and the API
-reference, are written from classes, docs/algorithms.md and kept results. FOLDER/mkdocs.yml is mkdocs.yml of the
+Pages of docs/ are copied, with their links changed to the locations on the site. A page for each method, and the API
+reference, are generated from classes, docs/algorithms.md and stored results. FOLDER/mkdocs.yml is mkdocs.yml of the
 checkout with the navigation.
 """
 
@@ -84,7 +84,7 @@ class Section(NamedTuple):
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as GitHub and the site have it."""
+    """Return the anchor of a heading as GitHub and the site generate it."""
     words = re.sub(r"[`*]|\]\([^)]*\)|\[", "", heading).lower()
     return re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
 
@@ -93,12 +93,12 @@ def slug(heading: str) -> str:
 
 
 def rewritten(text: str, page: Path, wanted: set[Path]) -> str:
-    """A page whose links lead to places on the site; what is not there is named by its path.
+    """Return a page with links to locations on the site; a target that is not on the site is named by its path.
 
     Args:
-        text: of the page.
-        page: that its links start from, in the checkout.
-        wanted: files that the site must have are added.
+        text: text of the page.
+        page: path of the page in the checkout, from which its links start.
+        wanted: set to which the files that the site needs are added.
     """
 
     def one(found: re.Match[str]) -> str:
@@ -118,12 +118,12 @@ def rewritten(text: str, page: Path, wanted: set[Path]) -> str:
 
 
 def place(file: Path) -> Path:
-    """Where a file of the checkout is on the site."""
+    """Return the location of a file of the checkout on the site."""
     return Path(*file.parts[1:]) if file.parts[0] == "docs" else Path("repository", *file.parts)
 
 
 def copied(into: Path) -> None:
-    """Every page of the navigation, and all that their links lead to."""
+    """Return every page of the navigation, and all files that their links refer to."""
     wanted = {Path("docs", page) for pages in NAV.values() for page in pages if (DOCS / page).is_file()}
     done: set[Path] = set()
     while todo := wanted - done:
@@ -141,14 +141,14 @@ def copied(into: Path) -> None:
 
 
 def sections() -> list[Section]:
-    """The parts of docs/algorithms.md."""
+    """Return the sections of docs/algorithms.md."""
     text = (DOCS / "algorithms.md").read_text(encoding="utf-8")
     parts = re.split(r"^##+ (.+)$", text, flags=re.M)
     return [Section(heading.strip(), body.strip()) for heading, body in zip(parts[1::2], parts[2::2], strict=True)]
 
 
 def about(group: str, name: str, shown: str, found: Sequence[Section]) -> tuple[Section | None, list[Section]]:
-    """The section whose heading names a method, and others that speak of it."""
+    """Return the section whose heading names a method, and the other sections that mention it."""
     title = re.compile(rf"^{re.escape(shown)}\b|[`=]{name}`", re.I)
     own = next((part for part in found if title.search(part.heading)), None)
     word = re.compile(rf"{group}={name}\b|`{name}`|\b{re.escape(shown)}\b")
@@ -156,19 +156,19 @@ def about(group: str, name: str, shown: str, found: Sequence[Section]) -> tuple[
 
 
 def display_name(cls: Any, name: str) -> str:
-    """How reports write a choice."""
+    """Return the name of a choice as reports print it."""
     plain = name.replace("_", "")
     return cls.description.display_names.get(name) or (cls.__name__ if cls.__name__.lower() == plain else name)
 
 
 def doc(cls: Any) -> str:
-    """What a class says of itself, without its arguments."""
+    """Return the docstring of a class without its arguments."""
     text = inspect.cleandoc(vars(cls).get("__doc__") or "")
     return re.split(r"\n\n(?:Args|Attributes|Class attributes|Returns|Raises|Example):\n", text)[0]
 
 
 def own_results(shown: str) -> Iterator[str]:
-    """The rows of results/compressors/table.csv whose arm is a method."""
+    """Yield the rows of results/compressors/table.csv whose arm is a method, as Markdown."""
     with (ROOT / "results" / "compressors" / "table.csv").open(encoding="utf-8", newline="") as table:
         rows = [row for row in csv.DictReader(table) if re.match(rf"{re.escape(shown)}\b", row["arm"], re.I)]
     told = [
@@ -181,7 +181,7 @@ def own_results(shown: str) -> Iterator[str]:
 
 
 def chosen(group: str, name: str, cls: Any) -> list[str]:
-    """What to type for a method: its name, and what it is refused without."""
+    """Return the overrides that select a method: its name, and the options without which it is refused."""
     beside = {other: choice for other, choice in cls.description.requires.items() if isinstance(choice, str)}
     if group == "adaptive":
         fits = cls.knobs[0] if cls.knobs else "bits" if issubclass(cls, FittedCodebook) else "rank"
@@ -190,7 +190,7 @@ def chosen(group: str, name: str, cls: Any) -> list[str]:
 
 
 def method_page(group: str, name: str, cls: Any, choice: Choice, found: Sequence[Section]) -> str:
-    """The page of one method."""
+    """Return the page of one method."""
     shown = display_name(cls, name)
     own, others = about(group, name, shown, found)
     typed = " ".join(chosen(group, name, cls))
@@ -213,7 +213,7 @@ def method_page(group: str, name: str, cls: Any, choice: Choice, found: Sequence
 
 
 def methods(into: Path) -> Iterator[tuple[str, list[Any]]]:
-    """Write a page for each method; yields the navigation of each group."""
+    """Write a page for each method; yield the navigation of each group."""
     found, wanted = sections(), set[Path]()
     lists = ["# Methods", "A page each: what it does, its options, equations and results."]
     (into / "methods").mkdir(parents=True, exist_ok=True)
@@ -232,7 +232,7 @@ def methods(into: Path) -> Iterator[tuple[str, list[Any]]]:
 
 
 def api(into: Path) -> None:
-    """The reference of public names, which mkdocstrings fills from docstrings."""
+    """Return the reference of public names, which mkdocstrings fills from docstrings."""
     lines = ["# API", "Public names. Everything else may change between versions."]
     for heading, names in API.items():
         lines += [f"## {heading}"]
@@ -244,13 +244,13 @@ def api(into: Path) -> None:
 
 
 def title(page: Path) -> str:
-    """The first heading of a page, without marks."""
+    """Return the first heading of a page, without Markdown marks."""
     found = re.search(r"^# (.+)$", page.read_text(encoding="utf-8"), re.M)
     return re.sub(r"[`*]", "", found[1]) if found else page.stem
 
 
 def assemble(folder: Path) -> Path:
-    """Write all pages into FOLDER/pages; returns the configuration for mkdocs."""
+    """Write all pages to FOLDER/pages; return the configuration for mkdocs."""
     shutil.rmtree(folder, ignore_errors=True)
     into = folder / "pages"
     into.mkdir(parents=True)
@@ -271,7 +271,7 @@ def assemble(folder: Path) -> Path:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser("scripts.site", description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "site")
     print(assemble(parser.parse_args().folder))

@@ -1,1 +1,1 @@
-"""Studies whose results are kept: the advice and the model of time against measurements, methods side by side."""
+"""Studies with stored results: the advice and the time model against measurements, methods side by side."""

@@ -1,4 +1,4 @@
-"""What was predicted beside what was measured: errors, orders of arms, and the causes of what was missed; Markdown."""
+"""Predictions compared with measurements: errors, orders of arms, and the causes of errors; Markdown."""
 
 import fnmatch
 import itertools
@@ -25,10 +25,10 @@ class Compared:
     """One arm of one cell; seconds of a step.
 
     Args:
-        model, hosts, rate, arm: which.
-        times: measured, one for each round.
-        predicted, low, high: with its interval.
-        measured_parts, predicted_parts: seconds by `PARTS`; {} = not known.
+        model, hosts, rate, arm: identity of the cell and the arm.
+        times: measured times, one per round.
+        predicted, low, high: predicted time and the ends of its interval.
+        measured_parts, predicted_parts: seconds by `PARTS`; {} = unknown.
     """
 
     model: str
@@ -44,12 +44,12 @@ class Compared:
 
     @property
     def measured(self) -> float:
-        """Their median."""
+        """Median of the measured times."""
         return statistics.median(self.times)
 
     @property
     def error(self) -> float:
-        """Predicted over measured, minus 1."""
+        """Predicted time divided by the measured time, minus 1."""
         return self.predicted / self.measured - 1
 
     @property
@@ -59,7 +59,7 @@ class Compared:
 
 
 def joined(measured: Sequence[Cell], predicted: Sequence[Cell]) -> list[Compared]:
-    """Every arm that is in both."""
+    """Return every arm that is both measured and predicted."""
     found = []
     for cell in measured:
         where = {key: cell[key] for key in CELL}
@@ -73,9 +73,10 @@ def joined(measured: Sequence[Cell], predicted: Sequence[Cell]) -> list[Compared
 
 
 def wrong_orders(rows: Sequence[Compared]) -> tuple[list[tuple[Compared, Compared]], int]:
-    """(Pairs (faster, slower) of arms in a cell that were predicted the other way round or alike, of how many).
+    """Return (pairs (faster, slower) of arms in a cell that were predicted in the wrong order or equal, number of
+    pairs).
 
-    Only arms that differ by more than `APART` are looked at.
+    Only arms that differ by more than `APART` are compared.
     """
     wrong, count = [], 0
     for one, other in itertools.combinations(rows, 2):
@@ -91,7 +92,7 @@ def wrong_orders(rows: Sequence[Compared]) -> tuple[list[tuple[Compared, Compare
 
 
 def causes(path: Path) -> list[list[str]]:
-    """The rows `| arm | model | hosts | rate | cause |` of a page, in which * stands for anything."""
+    """Return the rows `| arm | model | hosts | rate | cause |` of a page, in which * matches anything."""
     if not path.exists():
         return []
     lines = re.findall(r"^\|(.*)\|$", path.read_text(encoding="utf-8"), re.MULTILINE)
@@ -100,7 +101,7 @@ def causes(path: Path) -> list[list[str]]:
 
 
 def cause(row: Compared, known: Iterable[Sequence[str]]) -> str:
-    """The first that fits."""
+    """Return the first cause that matches."""
     words = [row.arm, row.model, str(row.hosts), row.rate]
     fits = (said for *patterns, said in known if all(map(fnmatch.fnmatchcase, words, patterns)))
     return next(fits, UNKNOWN)
@@ -121,18 +122,18 @@ def percent(share: float) -> str:
 
 
 def ms(seconds: float | None) -> str:
-    """Milliseconds; a dash where nothing is known."""
+    """Return milliseconds; a dash if the value is unknown."""
     return "-" if seconds is None else f"{1e3 * seconds:.1f}"
 
 
 def hosts_of(row: Compared | Cell, cores: int) -> str:
-    """`4 hosts (*)`: more than there are cores."""
+    """Return the number of hosts, as `4 hosts (*)` if there are more than cores."""
     hosts = row["hosts"] if isinstance(row, dict) else row.hosts
     return f"{hosts} hosts" + (" (*)" if hosts > cores else "")
 
 
 def of_cell(rows: Sequence[Compared]) -> list[str]:
-    """All arms of a cell."""
+    """Return all arms of a cell."""
     from scripts.bench.harness import quartiles
 
     lines = []
@@ -145,7 +146,7 @@ def of_cell(rows: Sequence[Compared]) -> list[str]:
 
 
 def score(rows: Sequence[Compared]) -> list[object]:
-    """Count, median |error|, share within `NEAR`, median error."""
+    """Return count, median |error|, share within `NEAR`, median error."""
     errors = [row.error for row in rows]
     within = sum(abs(error) <= NEAR for error in errors)
     usual = statistics.median(map(abs, errors))
@@ -153,7 +154,7 @@ def score(rows: Sequence[Compared]) -> list[object]:
 
 
 def by(rows: Sequence[Compared], what: str, key: Callable[[Compared], Any]) -> list[str]:
-    """One line of scores for each group."""
+    """Return one line of scores per group."""
     groups: dict[Any, list[Compared]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -162,7 +163,7 @@ def by(rows: Sequence[Compared], what: str, key: Callable[[Compared], Any]) -> l
 
 
 def misses(rows: Sequence[Compared], known: Sequence[Sequence[str]], cores: int) -> list[str]:
-    """Every one, the largest first, with where the time went (measured / predicted) and its cause."""
+    """Return every large error, the largest first, with the times of its parts (measured / predicted) and its cause."""
     lines = []
     for row in sorted(rows, key=lambda row: -abs(row.error)):
         if abs(row.error) > NEAR:
@@ -174,7 +175,7 @@ def misses(rows: Sequence[Compared], known: Sequence[Sequence[str]], cores: int)
 
 
 def orders(wrong: Sequence[tuple[Compared, Compared]], cores: int) -> list[str]:
-    """Each pair with both times."""
+    """Return each pair in the wrong order with both times."""
     lines = [
         [
             *(f"{a.arm}, {b.arm}", a.model, hosts_of(a, cores), a.rate),
@@ -186,7 +187,7 @@ def orders(wrong: Sequence[tuple[Compared, Compared]], cores: int) -> list[str]:
 
 
 def overall(rows: Sequence[Compared]) -> list[str]:
-    """What was aimed at, and what was found."""
+    """Return the targets and the results."""
     wrong, pairs = wrong_orders(rows)
     usual = statistics.median(abs(row.error) for row in rows)
     near = sum(abs(row.error) <= NEAR for row in rows)
@@ -209,7 +210,7 @@ STEADY = (
 
 
 def steadiness(everything: Iterable[Compared]) -> Callable[[Compared], str]:
-    """Whether a cell's machine was as fast as in the trial, as far as that was measured."""
+    """Return how the speed of a cell's machine compares with the trial, as far as that was measured."""
     errors = {row.cell: row.error for row in everything if row.arm == ALONE}
     return lambda row: "steady" if abs(errors.get(row.cell, math.inf)) <= NEAR else "changed"
 
@@ -218,7 +219,7 @@ def steadiness(everything: Iterable[Compared]) -> Callable[[Compared], str]:
 
 
 def repeated(measured: Sequence[Cell], earlier: Sequence[Cell]) -> list[Compared]:
-    """Every arm that was measured twice, the earlier launch in the place of a prediction."""
+    """Return every arm that was measured twice, with the earlier launch as its prediction."""
     told = [
         {**{key: cell[key] for key in CELL}, "arm": name, "parts": {}, **dict.fromkeys(("low", "high"), math.nan)}
         | {"seconds": statistics.median(arm["seconds"])}
@@ -229,7 +230,7 @@ def repeated(measured: Sequence[Cell], earlier: Sequence[Cell]) -> list[Compared
 
 
 def repetition(measured: Sequence[Cell], earlier: Sequence[Cell], cores: int) -> list[str]:
-    """The same scores, of an earlier launch of the same cells: no prediction is better than a measurement."""
+    """Return the same scores for an earlier launch of the same cells, the best accuracy that a prediction can reach."""
     everything = repeated(measured, earlier)
     rows = [row for row in everything if row.arm != ALONE]
     when = sorted(cell["about"]["started"][:10] for cell in earlier)
@@ -247,13 +248,13 @@ def page(
     known: Sequence[Sequence[str]],
     earlier: Sequence[Cell] = (),
 ) -> str:
-    """All that there is to say, in Markdown.
+    """Return the whole page in Markdown.
 
     Args:
-        measured: cells; those without a prediction are left out.
-        predicted: rows.
-        known: causes.
-        earlier: cells measured before, by another launch.
+        measured: measured cells; those without a prediction are omitted.
+        predicted: predicted rows.
+        known: causes of errors.
+        earlier: cells measured before, in another launch.
 
     Raises:
         ConfigError: no measured arm was predicted.

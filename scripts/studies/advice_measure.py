@@ -1,4 +1,4 @@
-"""Step times behind links, and where the time went: all arms of a cell in one launch, in interleaved rounds.
+"""Step times behind links, and their parts: all arms of a cell in one launch, in interleaved rounds.
 
 python -m scripts.studies.advice_measure FILE WORK runs in every host: WORK as JSON, what was found goes to FILE.
 """
@@ -21,14 +21,15 @@ WARM_UP = 2  # steps: connections are made, DistributedDataParallel arranges its
 
 @dataclass(frozen=True)
 class Work:
-    """What is measured in one launch.
+    """Measurements of one launch.
 
     Args:
-        model: of `MODELS`.
-        arms: of `ARMS`.
-        rounds: of each arm.
-        seconds: of one arm in one round, about.
-        budget: seconds of all arms together; one that has had its share is in no further round, but in three.
+        model: one of `MODELS`.
+        arms: some of `ARMS`.
+        rounds: number of rounds of each arm.
+        seconds: approximate time of one arm in one round.
+        budget: seconds of all arms together; an arm that has used its share takes part in no further round after its
+            third.
     """
 
     model: str
@@ -42,7 +43,7 @@ class Work:
 
 
 class Timed:
-    """One arm: its trainer, and what its steps have taken so far."""
+    """One arm: its trainer, and the times of its steps so far."""
 
     def __init__(self, name: str, model: str, rank: int, processes: int) -> None:
         from accordion_bench.comm.collectives import Comm
@@ -56,7 +57,7 @@ class Timed:
         self.parts: dict[str, float] = {}
 
     def run(self, steps: int) -> float:
-        """Seconds of a step, mean over so many, on the slowest host."""
+        """Return the seconds of a step, mean over this number of steps, on the slowest host."""
         import torch
         import torch.distributed as dist
 
@@ -76,24 +77,24 @@ class Timed:
         return float(took)
 
     def warm_up(self, seconds: float) -> None:
-        """The first steps, and how many are to be timed in a round; every host comes to the same number."""
+        """Run the first steps, and choose the number of steps per round; every host computes the same number."""
         for _ in range(WARM_UP if self.period == 1 else 1):
             once = self.period * self.run(self.period)
         self.steps = self.period * max(1, min(MOST, round(seconds / once)))
         self.parts.clear()
 
     def round(self) -> None:
-        """One more round."""
+        """Measure one more round."""
         self.times.append(self.run(self.steps))
         self.counts.append(self.steps)
 
     @property
     def spent(self) -> float:
-        """Seconds of all rounds, with one more."""
+        """Return the seconds of all rounds, including one more."""
         return self.steps * sum([*self.times, *self.times[-1:]])
 
     def found(self) -> dict[str, Any]:
-        """For the file."""
+        """Return the results for the file."""
         parts = {part.removesuffix("_seconds"): total / sum(self.counts) for part, total in self.parts.items()}
         wanted = ("data", "compute", "exposed", "update", "policy", "encode", "comm", "decode")
         exchanges = [
@@ -109,7 +110,7 @@ class Timed:
 
 
 def inside(out: Path, work: Work) -> None:
-    """Time all arms in this host's process; the first host writes what it has found."""
+    """Time all arms in this host's process; the first host writes the results."""
     rank, processes = hosts.meet()
     arms = {name: Timed(name, work.model, rank, processes) for name in work.arms}
     for arm in arms.values():
@@ -125,7 +126,7 @@ def inside(out: Path, work: Work) -> None:
 
 
 def measured(work: Work, count: int, rate: float | None) -> dict[str, Any]:
-    """What each arm has taken on so many hosts, behind links of so many bit/s, by arm.
+    """Return the times of each arm on this number of hosts, behind links of this rate in bit/s, by arm.
 
     Raises:
         RuntimeError: a host failed.
@@ -134,7 +135,7 @@ def measured(work: Work, count: int, rate: float | None) -> dict[str, Any]:
 
 
 def circumstances() -> dict[str, Any]:
-    """Commit, versions, hardware and the load before a cell."""
+    """Return commit, versions, hardware and the load before a cell."""
     from accordion_bench.runs.environment import environment
 
     told = environment(threads=1)
@@ -143,7 +144,7 @@ def circumstances() -> dict[str, Any]:
 
 
 def missing(cells: Iterable[Cell], wanted: Iterable[Cell], arms: Iterable[str]) -> list[Cell]:
-    """Of the wanted cells those that are not measured with all these arms."""
+    """Return the requested cells that are not measured with all these arms."""
     done = [{key: cell[key] for key in CELL} for cell in cells if set(arms) <= set(cell["arms"])]
     return [cell for cell in wanted if cell not in done]
 

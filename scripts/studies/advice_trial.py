@@ -1,6 +1,6 @@
-"""What a step and each method's codec take on this machine, by the advice's own measuring: no link, no training.
+"""Times of a step and of each method's codec on this machine, by the advice's own measurement: no link, no training.
 
-As many processes as share the machine later do so at the same moments, so that a neighbour on the same memory is in it.
+As many processes as share the machine later do the same at the same time, so the times include contention for memory.
 """
 
 import math
@@ -25,13 +25,13 @@ SAME = {"DDP": "dense"}  # the same bytes in the same buckets: DistributedDataPa
 
 
 def trial(model: str, arms: Sequence[str], budget: float, together: Barrier) -> dict[str, Any]:
-    """In one of the processes: the step, then every arm's exchange.
+    """Measure, in one of the processes, the step, then every arm's exchange.
 
     Args:
-        model: of `MODELS`.
-        arms: of `ARMS`.
-        budget: seconds for the codecs.
-        together: all processes are at the same point.
+        model: one of `MODELS`.
+        arms: some of `ARMS`.
+        budget: time for the codecs, in seconds.
+        together: barrier at which all processes wait for each other.
     """
     import torch
 
@@ -58,7 +58,7 @@ def trial(model: str, arms: Sequence[str], budget: float, together: Barrier) -> 
 
 
 def advised_arm(name: str) -> "AdvisedArm":
-    """One of ours as the advice knows it, under our name."""
+    """Return one of our arms in the form of the advice, under our name."""
     from accordion_bench.advising.arms import arm_of
 
     typed = dict(override.split("=", 1) for override in ARMS[name])
@@ -67,7 +67,7 @@ def advised_arm(name: str) -> "AdvisedArm":
 
 
 def tried(model: str, arms: Sequence[str], budget: float, processes: int) -> Cell:
-    """What the first of so many processes has measured while the others did the same."""
+    """Return the measurements of the first of this number of processes while the others did the same."""
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, ProcessPoolExecutor(processes, context) as pool:
         together = manager.Barrier(processes, timeout=300)  # seconds: after a failure none waits for ever
@@ -80,13 +80,13 @@ def tried(model: str, arms: Sequence[str], budget: float, processes: int) -> Cel
 
 
 def times_from(said: Cell) -> StepTimes:
-    """A step as it was before it was written."""
+    """Return a step read back from its written form."""
     specs = tuple(TensorSpec(spec["name"], tuple(spec["shape"])) for spec in said["specs"])
     return StepTimes(**{**said, "specs": specs, "ready": tuple(said["ready"]), "steps": tuple(said["steps"])})
 
 
 def cost_from(said: Cell) -> MethodCost:
-    """A method's cost, likewise."""
+    """Return a method's cost read back from its written form."""
     lists = {key: tuple(said[key]) for key in ("overrides", "repetitions")}
     buckets = {key: tuple(map(_bucket, said[key])) for key in ("buckets", "crowded")}
     crowded = math.inf if said["crowded_from"] is None else said["crowded_from"]  # JSON has no infinity

@@ -1,4 +1,4 @@
-"""Bits per byte that a validation text has of itself, to hold the losses of models against; prints Markdown.
+"""Entropy of a validation text in bits per byte, as a reference for the losses of models; prints Markdown.
 
 python -m scripts.studies.entropy                                           # dataset=pydocs_bytes
 python -m scripts.studies.entropy dataset=wikitext2_bytes paths.data=FOLDER
@@ -15,7 +15,7 @@ from accordion_bench.options.instantiate import build
 
 
 def main() -> None:
-    """One line per split and number of known bytes."""
+    """Print one line per split and number of known bytes."""
     parser = argparse.ArgumentParser(
         "scripts.studies.entropy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -30,13 +30,13 @@ def main() -> None:
 
 
 def bits_per_byte(text: bytes, known: int) -> float:
-    """H(next byte | the `known` bytes before it), as the text's own frequencies have it.
+    """Return H(next byte | the `known` bytes before it), estimated from the text's own frequencies.
 
-    No model that sees only those bytes codes this text in fewer bits, not even one that was made from it. Contexts of a
-    short text soon occur once each: then it says little.
+    This is a lower bound for every model that sees only those bytes, even one fitted to this text. In a short text most
+    long contexts occur once; the bound then has little meaning.
 
     Args:
-        text: longer than `known`.
+        text: text of more than `known` bytes.
         known: 0 for the entropy of bytes, 1 for that of bigrams; at most 6.
     """
     symbols = np.frombuffer(text, np.uint8).astype(np.int64)
@@ -48,7 +48,7 @@ def bits_per_byte(text: bytes, known: int) -> float:
 
 
 def _entropy(symbols: NDArray[np.int64]) -> float:
-    """-sum p log2 p of the different numbers."""
+    """Return -sum p log2 p over the distinct numbers."""
     _, counts = np.unique(symbols, return_counts=True)
     share = counts / len(symbols)
     return float(-(share * np.log2(share)).sum())

@@ -1,8 +1,8 @@
-"""GRACE's compressors, from a checkout of it, for `bench.codec`; nothing of it is kept here.
+"""GRACE's compressors, from a checkout of it, for `bench.codec`; no code of GRACE is included here.
 
-GRACE (Xu et al. 2021, sands-lab/grace) compresses tensor by tensor. Its all-gather would then decompress each worker's
-and add them up; what is timed is `compress` and `decompress` alone, and what they return is dropped at once, which is
-the least that it can take.
+GRACE (Xu et al. 2021, sands-lab/grace) compresses tensor by tensor. Its all-gather would then decompress and sum the
+messages of all workers. Only `compress` and `decompress` are timed, and their results are dropped at once, which is a
+lower bound of its time.
 """
 
 import importlib
@@ -37,13 +37,13 @@ COMPRESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def check_checkout(folder: str) -> None:
-    """Let GRACE's modules be found.
+    """Add GRACE's modules to the import path.
 
     Args:
-        folder: the checkout.
+        folder: checkout of GRACE.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the folder is no checkout of GRACE.
     """
     if not (Path(folder) / "grace_dl" / "dist" / "compressor").is_dir():
         raise ConfigError(
@@ -54,10 +54,10 @@ def check_checkout(folder: str) -> None:
 
 
 def twin(name: str, xs: Sequence[Tensor]) -> tuple[Callable[[], None], float] | None:
-    """What GRACE does in the place of one of our rows, and the bytes that it would send; None where it has no such one.
+    """Return GRACE's counterpart of one of our rows, and the bytes that it would send; None if there is no counterpart.
 
     Args:
-        name: of the row.
+        name: name of the row.
         xs: tensors of one worker.
     """
     if name not in COMPRESSORS:

@@ -1,5 +1,5 @@
-"""Local methods and adaptive policies against dense, on digits and on a part of CIFAR-10: runs what is missing, within
-a time budget, and makes the tables and figures of results/local_methods from all that has finished.
+"""Local methods and adaptive policies against dense, on digits and on a part of CIFAR-10: run missing cells within a
+time budget, and make the tables and figures of results/local_methods from all finished runs.
 
     python -m scripts.studies.local_methods --data DATA              # DATA/cifar-10-batches-py; without, only digits
     python -m scripts.studies.local_methods --data DATA --minutes 5  # stops after that, and goes on there next time
@@ -73,14 +73,14 @@ their intervals), their part that is communication none.
 
 @dataclass(frozen=True)
 class Cell:
-    """One run that belongs into the tables.
+    """One run of the tables.
 
     Args:
         setting: name of the data set.
-        arm: as listed in ARMS.
-        seed: of the run.
-        overrides: what is typed, but for the seed and the folders.
-        key: its configuration, equal for runs that compute the same.
+        arm: name in ARMS.
+        seed: seed of the run.
+        overrides: overrides of the run without the seed and the folders.
+        key: configuration, equal for runs that compute the same.
     """
 
     setting: str
@@ -95,7 +95,7 @@ class Cell:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="folder with cifar-10-batches-py")
     parser.add_argument("--minutes", type=float, default=25, help="for the runs; what is unfinished goes on next time")
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def planned(args: argparse.Namespace) -> tuple[list[Cell], list[str]]:
-    """All cells, every arm's first seed first; and a sentence for each arm that cannot be composed."""
+    """Return all cells, every arm's first seed first, and a sentence for each arm that cannot be composed."""
     arms, refused = [], []
     for setting, chosen in SETTINGS.items():
         if setting == "cifar10" and not args.data:
@@ -138,13 +138,13 @@ def planned(args: argparse.Namespace) -> tuple[list[Cell], list[str]]:
 
 
 def key_of(run: Run) -> str:
-    """Equal for runs that compute the same, but for the seed; a run that is yet to be made has no processes."""
+    """Return a key that is equal for runs that differ only in the seed; a future run has no processes."""
     options = {key: value for key, value in fingerprint(run).items() if key != "processes"}
     return json.dumps(options, sort_keys=True)
 
 
 def found(cells: Sequence[Cell], runs: Path) -> dict[Cell, Run]:
-    """The run of each cell that has one: a finished one, else the one that came furthest."""
+    """Return the run of each cell that has one: a finished one, else the most advanced one."""
     by_key: dict[tuple[str, int | None], list[Run]] = {}
     for run in read_runs([runs]) if runs.is_dir() else []:
         if run.config:
@@ -154,7 +154,7 @@ def found(cells: Sequence[Cell], runs: Path) -> dict[Cell, Run]:
 
 
 def diverged(run: Run) -> bool:
-    """Whether the run would end in the same way again."""
+    """Whether the run diverged, so that a repetition would end in the same way."""
     return run.summary.get("stopped_by") == "NonFinite"
 
 
@@ -162,7 +162,7 @@ def diverged(run: Run) -> bool:
 
 
 def train(cells: Sequence[Cell], args: argparse.Namespace) -> None:
-    """Run what has not finished, several at once, until the time is up; what still runs then saves its state."""
+    """Run unfinished cells, several at once, until the time is over; active runs then save their states."""
     there, deadline = found(cells, args.runs), time.monotonic() + 60 * args.minutes
     todo = [cell for cell in cells if cell not in there or not (there[cell].finished or diverged(there[cell]))]
     todo = [cell for cell in todo if args.only.lower() in cell.arm.lower()]
@@ -187,7 +187,7 @@ def train(cells: Sequence[Cell], args: argparse.Namespace) -> None:
 
 
 def start(cell: Cell, run: Run | None, args: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """Start a cell, or go on where its run has stopped."""
+    """Start a cell, or resume its stopped run."""
     if run is not None and checkpoint.latest(run.path):
         typed = [f"resume={run.path}"]
     else:
@@ -199,7 +199,7 @@ def start(cell: Cell, run: Run | None, args: argparse.Namespace) -> subprocess.P
 
 
 def tell(count: str, process: subprocess.Popen[bytes], cell: Cell, since: float) -> None:
-    """One line for a run that has ended."""
+    """Print one line for a run that has ended."""
     lines = process.communicate()[1].decode(errors="replace").strip().splitlines() or [""]
     why = "" if process.returncode == 0 else f": {lines[-1]}"
     print(f"{count}  {cell.name}: {time.monotonic() - since:.1f} s{why}", flush=True)
@@ -242,17 +242,17 @@ def report(cells: Sequence[Cell], refused: Sequence[str], args: argparse.Namespa
 
 
 def by_arm(cells: Sequence[Cell]) -> list[Cell]:
-    """The arms in the order of the table."""
+    """Return the arms in the order of the table."""
     return sorted(cells, key=lambda cell: (list(SETTINGS).index(cell.setting), list(ARMS).index(cell.arm), cell.seed))
 
 
 def state(run: Run | None) -> str:
-    """Why a cell is in no table."""
+    """Return the reason why a cell is in no table."""
     return "not started" if run is None else write.unfinished(run).partition("): ")[2]
 
 
 def commands(cells: Sequence[Cell]) -> Iterator[str]:
-    """One line per arm and setting, for all its seeds."""
+    """Return one command per arm and setting, for all its seeds."""
     seeds: dict[tuple[str, ...], list[int]] = {}
     for cell in cells:
         seeds.setdefault(cell.overrides, []).append(cell.seed)
@@ -263,7 +263,7 @@ def commands(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def section(setting: str, arms: Sequence[Arm], out: Path) -> str:
-    """Heading, table, figure, sentences of one setting."""
+    """Return the heading, table, figure and text of one setting."""
     with styled():
         png = save(draw(tidy(arms)), out / f"rows-{setting}")
     reduce_colours(png)
@@ -289,7 +289,7 @@ def section(setting: str, arms: Sequence[Arm], out: Path) -> str:
 
 
 def markdown(table: pd.DataFrame, dense: Arm | None) -> str:
-    """The table of one setting."""
+    """Return the table of one setting."""
     heading = ["arm", "n", "accuracy", "std", "payload", "wire", "vs dense", "rounds", "vs dense"]
     heading += ["modelled time", "vs dense", "modelled comm.", "vs dense"]
     cells = [heading]

@@ -1,6 +1,7 @@
 """python -m scripts.studies.sparse_wire: bytes on a worker's link of sparse methods over 2 to 64 workers.
 
-Predicted, by the ledger's own prices; tests/compressors/test_tree.py checks them as sent for 2, 3, 4 and 8 workers.
+The bytes are predicted by the ledger's own cost functions; tests/compressors/test_tree.py compares them with the sent
+bytes for 2, 3, 4 and 8 workers.
 """
 
 import argparse
@@ -27,14 +28,14 @@ SHOWN = (2, 3, 4, 8, 16, 32, 64)
 
 
 def of_method(name: str, collective: str) -> list[float]:
-    """Megabytes of one worker, of each number of workers."""
+    """Return the megabytes of one worker for each number of workers."""
     node = {**read_options(yaml_files("compressor")[name]), "density": DENSITY, "collective": collective}
     compressor = wrapped_compressor(node).compressor
     return [wire(compressor.transfers(SPEC, DENSITY, workers), workers) / workers / 1e6 for workers in WORKERS]
 
 
 def draw(found: dict[str, list[float]]) -> Figure:
-    """The bytes of each method over the workers."""
+    """Plot the bytes of each method over the number of workers."""
     figure = Figure(figsize=(5.5, 3.4), layout="constrained")
     axes = figure.subplots()
     for marker, values in zip("osD^", found.values(), strict=False):

@@ -1,4 +1,4 @@
-"""The advice, predicted without training and then measured behind links; prints Markdown, keeps all in results/advice.
+"""Predict the advice without training, then measure it behind links; print Markdown and store all in results/advice.
 
     python -m scripts.studies.validate_advice trial          # what steps and codecs take, without a link
     python -m scripts.studies.validate_advice probe          # each link, in launches of their own
@@ -8,7 +8,7 @@
     python -m scripts.studies.validate_advice break-even     # the rate at which an arm and dense take the same time
     python -m scripts.studies.validate_advice unseen         # 1 to 5 on networks and rates not looked at before
 
-Every subcommand goes on where it was stopped: what is in its file is not measured again. Needs root (network
+Every subcommand continues where it was stopped: entries of its file are not measured again. It needs root (network
 namespaces) and a quiet machine.
 """
 
@@ -26,19 +26,19 @@ from scripts.studies.advice_cells import ARMS, CELL, KNOWN, MODELS, UNSEEN
 
 
 def tell(text: str) -> None:
-    """Progress."""
+    """Print progress."""
     print(text, file=sys.stderr, flush=True)
 
 
 def check_links(args: argparse.Namespace) -> None:
-    """Refuse what is typed before anything is measured."""
+    """Check the arguments before anything is measured."""
     for hosts, rate in itertools.product(args.hosts, args.rates):
         options.count(hosts)
         options.rate(rate, "--rates")
 
 
 def measure(args: argparse.Namespace) -> None:
-    """Every cell that is not in the file yet."""
+    """Measure every cell that is not in the file yet."""
     from scripts.studies.advice_measure import Work, circumstances, measured, missing
 
     path = args.out / "measured.json.xz"
@@ -55,7 +55,7 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def trial(args: argparse.Namespace) -> None:
-    """What steps and codecs take, of every model that is not in the file yet."""
+    """Measure steps and codecs of every model that is not in the file yet."""
     from scripts.studies.advice_measure import circumstances
     from scripts.studies.advice_predict import beside
     from scripts.studies.advice_trial import tried
@@ -71,7 +71,7 @@ def trial(args: argparse.Namespace) -> None:
 
 
 def probe(args: argparse.Namespace) -> None:
-    """Every link that has no link.json yet."""
+    """Probe every link that has no link.json yet."""
     from scripts.studies.advice_predict import link_folder
 
     check_links(args)
@@ -83,7 +83,7 @@ def probe(args: argparse.Namespace) -> None:
 
 
 def predict(args: argparse.Namespace) -> None:
-    """Every arm of every trial behind every probed link."""
+    """Predict every arm of every trial behind every probed link."""
     from scripts.studies.advice_predict import rows
 
     cells.write(
@@ -92,7 +92,7 @@ def predict(args: argparse.Namespace) -> None:
 
 
 def unseen(args: argparse.Namespace) -> None:
-    """Trial, probe, predict, measure and compare on networks and rates not looked at before."""
+    """Run trial, probe, predict, measure and compare on networks and rates that were not used before."""
     probe(args)
     for model in args.models:  # each is tried just before it is measured: machines change within minutes
         for step in (trial, measure):
@@ -102,7 +102,7 @@ def unseen(args: argparse.Namespace) -> None:
 
 
 def break_even(args: argparse.Namespace) -> None:
-    """The rates at which arms and dense take the same time, measured and predicted."""
+    """Find the rates at which arms and dense take the same time, measured and predicted."""
     from scripts.studies import advice_break_even as crossings
     from scripts.studies.advice_measure import Work, circumstances, measured
     from scripts.studies.advice_predict import trial_of
@@ -135,7 +135,7 @@ def break_even(args: argparse.Namespace) -> None:
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Print what both say."""
+    """Print predictions and measurements side by side."""
     from scripts.studies.advice_compare import causes, page
 
     measured = cells.written(args.out / "measured.json.xz", "measure")
@@ -148,7 +148,7 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All subcommands."""
+    """Return the parser of all subcommands."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     out = argparse.ArgumentParser(add_help=False)
     out.add_argument("--out", type=Path, default=cells.FOLDER, help="folder of all files (%(default)s)")
@@ -189,7 +189,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """As the module says."""
+    """Run the command line."""
     args = parser().parse_args()
     try:
         args.run(args)

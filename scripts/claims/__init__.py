@@ -1,1 +1,1 @@
-"""The papers' claims, run by run: what is planned, what has been run, what was recorded."""
+"""The papers' claims, run by run: plans, runs and records."""

@@ -17,11 +17,11 @@ from scripts.claims.plan import Cell
 
 @dataclass(frozen=True)
 class Budget:
-    """What a call may use.
+    """Limits of a call.
 
     Args:
-        jobs: runs at once, one thread each.
-        deadline: on `time.monotonic`, in seconds.
+        jobs: number of concurrent runs, one thread each.
+        deadline: end of the call on `time.monotonic`, in seconds.
     """
 
     jobs: int
@@ -33,26 +33,26 @@ class Budget:
 
 
 class Started(NamedTuple):
-    """A run's process, and the file of what it says."""
+    """A run's process, and the file of its output."""
 
     process: subprocess.Popen[bytes]
     said: IO[bytes]
 
 
 def command(cell: Cell) -> list[str]:
-    """What is typed for a cell, after `python` and from the repository's root."""
+    """Return the command of a cell, after `python` and from the repository's root."""
     typed = [*cell.overrides, f"paths.runs={cell.folder}", "resume_sweep=true", "hydra.mode=RUN"]
     return ["-m", "accordion_bench.netlab", *cell.lab, "--", *typed] if cell.lab else ["-m", "accordion_bench", *typed]
 
 
 def run(cells: Iterable[Cell], data: str, budget: Budget, tell: Callable[[Outcome], None]) -> None:
-    """Start what has not ended, in the order given.
+    """Start the runs that have not ended, in the given order.
 
     Args:
-        cells: planned.
+        cells: planned cells.
         data: folder of the data sets.
-        budget: time and processes.
-        tell: called with each outcome as it ends.
+        budget: time and number of processes.
+        tell: function that is called with each outcome as it ends.
     """
     waiting = iter(cell for cell in cells if not outcome(cell).ended)
     active: dict[Started, Cell] = {}

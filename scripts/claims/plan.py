@@ -1,4 +1,4 @@
-"""What a claim needs: its tables, arms, rates and seeds, from a YAML file of `plans`, as a list of runs."""
+"""Requirements of a claim: its tables, arms, rates and seeds, from a YAML file of `plans`, as a list of runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ class Cell:
     """One run.
 
     Args:
-        claim, table, arm: where it belongs.
-        phase: `tune` (which rate; one seed, never counted) or `count`.
+        claim, table, arm: position of the run.
+        phase: `tune` (chooses the rate; one seed, never counted) or `count`.
         rate: learning rate.
         seed: of the run.
         overrides: what is typed, but for the folders of runs and data.

@@ -1,4 +1,4 @@
-"""results/records.csv.xz: every run that was ever counted or chose a rate, failures included; lines are only added."""
+"""results/records.csv.xz: every run that was ever counted or chose a rate, including failures; lines are only added."""
 
 import csv
 import io
@@ -23,11 +23,11 @@ COLUMNS = (
 
 
 def record(found: Outcome, file: Path = FILE) -> None:
-    """Add the line of a run that has ended, once.
+    """Add the line of a run that has ended, unless it exists.
 
     Args:
-        found: of a cell; nothing is written where its run has not ended.
-        file: of the records.
+        found: outcome of a cell; nothing is written if its run has not ended.
+        file: file of the records.
     """
     if not found.ended:
         return
@@ -44,14 +44,14 @@ def record(found: Outcome, file: Path = FILE) -> None:
 
 
 def recorded(file: Path = FILE) -> set[str]:
-    """The hashes of the runs that have a line."""
+    """Return the hashes of the runs that have a line."""
     if not file.is_file():
         return set()
     return {row["run_hash"] for row in csv.DictReader(io.StringIO(read_packed(file)))}
 
 
 def row(found: Outcome) -> dict[str, Any]:
-    """One line."""
+    """Return the line of one run."""
     cell, run = found.cell, found.run
     assert run is not None
     summary, seen = run.summary, run.environment

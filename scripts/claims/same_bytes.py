@@ -1,8 +1,9 @@
-"""Schedules with the bytes of a policy: do a fixed start, or epochs drawn at random, as well as what the policy chose?
+"""Schedules with the bytes of a policy: a fixed start, or random epochs, compared with the policy's choice.
 
-A plan's table names them under `same_bytes`. Of each seed, once the policy and its two levels have run: as many epochs
-at the weak level as send what the policy's run sent, k = E (A - S) / (W - S), rounded; A, W and S are the payloads of
-the policy's run, of weak's and of strong's, E its epochs. They have the policy's learning rate.
+A plan's table names them under `same_bytes`. They are defined for each seed once the policy and its two levels have
+run. The number of epochs at the weak level is the one that sends the bytes of the policy's run, k = E (A - S) / (W -
+S), rounded. A, W and S are the payloads of the policy's run, of weak's and of strong's; E is its number of epochs. They
+use the policy's learning rate.
 """
 
 import random
@@ -14,10 +15,10 @@ from scripts.claims.plan import Cell, Plan, Table
 
 
 def same_bytes_cells(plan: Plan, table: Table, rates: Mapping[str, float]) -> list[Cell]:
-    """The runs of a table's schedules, of the seeds whose policy, weak and strong have run.
+    """Return the runs of a table's schedules, for the seeds whose policy, weak and strong have run.
 
     Args:
-        plan, table: which.
+        plan, table: claim and table.
         rates: arm -> chosen rate.
     """
     told = table.same_bytes
@@ -39,19 +40,19 @@ def same_bytes_cells(plan: Plan, table: Table, rates: Mapping[str, float]) -> li
 
 
 def weak_epochs(policy: Outcome, weak: Outcome, strong: Outcome) -> int:
-    """How many epochs at the weak level send what the policy sent; the rest are at the strong one."""
+    """Return the number of epochs at the weak level that sends the policy's bytes; the rest are at the strong one."""
     a, w, s = (_payload(found) for found in (policy, weak, strong))
     return round(_epochs(policy) * (a - s) / (w - s))
 
 
 def chosen_epochs(how: str, count: int, epochs: int, seed: int) -> list[int]:
-    """Which epochs: `start`: the first ones; `random`: drawn by the seed of the run."""
+    """Return the weak epochs: `start`: the first ones; `random`: drawn by the seed of the run."""
     drawn = {"start": range(count), "random": random.Random(seed).sample(range(epochs), count)}
     return sorted(drawn[how])
 
 
 def ranges(epochs: list[int]) -> list[list[int]]:
-    """[[first, end], ...] of rising epochs: [0, 1, 4] -> [[0, 2], [4, 5]]."""
+    """Return [[first, end], ...] of increasing epochs: [0, 1, 4] -> [[0, 2], [4, 5]]."""
     found: list[list[int]] = []
     for epoch in epochs:
         if found and found[-1][1] == epoch:

@@ -1,4 +1,4 @@
-"""The learning rates that were tried, as a table."""
+"""Tables of the learning rates that were tried."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,13 +10,13 @@ from scripts.claims.plan import Table
 
 
 def write_rates(table: Table, outcomes: Sequence[Outcome], chosen: Mapping[str, float], file: Path) -> None:
-    """One row per arm: the validation metric at each rate, the chosen one in bold.
+    """Write one row per arm: the validation metric at each rate, the chosen one in bold.
 
     Args:
-        table: whose rates.
-        outcomes: its tuning runs, maybe others.
+        table: table of the rates.
+        outcomes: its tuning runs, and possibly others.
         chosen: arm -> rate.
-        file: to write.
+        file: output file.
     """
     if table.rates_from is not None:
         text = f"As in {table.rates_from}."
@@ -35,7 +35,7 @@ def write_rates(table: Table, outcomes: Sequence[Outcome], chosen: Mapping[str, 
 
 
 def _shown(rate: float, found: Outcome | None, chosen: float | None) -> str:
-    """`0.003: 2.41`, in bold where it was chosen."""
+    """Return `0.003: 2.41`, in bold if the rate was chosen."""
     if found is None or found.run is None or found.status != "done":
         return f"{rate:g}: {'not run' if found is None else found.status}"
     text = f"{rate:g}: {metric(found.run.summary['metric_name']).show(found.chosen_by)}"

@@ -1,7 +1,8 @@
-"""Does a policy find the epochs that matter? What strong compression costs in each window alone, beside what it did.
+"""Test whether a policy finds the epochs that matter: the cost of strong compression in each window alone, beside the
+policy's decisions.
 
-A plan's table names under `windows` the policy, the arm that is weak all the time, and the arms that are weak but in
-one window of epochs:
+Under `windows` a plan's table names the policy, the arm that is weak all the time, and the arms that are strong in one
+window of epochs:
 
     windows: {of: accordion, whole: weak, at: {strong_0_3: [0, 3], strong_3_6: [3, 6]}}
 """
@@ -34,7 +35,7 @@ class Window:
     """Epochs first to end - 1 at the strong level, all others at the weak one.
 
     Args:
-        first, end: which epochs.
+        first, end: range of epochs.
         called_critical: share of the policy's layers and epochs in the window that it held at the weak level.
         change: median over layers and epochs of the window of the norm's relative change from the epoch before.
         cost: metric minus that of the arm that is weak all the time, paired by seed; None = no seed has both.
@@ -50,11 +51,11 @@ class Window:
 
 
 def write_windows(table: Table, outcomes: Sequence[Outcome], out: Path) -> None:
-    """windows.md and windows.png of a table that has windows; nothing where its policy has not run.
+    """Write windows.md and windows.png of a table that has windows; nothing if its policy has not run.
 
     Args:
-        table: which.
-        outcomes: its runs.
+        table: table of the plan.
+        outcomes: runs of the table.
         out: folder of the table.
     """
     if table.windows is None:
@@ -70,10 +71,10 @@ def write_windows(table: Table, outcomes: Sequence[Outcome], out: Path) -> None:
 
 
 def windows(told: Mapping[str, Any], done: Mapping[str, Mapping[int, Run]]) -> list[Window]:
-    """The windows of a table in the order of their epochs.
+    """Return the windows of a table in the order of their epochs.
 
     Args:
-        told: what the plan says under `windows`.
+        told: entry of the plan under `windows`.
         done: arm -> seed -> run.
     """
     policy = list(done[told["of"]].values())
@@ -89,7 +90,7 @@ def windows(told: Mapping[str, Any], done: Mapping[str, Mapping[int, Run]]) -> l
 
 
 def shares(runs: Sequence[Run]) -> np.ndarray:
-    """Share of layers at the weak level [runs, epochs]."""
+    """Return the share of layers at the weak level [runs, epochs]."""
     return np.array([critical_share(run) for run in runs])
 
 
@@ -109,7 +110,7 @@ def _cost(own: Mapping[int, Run], whole: Mapping[int, Run], seeds: Sequence[int]
 
 
 def cells(found: Sequence[Window], judged: Metric) -> list[list[str]]:
-    """The windows as text."""
+    """Return the windows as text."""
     rows = [["strong in epochs", "called critical by the policy", "change of the norm, median", "minus weak", "n"]]
     for window in found:
         gap = window.cost
@@ -120,7 +121,7 @@ def cells(found: Sequence[Window], judged: Metric) -> list[list[str]]:
 
 
 def draw(found: Sequence[Window], policy: Sequence[Run], judged: Metric, file: Path) -> None:
-    """Four panels above each other: learning rate, change of the norm, decisions, and each window's cost."""
+    """Draw four panels above each other: learning rate, change of the norm, decisions, and each window's cost."""
     heights = (1, 1.5, 1, 1.7)
     figure, panels = plt.subplots(4, 1, figsize=(5.6, 7.2), sharex=True, height_ratios=heights, layout="constrained")
     epochs = len(policy[0].rows)
@@ -151,7 +152,7 @@ def draw(found: Sequence[Window], policy: Sequence[Run], judged: Metric, file: P
 
 
 def _draw_changes(panel: Axes, policy: Sequence[Run]) -> None:
-    """Median and the middle 80 % of layers and seeds, where an epoch ends, and the detector's threshold."""
+    """Draw the median and the middle 80 % of layers and seeds at the ends of epochs, and the detector's threshold."""
     low, middle, high = np.percentile(changes(policy), (10, 50, 90), axis=(0, 1))
     ends = np.arange(2, len(middle) + 2)
     panel.fill_between(ends, low, high, color=COLOUR, alpha=0.2, linewidth=0)

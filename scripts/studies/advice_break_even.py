@@ -1,4 +1,4 @@
-"""The rate of a link at which an arm and dense take the same time, by bisection: behind links, and of the model."""
+"""Link rate at which an arm and dense take the same time, by bisection: behind links, and of the model."""
 
 import math
 import statistics
@@ -16,11 +16,11 @@ HALVINGS = 30  # of the model, which costs nothing
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where a ratio of step times passes 1.
+    """Rate at which a ratio of step times passes 1.
 
     Args:
-        rate: bit/s; 0 = it is above 1 on every link that was tried, infinity = below.
-        low, high: bit/s of the closest links on either side.
+        rate: bit/s; 0 = the ratio is above 1 on every link that was tried, infinity = below.
+        low, high: rates of the closest links on either side, in bit/s.
     """
 
     rate: float
@@ -31,12 +31,12 @@ class Crossing:
 def crossing(
     ratio: Callable[[float], float], halvings: int, slowest: float = SLOWEST, fastest: float = FASTEST
 ) -> Crossing:
-    """Halves the interval of rates, on a logarithmic scale; between the last two links the ratio is a straight line.
+    """Bisect the interval of rates on a logarithmic scale; interpolate the ratio linearly between the last two links.
 
     Args:
-        ratio: of an arm's step to the baseline's on links of so many bit/s; below 1 on slow ones.
-        halvings: how many links are tried.
-        slowest, fastest: bit/s.
+        ratio: ratio of an arm's step time to the baseline's on links of a rate in bit/s; below 1 on slow ones.
+        halvings: number of links that are tried.
+        slowest, fastest: ends of the interval in bit/s.
     """
     low, high = slowest, fastest
     tried: dict[float, float] = {}
@@ -51,13 +51,14 @@ def crossing(
 
 
 def measured_crossing(path: Path, key: Cell, launches: int, launch: Callable[[float], Cell]) -> Crossing:
-    """Behind links; each launch is written as soon as it is over, and not made again.
+    """Measure a crossing behind links; each launch is written as soon as it has finished, and not repeated.
 
     Args:
-        path: of the file.
+        path: path of the file.
         key: arm, model and hosts.
-        launches: how many.
-        launch: measures both arms behind links of so many bit/s: seconds of each round, by arm.
+        launches: number of launches.
+        launch: function that measures both arms behind links of a rate in bit/s and returns the seconds of each round,
+            by arm.
     """
     row = cells.find(cells.read(path), **key) or {**key, "launches": []}
 
@@ -73,19 +74,19 @@ def measured_crossing(path: Path, key: Cell, launches: int, launch: Callable[[fl
 
 
 def ratio_of(launch: Cell, arm: str) -> float:
-    """Of an arm to dense, median over the rounds that both have had."""
+    """Return the ratio of an arm to dense, median over the rounds that both have."""
     pairs = zip(launch["seconds"][arm], launch["seconds"]["dense"], strict=False)
     return statistics.median(own / dense for own, dense in pairs)
 
 
 def predicted_crossing(trial: Cell, out: Path, arm: str, hosts: int) -> Crossing:
-    """Of the model.
+    """Return the crossing that the model predicts.
 
     Args:
-        trial: of the model.
-        out: the folder with the probes.
-        arm: of `ARMS`.
-        hosts: how many.
+        trial: trial of the model.
+        out: folder with the probes.
+        arm: one of `ARMS`.
+        hosts: number of hosts.
     """
     from accordion_bench.advising.predict import step
     from scripts.studies.advice_predict import cluster_of, costs_of, link_at, links
@@ -102,7 +103,7 @@ def predicted_crossing(trial: Cell, out: Path, arm: str, hosts: int) -> Crossing
 
 
 def mbit(rate: float | None) -> str:
-    """Of bit/s; a file says None where the arm was faster behind every link."""
+    """Convert bit/s to Mbit/s; None in a file means that the arm was faster behind every link."""
     if rate is None or math.isinf(rate):
         return "above all"
     return f"{rate / 1e6:.0f}" if rate else "below all"

@@ -1,4 +1,4 @@
-"""What the advice is tried on: models, arms and links; and files of what was found, a cell at a time."""
+"""Subjects of the advice's validation: models, arms and links; and files of results, written cell by cell."""
 
 import json
 import math
@@ -46,15 +46,15 @@ Cell = dict[str, Any]
 
 
 def period(arm: str) -> int:
-    """Steps from one exchange to the next."""
+    """Return the number of steps from one exchange to the next."""
     return PERIOD if arm in LOCAL else 1
 
 
 def read(path: Path) -> list[Cell]:
-    """The cells of a file; none where there is no file.
+    """Return the cells of a file; none if the file does not exist.
 
     Raises:
-        ConfigError: the file holds something else.
+        ConfigError: the file does not contain cells.
     """
     if not path.exists():
         return []
@@ -68,10 +68,10 @@ def read(path: Path) -> list[Cell]:
 
 
 def written(path: Path, command: str) -> list[Cell]:
-    """The cells of a file that an earlier subcommand has written.
+    """Return the cells of a file that an earlier subcommand has written.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: the file has no cells.
     """
     cells = read(path)
     if not cells:
@@ -82,23 +82,23 @@ def written(path: Path, command: str) -> list[Cell]:
 
 
 def find(cells: Sequence[Cell], **key: Any) -> Cell | None:
-    """The cell with this key."""
+    """Return the cell with this key."""
     return next((cell for cell in cells if all(cell[name] == value for name, value in key.items())), None)
 
 
 def keep(path: Path, cell: Cell, key: Sequence[str]) -> None:
-    """Write one more cell, in the place of the one with the same key."""
+    """Add a cell to the file, replacing the one with the same key."""
     write(path, [*(other for other in read(path) if any(other[name] != cell[name] for name in key)), cell])
 
 
 def write(path: Path, cells: Sequence[Cell]) -> None:
-    """Write the cells of a file, which is a whole one at every moment."""
+    """Write the cells of a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_packed(path, json.dumps({"rows": plain(cells)}, indent=1) + "\n")
 
 
 def plain(value: Any) -> Any:
-    """Floats with six digits: a file that people read."""
+    """Round floats to six digits, because people read the file."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The advice's own model, from a trial and from probes of the links: what each arm will take behind them."""
+"""Predictions of the advice's own model, from a trial and from probes of the links."""
 
 import math
 import statistics
@@ -23,26 +23,27 @@ from scripts.studies.advice_trial import SAME, cost_from, times_from
 
 
 def link_folder(out: Path, hosts: int, rate: str) -> Path:
-    """Where the probe of a link writes."""
+    """Return the folder to which the probe of a link writes."""
     return out / "links" / f"{hosts}-hosts-{rate}"
 
 
 def told(file: Path) -> tuple[int, str]:
-    """Hosts and rate, by the name of the folder."""
+    """Return the hosts and the rate in the name of the folder."""
     hosts, rate = file.parent.name.split("-hosts-")
     return int(hosts), rate
 
 
 def beside(hosts: int) -> int:
-    """Processes whose codecs run at any moment: of hosts beyond the cores, each waits for its turn."""
+    """Return the number of processes whose codecs run at the same time; hosts beyond the cores wait for their turn."""
     return min(hosts, cores())
 
 
 def trial_of(trials: Sequence[Cell], model: str, hosts: int) -> Cell | None:
-    """What a step and codecs take as one of so many hosts, as if its cores were its own; None = it was not tried.
+    """Return step and codec times with this number of hosts, each with its own cores; None = not tried.
 
-    A step is that of as many processes as hosts, over how many of them share a core: two processes on two cores lose
-    more to each other than four do. Codecs are too short for that, and are those of as many processes as cores.
+    The step time is that of as many processes as hosts, divided by the number of processes that share a core: two
+    processes on two cores slow each other down more than four do. Codecs are too short for this, and their times are
+    those of as many processes as cores.
     """
     steps = cells.find(trials, model=model, processes=hosts)
     codecs = cells.find(trials, model=model, processes=beside(hosts))
@@ -54,10 +55,10 @@ def trial_of(trials: Sequence[Cell], model: str, hosts: int) -> Cell | None:
 
 
 def links(out: Path, hosts: int) -> dict[float, MeasuredLink]:
-    """Every probe of so many hosts behind limited links, by their rate in bit/s.
+    """Return every probe of this number of hosts behind limited links, by their rate in bit/s.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no probe exists.
     """
     files = {options.rate(told(file)[1]): file for file in sorted(out.glob(f"links/{hosts}-hosts-*/link.json"))}
     found = {rate: read_measured_link(file) for rate, file in files.items() if rate is not None}
@@ -70,11 +71,12 @@ def links(out: Path, hosts: int) -> dict[float, MeasuredLink]:
 
 
 def link_at(rate: float, probed: Mapping[float, MeasuredLink]) -> Mapping[str, LinkCost]:
-    """What a probe of links of so many bit/s would say: between the probed ones on straight lines over log rate.
+    """Return the link that a probe at this rate would measure, interpolated linearly over log rate between probed
+    links.
 
     Args:
-        rate: bit/s that the links are limited to.
-        probed: by that rate. A link beyond them has the shares of the nearest.
+        rate: limit of the links in bit/s.
+        probed: probed links by that rate. A link outside their range has the shares of the nearest.
     """
     rates = sorted(probed)
 
@@ -98,7 +100,7 @@ def cluster_of(kinds: Mapping[str, LinkCost], hosts: int) -> Cluster:
 
 
 def costs_of(trial: Cell) -> dict[str, MethodCost]:
-    """By arm, with its period; DistributedDataParallel as dense."""
+    """Return the costs by arm, with its period; DistributedDataParallel counts as dense."""
     costs = {name: cost_from(said) for name, said in trial["methods"].items()}
     costs |= {name: replace(costs[other], name=name) for name, other in SAME.items() if other in costs}
     costs[ALONE] = MethodCost(ALONE, (), ())
@@ -106,7 +108,7 @@ def costs_of(trial: Cell) -> dict[str, MethodCost]:
 
 
 def parts(times: StepTimes, cost: MethodCost, cluster: Cluster) -> dict[str, float]:
-    """Where the model sees the time of a step, as the clock of a run counts it; nothing is slower by its neighbour."""
+    """Return the modelled parts of a step, as the clock of a run counts them, without slowdown by other processes."""
     stages = cost.stages(times.ready, cluster.workers)
     network = cluster.network
     taken = {
@@ -119,11 +121,11 @@ def parts(times: StepTimes, cost: MethodCost, cluster: Cluster) -> dict[str, flo
 
 
 def rows(trials: Sequence[Cell], out: Path) -> Iterator[Cell]:
-    """Seconds of a step of each arm of each trial behind each probed link, with their interval.
+    """Return the seconds of a step of each arm of each trial behind each probed link, with their interval.
 
     Args:
-        trials: of this machine.
-        out: the folder with the probes.
+        trials: trials of this machine.
+        out: folder with the probes.
     """
     for file in sorted(out.glob("links/*/link.json")):
         (hosts, rate), kinds = told(file), read_measured_link(file).kinds

@@ -1,10 +1,10 @@
-"""`advised` beside `lgreco` and `accordion`: what they choose of the same errors on many links, and short trainings.
+"""`advised` beside `lgreco` and `accordion`: their choices from the same errors on many links, and short trainings.
 
     python -m scripts.studies.compare_advised                       # about 10 minutes; finished runs are not made again
     python -m scripts.studies.compare_advised --epochs 3 --seeds 0  # a try
 
-Writes the tables of results/advice/advised.md. All times are modelled from timelines that lie beside the runs: of
-ResNet-20 on digits, two processes on this machine, recorded once by `comm.timeline()`.
+Write the tables of results/advice/advised.md. All times are modelled from timelines stored with the runs: of ResNet-20
+on digits, two processes on this machine, recorded once by `comm.timeline()`.
 """
 
 import argparse
@@ -51,7 +51,7 @@ TRAINED = (10e6, 100e6, 1e9)  # links of which there are trainings
 class Setting:
     """A compressor, and the uniform level whose error is the limit.
 
-    levels: that all of its policies choose from.
+    levels: levels from which all of its policies choose.
     accordion: its two levels, strong first.
     """
 
@@ -72,7 +72,7 @@ SETTINGS = (
 
 
 def record(rank: int, setting: Setting, path: str, store: str) -> None:
-    """One of two processes of a training whose timeline is written."""
+    """Run one of two processes of a training and write its timeline."""
     torch.set_num_threads(1)
     as_a_run()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -94,7 +94,7 @@ def record(rank: int, setting: Setting, path: str, store: str) -> None:
 
 
 def arms(setting: Setting) -> dict[str, list[str]]:
-    """What is typed for each arm."""
+    """Return the overrides of each arm."""
     choice = [f"compressor={setting.compressor}", f"compressor.{setting.knob}={setting.reference}"]
     levels = "[" + ",".join(f"{level:g}" if level < 1 else str(int(level)) for level in setting.levels) + "]"
     strong, weak = setting.accordion
@@ -117,7 +117,7 @@ def arms(setting: Setting) -> dict[str, list[str]]:
 
 
 def trained(typed: Sequence[str], folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run in this folder, which is made where it has not finished."""
+    """Return the rows of a run in this folder; run it if it has not finished."""
     done = [run for run in sorted(folder.glob("*")) if RunFolder(run).done]
     if not done:
         print(folder, flush=True)
@@ -130,7 +130,7 @@ def trained(typed: Sequence[str], folder: Path) -> list[dict[str, Any]]:
 
 
 class Tensors(NamedTuple):
-    """What has a level, and what it sends: wire [tensors, levels], bytes of one worker's link."""
+    """Tensors with a level, and their costs: wire [tensors, levels], bytes of one worker's link."""
 
     names: list[str]
     levels: list[float]
@@ -138,22 +138,22 @@ class Tensors(NamedTuple):
     step: RecordedStep
 
     def path(self, bandwidth: float) -> tuple[list[Turn], float]:
-        """Turns and wait on a link."""
+        """Return the path of exchanges and the wait on a link."""
         return turns_of(self.step, self.names, WORKERS, bandwidth, LATENCY), meanwhile(
             self.step.backward_end, bandwidth
         )
 
     def seconds(self, chosen: Sequence[int], bandwidth: float) -> float:
-        """The modelled step."""
+        """Return the modelled time of a step, in seconds."""
         return 8 * end(self.wire, chosen, *self.path(bandwidth)) / bandwidth
 
     def chosen(self, by_name: dict[str, float]) -> list[int]:
-        """The levels of a plan as indices."""
+        """Return the levels of a plan as indices."""
         return [self.levels.index(by_name[name]) for name in self.names]
 
 
 def tensors_of(setting: Setting, step: RecordedStep, names: list[str]) -> Tensors:
-    """Their bytes at every level, as the ledger counts them."""
+    """Return the tensors with their bytes at every level, as the ledger counts them."""
     config = RunConfig.from_dict(compose([*ALWAYS, f"compressor={setting.compressor}"]))
     compressor: Compressor = build_components(config, WORKERS).wrapped.compressor
     specs = {spec.name: spec for spec in step.specs}
@@ -163,7 +163,7 @@ def tensors_of(setting: Setting, step: RecordedStep, names: list[str]) -> Tensor
 
 
 def on_links(setting: Setting, step: RecordedStep, lgreco: list[dict], accordion: list[dict]) -> str:
-    """The table of what each would choose in every epoch of a run of lgreco, from the errors that were seen there."""
+    """Return the table of the choices of each policy in every epoch of a run of lgreco, from the errors of that run."""
     updates = [(row["epoch"], update) for row in lgreco for update in row["decisions"]["lgreco"]["updates"]]
     of = tensors_of(setting, step, updates[0][1]["names"])
     lines = [
@@ -196,7 +196,7 @@ def on_links(setting: Setting, step: RecordedStep, lgreco: list[dict], accordion
 
 
 def fastest(errors: np.ndarray, of: Tensors, refined: list[int], limit: float, bandwidth: float) -> list[int]:
-    """What advised chooses, by its own code."""
+    """Return the choice of `advised`, by its own code."""
     policy = Advised(bandwidth=bandwidth)
     policy.turns, policy.wait = of.path(bandwidth)
     policy.rate = bandwidth
@@ -204,7 +204,7 @@ def fastest(errors: np.ndarray, of: Tensors, refined: list[int], limit: float, b
 
 
 def of_runs(setting: Setting, step: RecordedStep, runs: dict[str, list[list[dict]]]) -> str:
-    """The table of trainings: accuracy over seeds, and the modelled steps of the plans that were in force."""
+    """Return the table of trainings: accuracy over seeds, and the modelled steps of the plans in force."""
     lines = [
         "| arm | accuracy at the end, % (range) | wire bytes | "
         + " | ".join(f"step on {megabits(link)}, ms" for link in TRAINED)
@@ -221,7 +221,7 @@ def of_runs(setting: Setting, step: RecordedStep, runs: dict[str, list[list[dict
 
 
 def mean_step(setting: Setting, step: RecordedStep, seeds: list[list[dict]], bandwidth: float) -> float:
-    """Mean over epochs and seeds of the modelled step under the plan at the end of each epoch."""
+    """Return the mean over epochs and seeds of the modelled step under the plan at the end of each epoch."""
     plans = [row["plan"]["levels"] for rows in seeds for row in rows]
     of = tensors_of(setting, step, list(plans[0]))  # of dense none has a level
     return statistics.fmean(of.seconds(of.chosen(plan), bandwidth) for plan in plans)
@@ -243,7 +243,7 @@ def git(*words: str) -> str:
 
 
 def about(step: RecordedStep) -> str:
-    """What the timeline says, in a sentence."""
+    """Return a one-sentence summary of the timeline."""
     codec = sum(bucket.codec for bucket in step.buckets)
     first, last = min(step.ready), max(step.ready)
     return (
@@ -254,7 +254,7 @@ def about(step: RecordedStep) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

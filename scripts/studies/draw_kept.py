@@ -1,6 +1,7 @@
 """python -m scripts.studies.draw_kept: figures of results/compressors and results/local_methods, from their tables.
 
-Their runs are not kept, so that no curve can be drawn again: one row per arm, dense first, then who has sent the most.
+Their runs are not stored, so curves cannot be drawn again. Figures have one row per arm, dense first, then by
+decreasing bytes sent.
 """
 
 import argparse
@@ -22,7 +23,7 @@ DRAWN = {"compressors": "comparison", "local_methods": "rows-{dataset}"}  # fold
 
 
 def main() -> None:
-    """Draw all of them."""
+    """Draw all figures."""
     argparse.ArgumentParser("scripts.studies.draw_kept", description=__doc__).parse_args()
     for folder, name in DRAWN.items():
         kept = Path("results") / folder
@@ -34,10 +35,10 @@ def main() -> None:
 
 
 def draw(table: pd.DataFrame) -> Figure:
-    """The accuracy of each arm after the last epoch with its interval.
+    """Draw the accuracy of each arm after the last epoch with its interval.
 
     Args:
-        table: of one setting, as `tidy` has made it at some time.
+        table: table of one setting, as made by `tidy`.
     """
     ordered = table.assign(other=table.arm != "dense").sort_values(
         ["other", "wire_bytes"], ascending=[True, False], kind="stable"
@@ -63,7 +64,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def family(arm: str) -> str:
-    """The method in front of its level: `local SGD` of `local SGD, H 4`."""
+    """Return the method without its level: `local SGD` of `local SGD, H 4`."""
     return arm.partition(",")[0].rstrip(" %0123456789")
 
 

@@ -1,9 +1,9 @@
-"""How many processes gloo aborts when they end, by what they do before: DistributedDataParallel and `ab.attach`.
+"""Number of processes that gloo aborts at their end, by their last actions: DistributedDataParallel and `ab.attach`.
 
     python -m scripts.studies.end_of_gloo --pairs 6
 
-In each of two processes gloo's threads get the processor only when no other thread wants it, as on a busy machine
-now and then: so a process comes to its end while they still hold a tensor. Linux.
+In each of two processes gloo's threads run only when no other thread needs the processor, as sometimes happens on a
+busy machine: a process then ends while they still hold a tensor. Linux only.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def starve() -> None:
 
 
 def train(way: str, rank: int, folder: str) -> None:
-    """A few steps, and what comes after them."""
+    """Take a few steps, then end in the given way."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     model = nn.Linear(3, 3)
@@ -76,7 +76,7 @@ def train(way: str, rank: int, folder: str) -> None:
 
 
 def ended(way: str) -> list[int]:
-    """The exit statuses of two processes."""
+    """Return the exit statuses of two processes."""
     children = []
     with tempfile.TemporaryDirectory() as folder:
         for rank in (0, 1):

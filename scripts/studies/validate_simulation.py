@@ -1,11 +1,11 @@
-"""Simulated against measured steps where one host's link is slow; prints Markdown.
+"""Simulated against measured steps with one slow link; prints Markdown.
 
     python -m scripts.studies.validate_simulation                # 2, 3 and 4 hosts, 100 Mbit/s, the last at 20
     python -m scripts.studies.validate_simulation --hosts 3 --slow 5mbit --rounds 9
 
-What the simulation starts from is measured in launches of their own: steps, codec and buckets on links without a limit,
-by as many hosts at once; latency, rate and burst of all-reduces by a probe, with all links alike, once at each rate.
-ResNet-20 on digits, 8 samples per worker and step, one thread for each host. Needs root (network namespaces).
+The inputs of the simulation are measured in separate launches: steps, codec and buckets on links without a limit, by as
+many hosts at once; latency, rate and burst of all-reduces by a probe, with equal links, once at each rate. The model is
+ResNet-20 on digits, 8 samples per worker and step, one thread for each host. It needs root (network namespaces).
 """
 
 import argparse
@@ -48,7 +48,7 @@ SEEDS = 20
 
 
 def inside(out: Path, rounds: int, seconds: float) -> None:
-    """Time all arms in this host's process, interleaved; the first host writes what it has found."""
+    """Time all arms in this host's process, interleaved; the first host writes the results."""
     import torch
     import torch.distributed as dist
 
@@ -103,13 +103,13 @@ def inside(out: Path, rounds: int, seconds: float) -> None:
 
 
 def launched(hosts: int, rate: float | None, slow: dict[int, float], rounds: int, seconds: float) -> dict[str, Any]:
-    """What all arms have taken in one launch."""
+    """Return the times of all arms in one launch."""
     words = ["--inside", lab.FILE, "--rounds", str(rounds), "--seconds", str(seconds)]
     return lab.launched(["-m", "scripts.studies.validate_simulation", *words], hosts, rate, slow)
 
 
 def probed(hosts: int, rate: float) -> Network:
-    """Links that are all alike, as all-reduces on them say."""
+    """Return a network of equal links with the parameters that a probe of all-reduces measures."""
     from accordion_bench.netlab.calibrate import probe
     from accordion_bench.netlab.hosts import Hosts
 
@@ -123,10 +123,10 @@ def probed(hosts: int, rate: float) -> Network:
 
 
 def inputs(trial: dict[str, Any], arm: str, hosts: int) -> tuple[StepTimes, MethodCost]:
-    """Of one arm, from a launch on links without a limit.
+    """Return the step times and the method's cost of one arm, from a launch on links without a limit.
 
-    Its buckets stand for tensors. When they are ready counts as a share of the backward pass, which takes longer beside
-    an exchange than alone.
+    Its buckets represent tensors. Their ready times are taken as a share of the backward pass, which takes longer
+    beside an exchange than alone.
     """
     alone, (exchange, *_) = trial[ALONE], trial[arm]["exchanges"]
     backward, update = alone["spent"]["data"] + alone["spent"]["compute"], alone["spent"]["update"]
@@ -156,7 +156,7 @@ def inputs(trial: dict[str, Any], arm: str, hosts: int) -> tuple[StepTimes, Meth
 
 
 def predicted(times: StepTimes, cost: MethodCost, fast: Network, slow: Network, hosts: int, steps: int) -> list[float]:
-    """Seconds of a step, means over so many that begin on idle links, for each seed."""
+    """Return the seconds of a step for each seed, as means over this number of steps that start on idle links."""
     network = Network(fast.bandwidth, fast.latency, burst=slow.burst)  # that of the slow link, which decides
     disturbances = Disturbances(slow_links={hosts - 1: slow.bandwidth})
     return [
@@ -171,11 +171,11 @@ def predicted(times: StepTimes, cost: MethodCost, fast: Network, slow: Network, 
 class Cell(NamedTuple):
     """One arm on some hosts.
 
-    arm: its name.
+    arm: name of the arm.
     measured: seconds of a step, by round.
-    steps: in a round.
+    steps: number of steps in a round.
     simulated: seconds of a step, median over seeds.
-    load: of the machine before it was measured.
+    load: load of the machine before the measurement.
     """
 
     arm: str
@@ -186,12 +186,12 @@ class Cell(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the simulation, relative."""
+        """Relative error of the simulation."""
         return self.simulated / statistics.median(self.measured) - 1
 
 
 def cells(hosts: int, rate: float, slow: float, rounds: int, seconds: float) -> list[Cell]:
-    """All arms, simulated and then measured, where the last host's link is slow."""
+    """Return all arms, simulated and then measured, with a slow link of the last host."""
     trial = launched(hosts, None, {}, rounds, min(1.0, seconds))
     all_fast, all_slow = probed(hosts, rate), probed(hosts, slow)
     print(f"{hosts} hosts: {described(all_fast)}; slow: {described(all_slow)}; a step alone", end=" ", file=sys.stderr)
@@ -208,7 +208,7 @@ def cells(hosts: int, rate: float, slow: float, rounds: int, seconds: float) -> 
 
 
 def described(network: Network) -> str:
-    """What a probe says of its links."""
+    """Return a description of probed links."""
     return f"{network.bandwidth / 1e6:.1f} Mbit/s, {1e3 * network.latency:.2f} ms, {network.burst / 1e3:.0f} kB at once"
 
 

@@ -9,7 +9,7 @@ COLOURS = 64  # lines and letters look the same
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser("scripts.few_colours", description=__doc__)
     parser.add_argument("pictures", nargs="+", type=Path, metavar="PNG")
     for picture in parser.parse_args().pictures:
@@ -17,7 +17,7 @@ def main() -> None:
 
 
 def reduce_colours(picture: Path) -> None:
-    """Save a picture with a palette of 64 colours; one that has a palette stays as it is."""
+    """Save a picture with a palette of 64 colours; a picture that has a palette is not changed."""
     with Image.open(picture) as drawn:
         if drawn.mode == "P":
             return

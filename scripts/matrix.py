@@ -1,10 +1,10 @@
-"""Writes docs/matrix.md: which policies, compressors and synchronisation schemes run together.
+"""Write docs/matrix.md: which policies, compressors and synchronisation schemes can be combined.
 
     python -m scripts.matrix            # print it
     python -m scripts.matrix docs/matrix.md
 
-Whether three choices go together is decided pair by pair, so three tables say everything; tests/cli/test_pairwise.py
-checks that no triple says otherwise.
+The validity of three choices is decided pair by pair, so three tables are complete; tests/cli/test_pairwise.py checks
+that no triple contradicts them.
 """
 
 import argparse
@@ -29,25 +29,25 @@ def _base(overrides: tuple[str, ...]) -> Config:
 
 
 def cell(compressor: str, sync: str, adaptive: Iterable[str], overrides: tuple[str, ...] = ()) -> Config:
-    """The configuration of one cell.
+    """Return the configuration of one cell.
 
     Args:
-        compressor, sync: names.
+        compressor, sync: names of the choices.
         adaptive: names of policies, in order.
-        overrides: of the run around it.
+        overrides: further overrides of the run.
     """
     return smoke.composed_cell(_base(overrides), compressor, sync, adaptive)
 
 
 @functools.cache
 def refusal(compressor: str, sync: str, adaptive: tuple[str, ...]) -> str | None:
-    """Why a cell is refused, or None where it runs."""
+    """Return the reason for which a cell is refused, or None if it runs."""
     return smoke.refusal(cell(compressor, sync, adaptive), WORKERS)
 
 
 @functools.cache
 def of_pair(first: str, a: str, second: str, b: str) -> str | None:
-    """Why two choices are refused together, with the plainest third one that lets them run."""
+    """Return the reason for which two choices are refused together, and the simplest third one with which they run."""
     (third,) = set(GROUPS) - {first, second}
 
     def said(**chosen: str) -> str | None:
@@ -63,7 +63,7 @@ def of_pair(first: str, a: str, second: str, b: str) -> str | None:
 
 
 def table(rows: str, columns: str) -> list[str]:
-    """One table in Markdown: a dot where the pair runs, else the number of the sentence that refuses it."""
+    """Return one table in Markdown: a dot if the pair runs, else the number of the sentence that refuses it."""
     reasons: dict[str, int] = {}
     lines = [f"| {rows} \\ {columns} | " + " | ".join(names(columns)) + " |", "|---" * (len(names(columns)) + 1) + "|"]
     for row in names(rows):
@@ -79,7 +79,7 @@ def table(rows: str, columns: str) -> list[str]:
 
 
 def _general(said: str, *choices: str) -> str:
-    """The sentence with the choices of this cell replaced by dots, so that equal reasons are said once."""
+    """Return the sentence with the choices of this cell replaced by dots, so that equal reasons appear once."""
     for choice in sorted(choices, key=len, reverse=True):
         for before in ("got ", "compressor=", "adaptive=", "sync="):
             said = said.replace(f"{before}{choice}", f"{before}…")
@@ -87,7 +87,7 @@ def _general(said: str, *choices: str) -> str:
 
 
 def document() -> str:
-    """docs/matrix.md."""
+    """Return the text of docs/matrix.md."""
     head = """# What runs together
 
 Written by `python -m scripts.matrix docs/matrix.md`; `tests/cli/test_pairwise.py` checks every cell by validating it,
@@ -103,7 +103,7 @@ can be refused by further rules.
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser("scripts.matrix", description="What runs together, as a page.")
     parser.add_argument("page", nargs="?", type=Path, help="a file to write, such as docs/matrix.md; default: stdout")
     page = parser.parse_args().page

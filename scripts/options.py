@@ -2,8 +2,9 @@
 
     python -m scripts.options
 
-A file is written for each name in a class's `chosen_as`. Files of classes that declare nothing stay as they are. In
-conf/config.yaml the options of every run are written; what Hydra reads before and behind them stays as it is.
+A file is written for each name in a class's `chosen_as`. Files of classes without declarations are not changed. In
+conf/config.yaml the options of every run are written; the parts before and after them, which Hydra reads, are not
+changed.
 """
 
 import dataclasses
@@ -49,7 +50,7 @@ WIDTH = 119
 
 
 def declared(group: str) -> Iterator[tuple[str, Any, Choice]]:
-    """(Name, class, what its file says) of each choice of a config group that a class declares."""
+    """Yield (name, class, content of its file) of each choice of a config group that a class declares."""
     package = importlib.import_module(f"accordion_bench.{PACKAGES[group]}")
     inside = (found.name for found in pkgutil.iter_modules(getattr(package, "__path__", []), f"{package.__name__}."))
     for module in (package.__name__, *inside):
@@ -59,7 +60,7 @@ def declared(group: str) -> Iterator[tuple[str, Any, Choice]]:
 
 
 def lines_of(group: str, cls: Any, choice: Choice) -> Iterator[tuple[str, Any, str]]:
-    """(Option, default, comment) of each option that the file of a choice has."""
+    """Return (option, default, comment) of each option that the file of a choice has."""
     own = {name: one for name, one in options_of(cls).items() if one.shown and name not in choice.leaves_out}
     beside = BESIDE[group](cls) if group in BESIDE else {}
     found = own | {name: beside[name] for name in choice.beside}
@@ -72,7 +73,7 @@ def lines_of(group: str, cls: Any, choice: Choice) -> Iterator[tuple[str, Any, s
 
 
 def yaml_text(group: str, name: str, cls: Any, choice: Choice) -> str:
-    """The YAML file of a choice."""
+    """Return the YAML file of a choice."""
     told = textwrap.wrap(choice.told, WIDTH - 2)
     options = [_line(f"{key}: {as_yaml(value)}", comment) for key, value, comment in lines_of(group, cls, choice)]
     brought: list[str] = (
@@ -94,7 +95,7 @@ def yaml_text(group: str, name: str, cls: Any, choice: Choice) -> str:
 
 
 def config_text() -> str:
-    """conf/config.yaml, with the options of every run."""
+    """Return conf/config.yaml, with the options of every run."""
     text, lines = CONFIG.read_text(encoding="utf-8"), []
     for field in dataclasses.fields(RunConfig):
         if one := options_of(RunConfig).get(field.name):
@@ -111,7 +112,7 @@ def _told(part: Any) -> str:
 
 
 def tables() -> str:
-    """docs/options.md: the options of each choice in a table."""
+    """Return docs/options.md: the options of each choice in a table."""
     parts = [
         "# Options",
         "Written by `python -m scripts.options` from what the classes declare. `--help all` has the other groups, too.",
@@ -131,13 +132,13 @@ def tables() -> str:
 
 
 def _table(lines: Iterable[tuple[str, Any, str]]) -> str:
-    """Option, default, comment; "" where there is none."""
+    """Return a table of option, default, comment; "" if there are no options."""
     rows = [f"| `{key}` | `{as_yaml(value)}` | {comment} |" for key, value, comment in lines]
     return "\n".join(["| option | default | |", "|---|---|---|", *rows]) if rows else ""
 
 
 def as_yaml(value: Any) -> str:
-    """As YAML 1.1 reads it back, which takes 1e-08 and 1e9 for text."""
+    """Return a value in the form that YAML 1.1 reads back, which treats 1e-08 and 1e9 as text."""
     if isinstance(value, float) and value and not 1e-4 <= abs(value) < 1e6:
         mantissa, _, exponent = np.format_float_scientific(value, trim="0").partition("e")
         return f"{mantissa}e{int(exponent):+}"
@@ -149,7 +150,7 @@ def as_yaml(value: Any) -> str:
 
 
 def _read_back(word: str) -> bool:
-    """Whether a word needs no quotes: `*` at its beginning has another meaning, say."""
+    """Whether a word needs no quotes; for example, a leading `*` has another meaning."""
     try:
         return yaml.safe_load(word) == word
     except yaml.YAMLError:

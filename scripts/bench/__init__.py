@@ -1,1 +1,1 @@
-"""Benches: times in interleaved rounds, by one harness."""
+"""Benches: times in interleaved rounds, with one harness."""

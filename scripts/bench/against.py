@@ -4,7 +4,8 @@
     python -m scripts.bench.against ../old --rounds 15 --seconds 1
     python -m scripts.bench.against ../old --codecs 11                # an exchange of one worker, for every compressor
 
-Each checkout has one process with one thread, which keeps its arms ready; they take turns, and change who is first.
+Each checkout has one process with one thread, which keeps its arms ready. The processes alternate, and so does the
+order within a round.
 """
 
 import json
@@ -80,7 +81,7 @@ for line in sys.stdin:
 
 
 def start(folder: Path, program: str, arms: object) -> subprocess.Popen:
-    """A process of one checkout, with its arms ready."""
+    """Start a process of one checkout, with its arms ready."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder.resolve())}
     command = [sys.executable, "-c", program + TURNS, json.dumps(arms)]
     pipe = subprocess.PIPE
@@ -90,7 +91,7 @@ def start(folder: Path, program: str, arms: object) -> subprocess.Popen:
 
 
 def seconds_per_step(process: subprocess.Popen, arm: str, seconds: float) -> float:
-    """Let a checkout's process take steps for a while."""
+    """Run steps in a checkout's process for some time; return the seconds per step."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps([arm, seconds]) + "\n")
     process.stdin.flush()
@@ -98,7 +99,7 @@ def seconds_per_step(process: subprocess.Popen, arm: str, seconds: float) -> flo
 
 
 def commit(folder: Path) -> str:
-    """What is checked out there."""
+    """Return the commit of a checkout."""
     return subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True).stdout
 
 

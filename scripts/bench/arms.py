@@ -1,6 +1,7 @@
-"""What benches time against each other: our step, and that of the loop which everyone writes, on the same batches.
+"""Arms that benches compare: our step, and the step of a plain PyTorch loop, on the same batches.
 
-Both are timed under the settings of a run: freed memory that is kept, cuDNN's search. They hold for the whole process.
+Both are timed under the settings of a run: freed memory is kept, and cuDNN's search is on. The settings apply to the
+whole process.
 """
 
 import contextlib
@@ -21,12 +22,12 @@ _settings = contextlib.ExitStack()
 
 
 def as_a_run(device: str = "cpu") -> None:
-    """Set what a run sets, for the rest of this process: ours and its rivals compute under the same settings."""
+    """Apply the settings of a run to the rest of this process, for our code and the compared code."""
     _settings.enter_context(as_in_a_run(device))
 
 
 def trainer_for(overrides: list[str], comm: Comm) -> Trainer:
-    """A trainer in the middle of its first epoch, with no file behind it but a temporary folder."""
+    """Return a trainer in the middle of its first epoch, with files only in a temporary folder."""
     as_a_run(comm.device.type)
     cfg = compose([*overrides, "schedule.lr_scaling=none", "optimizer.lr=0.01"])
     trainer = Trainer(RunConfig.from_dict(cfg), comm, RunFolder(tempfile.mkdtemp()))
@@ -35,7 +36,7 @@ def trainer_for(overrides: list[str], comm: Comm) -> Trainer:
 
 
 def our_step(trainer: Trainer) -> Callable[[], None]:
-    """One step of this project, its data included."""
+    """Return one step of this project, its data included."""
 
     def step() -> None:
         if trainer.position.step_in_epoch >= trainer.position.steps_per_epoch - 1:
@@ -53,13 +54,13 @@ def plain_step(
     aggregate: Callable[[], None] = lambda: None,
     connect: Callable[[torch.optim.Optimizer], object] = lambda optimizer: None,
 ) -> Callable[[], None]:
-    """One step of the loop that everyone writes, on the same batches.
+    """Return one step of a plain PyTorch loop, on the same batches.
 
     Args:
-        trainer: whose data and order of samples it takes, as the worker of this process.
-        model: is trained.
-        aggregate: what happens to the gradients before the optimizer's step.
-        connect: what is done with the optimizer before the first step.
+        trainer: trainer whose data and order of samples the loop uses, as the worker of this process.
+        model: model that is trained.
+        aggregate: function that is applied to the gradients before the optimizer's step.
+        connect: function that is applied to the optimizer before the first step.
     """
     optimizer = plain_optimizer(trainer, model)
     model.train()
@@ -81,7 +82,7 @@ def plain_step(
 
 
 def plain_optimizer(trainer: Trainer, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """What everyone writes: torch's own AdamW, with decay on matrices alone, or SGD with momentum."""
+    """Return the usual optimizer: torch's own AdamW, with decay on matrices only, or SGD with momentum."""
     if not trainer.config.optimizer["_target_"].endswith(".AdamW"):
         return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     own = list(model.parameters())

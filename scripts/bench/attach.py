@@ -1,4 +1,4 @@
-"""Step times of a loop that everyone writes, with `ab.attach` and without: interleaved rounds; prints Markdown.
+"""Step times of a plain PyTorch loop, with `ab.attach` and without: interleaved rounds; prints Markdown.
 
     python -m scripts.bench.attach                                   # 2 hosts: unshaped, 1 Gbit/s, 100 Mbit/s
     python -m scripts.bench.attach --hosts 4 --rates none 100mbit --arms "attach(none)" "DDP"
@@ -53,7 +53,7 @@ OPTIONS = {"powersgd": {"rank": 2}}
 
 
 def wrapped(model: torch.nn.Module, hook: str) -> torch.nn.Module:
-    """The model in DistributedDataParallel, with one of torch's hooks."""
+    """Return the model in DistributedDataParallel, with one of torch's hooks."""
     one_bucket = 1000 if "PowerSGD" in hook else None  # torch's aborts the process on gloo with more
     module = DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb=one_bucket)
     if "bf16" in hook:
@@ -65,7 +65,7 @@ def wrapped(model: torch.nn.Module, hook: str) -> torch.nn.Module:
 
 
 def arm(name: str, overrides: list[str], rank: int, processes: int) -> Callable[[], None]:
-    """One training step of an arm."""
+    """Return one training step of an arm."""
     trainer = trainer_for([*netlab.MODEL, *overrides], Comm(1, processes, rank))
     model = trainer.axis.model
     if name.startswith("bench"):

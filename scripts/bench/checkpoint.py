@@ -1,10 +1,11 @@
-"""What saving costs: seconds of one checkpoint beside those of an epoch, how often the default saves, and for how long
-training stops where a thread writes (`checkpoint.background=true`).
+"""Cost of saving: seconds of one checkpoint beside those of an epoch, the frequency of the default, and how long
+training stops if a thread writes (`checkpoint.background=true`).
 
     python -m scripts.bench.checkpoint [--models resnet8,resnet18] [--steps 3] [--saves 5] [--runs FOLDER]
 
-Four workers in one process with PowerSGD, whose residuals are the largest part of a checkpoint. An epoch of CIFAR-10
-(391 steps of 4 x 32) or of digits is so many median steps. Prints a Markdown table.
+Four workers run in one process with PowerSGD, whose residuals are the largest part of a checkpoint. The time of an
+epoch of CIFAR-10 (391 steps of 4 x 32) or of digits is its number of steps times the median step. Prints a Markdown
+table.
 """
 
 import shutil
@@ -29,7 +30,7 @@ EPOCHS = {"resnet8": ("digits", [], 12), "resnet18": ("CIFAR-10", CIFAR, 391)}  
 
 
 def measured(model: str, steps: int, saves: int, runs: Path) -> dict[str, float]:
-    """Medians of step, save and stop (of training, where a thread writes), seconds; MB of a checkpoint."""
+    """Return the medians of step, save and stop (of training, if a thread writes) in seconds; MB of a checkpoint."""
     _, options, _ = EPOCHS[model]
     cfg = compose([f"model={model}", *options, "compressor=powersgd", f"workers={WORKERS}", "comm=simulated"])
     folder = RunFolder.create(str(runs), model, cfg)

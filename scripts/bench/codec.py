@@ -1,4 +1,4 @@
-"""Encode and decode speed of every compressor, next to a plain copy in the same run; no network. Prints Markdown.
+"""Encode and decode speed of every compressor, compared with a plain copy in the same run; no network. Prints Markdown.
 
     python -m scripts.bench.codec                                  # every YAML, 11 million floats, one CPU thread
     python -m scripts.bench.codec --floats 1 11 138 --only topk qsgd
@@ -8,11 +8,11 @@
     python -m scripts.bench.codec --avx2 ...                       # as on a processor without AVX-512
     python -m scripts.bench.codec --device cuda --floats 11 25 138
 
-GB/s are of gradient (4 bytes per coordinate): one worker's tensors of a network are encoded into a new message, and one
-message is decoded and added to a sum that is there. Rounds are interleaved over the compressors, and a copy is made
-beside each; medians, ratios with quartiles over the rounds. Error feedback is off: it is the same for all. Compressors
-that are no pair of encode and decode show the time of both, in an exchange of one worker. "At least" is the target of
-the column before it.
+GB/s refer to the gradient (4 bytes per coordinate): one worker's tensors of a network are encoded into a new message,
+and one message is decoded and added to an existing sum. Rounds are interleaved over the compressors, and a copy is
+timed beside each; the table contains medians, and ratios with quartiles over the rounds. Error feedback is off, because
+it is the same for all. Compressors without a pair of encode and decode show the time of both, in an exchange of one
+worker. "At least" is the target of the column before it.
 """
 
 import argparse
@@ -59,7 +59,7 @@ VARIANTS = {
 
 
 class Target(NamedTuple):
-    """Throughput that is aimed at on one thread, over ResNet-18's 62 tensors: of a copy's, and of GRACE's."""
+    """Target throughput on one thread, over ResNet-18's 62 tensors, relative to a copy's and to GRACE's."""
 
     copy: float
     grace: float | None
@@ -89,13 +89,13 @@ AVX2 = {
 
 @dataclass
 class Codec:
-    """What is timed of one compressor: encode and decode, or both in one.
+    """Timed parts of one compressor: encode and decode, or both in one.
 
     Args:
-        name: of its row.
-        parts: what is called.
+        name: name of its row.
+        parts: functions that are timed.
         payload: bytes that a worker sends.
-        threads: with which torch and the kernels compute.
+        threads: number of threads of torch and the kernels.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Codec:
 
 
 class Ratio(NamedTuple):
-    """Of two codecs' throughputs: median and quartiles over the rounds."""
+    """Ratio of two codecs' throughputs: median and quartiles over the rounds."""
 
     median: float
     low: float
@@ -125,17 +125,17 @@ class Ratio(NamedTuple):
 
 
 def ratio(one: Codec, other: Codec, size: float = 1.0) -> Ratio:
-    """How many times other's throughput one has; each round's two calls stand side by side.
+    """Return the ratio of one's throughput to other's; the two calls of a round are adjacent.
 
     Args:
-        one, other: of the same rounds.
-        size: how many times the coordinates of `other` it is called with.
+        one, other: codecs of the same rounds.
+        size: number of coordinates of `one` divided by that of `other`.
     """
     return Ratio(*quartiles([size * theirs / own for own, theirs in zip(one.totals(), other.totals(), strict=True)]))
 
 
 def shapes(floats: int, flat: bool) -> list[TensorSpec]:
-    """The parameters of a network of about so many million."""
+    """Return the shapes of the parameters of a network of about this number of millions."""
     import torchvision  # which takes two seconds
 
     with torch.device("meta"):
@@ -145,7 +145,7 @@ def shapes(floats: int, flat: bool) -> list[TensorSpec]:
 
 
 def gradients(specs: list[TensorSpec], device: str) -> list[torch.Tensor]:
-    """Tensors [1, ...] with heavy tails, as gradients have; side by side in memory, as those of an exchange."""
+    """Return tensors [1, ...] with heavy tails, as gradients have; contiguous in memory, as in an exchange."""
     g = torch.Generator().manual_seed(0)
     flat = torch.cat([torch.randn(s.numel, generator=g) ** 3 * 1e-3 for s in specs]).to(device)
     parts = flat.split([s.numel for s in specs])
@@ -160,14 +160,14 @@ def codec(
     xs_W: list[torch.Tensor],
     sums: Sequence[torch.Tensor] | None = None,
 ) -> Codec | None:
-    """A compressor without error feedback, worker momentum and scope; None where these tensors are nothing for it.
+    """Return a compressor without error feedback, worker momentum and scope; None if it does not support these tensors.
 
     Args:
-        name: of its row.
-        yaml_name: of the file.
-        changes: options that are not the file's.
+        name: name of its row.
+        yaml_name: name of the file.
+        changes: options that differ from the file's.
         specs, xs_W: tensors [1, ...].
-        sums: where decoded messages are added, shaped as the tensors; None = made for this one.
+        sums: sums to which decoded messages are added, shaped as the tensors; None = created for this codec.
     """
     node = read_options(conf_dir() / "compressor" / f"{yaml_name}.yaml") | changes
     node = {key: value for key, value in node.items() if key not in ("worker_momentum", "weight_decay_mode")}
@@ -211,7 +211,7 @@ def one_shot(
 
 
 def copying(target: Sequence[torch.Tensor], xs_W: Sequence[torch.Tensor]) -> Codec:
-    """A plain copy of the tensors."""
+    """Return a codec that copies the tensors."""
 
     def copy() -> None:
         for mine, theirs in zip(target, xs_W, strict=True):
@@ -221,7 +221,7 @@ def copying(target: Sequence[torch.Tensor], xs_W: Sequence[torch.Tensor]) -> Cod
 
 
 def measure(codecs: list[Codec], rounds: int, device: str) -> None:
-    """Interleaved rounds over all codecs; the first is warm-up."""
+    """Time all codecs in interleaved rounds; the first is warm-up."""
     before = torch.get_num_threads()
 
     def once(number: int) -> dict[str, float]:
@@ -235,14 +235,14 @@ def measure(codecs: list[Codec], rounds: int, device: str) -> None:
 
 
 def chosen(names: Sequence[str], specs: list[TensorSpec], xs_W: list[torch.Tensor]) -> list[Codec]:
-    """The codecs of some rows, without those to which these tensors are nothing."""
+    """Return the codecs of some rows, without those that do not support these tensors."""
     sums = [torch.zeros_like(x_W) for x_W in xs_W]
     made = [codec(name, *VARIANTS.get(name, (name, {})), specs, xs_W, sums) for name in names]
     return [one for one in made if one is not None]
 
 
 def verdict(found: float, target: float) -> str:
-    """Whether a throughput's ratio is at least what it should be."""
+    """Return whether a throughput's ratio reaches its target."""
     return f"{target:g} {'met' if found >= target else 'MISSED'}"
 
 
@@ -250,7 +250,7 @@ def verdict(found: float, target: float) -> str:
 
 
 def table(arguments: argparse.Namespace, floats: int) -> None:
-    """Every codec on the tensors of one network, beside a copy, and beside GRACE's."""
+    """Print every codec on the tensors of one network, beside a copy, and beside GRACE's."""
     specs = shapes(floats, arguments.flat)
     xs_W, numel = gradients(specs, arguments.device), sum(s.numel for s in specs)
     codecs, twins = chosen(arguments.only, specs, xs_W), dict[str, Codec]()
@@ -285,7 +285,7 @@ def table(arguments: argparse.Namespace, floats: int) -> None:
 
 
 def groupings(arguments: argparse.Namespace) -> None:
-    """The codecs on one tensor and on many, on large networks and on a small one; beside the fastest of these."""
+    """Print the codecs on one tensor and on many, on large networks and on a small one; beside the fastest of these."""
     arms: dict[tuple[int, bool], dict[str, Codec]] = {}
     numel: dict[tuple[int, bool], int] = {}
     for floats, flat in GROUPINGS:
@@ -313,7 +313,7 @@ def groupings(arguments: argparse.Namespace) -> None:
 
 
 def by_threads(arguments: argparse.Namespace, floats: int) -> None:
-    """Each codec with several threads beside itself with one."""
+    """Print each codec with several threads beside the same codec with one."""
     specs = shapes(floats, arguments.flat)
     xs_W, numel = gradients(specs, "cpu"), sum(s.numel for s in specs)
     alone = [copying([torch.empty_like(x_W) for x_W in xs_W], xs_W), *chosen(arguments.only, specs, xs_W)]
@@ -344,10 +344,10 @@ def show(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def hold_to_avx2() -> None:
-    """Start this program again with what torch and numba read in the environment when they are loaded.
+    """Restart this program with the environment variables that torch and numba read when they are loaded.
 
     Raises:
-        ConfigError: it has been started so, and one of them uses other instructions nonetheless.
+        ConfigError: the program was restarted, but torch or numba uses other instructions nonetheless.
     """
     if any(os.environ.get(name) != value for name, value in AVX2.items()):
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **AVX2})
@@ -356,7 +356,7 @@ def hold_to_avx2() -> None:
 
 
 def instructions() -> tuple[str, str]:
-    """Those that torch's kernels use here, and a loop that numba compiles now."""
+    """Return the instructions that torch's kernels use here, and those of a loop that numba compiles now."""
     by_torch = torch.backends.cpu.get_cpu_capability()
     if not kernels.installed():
         return by_torch, "absent"
@@ -377,7 +377,7 @@ def instructions() -> tuple[str, str]:
 
 
 def main() -> None:
-    """Print what the arguments ask for."""
+    """Run the command line."""
     names = sorted(file.stem for file in (conf_dir() / "compressor").glob("*.yaml"))
     parser = command_line(__doc__, rounds=7)
     parser.add_argument("--floats", nargs="+", type=int, default=[11], choices=list(NETWORKS), help="millions")

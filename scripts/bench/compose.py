@@ -1,4 +1,4 @@
-"""Seconds from overrides to a resolved configuration, for every experiment with its last arm; the slowest last.
+"""Seconds from overrides to a resolved configuration, for every experiment with its last arm, slowest last.
 
 python -m scripts.bench.compose
 """
@@ -18,14 +18,14 @@ ROUNDS = 3
 
 
 def composed(experiment: str) -> Any:
-    """What Hydra makes of an experiment without its arms, not resolved."""
+    """Return Hydra's composition of an experiment without its arms, not resolved."""
     register_resolvers()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return hydra_compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
 
 
 def seconds(overrides: list[str]) -> float:
-    """Median of some rounds, of this process's time."""
+    """Return the median over some rounds of this process's time."""
     compose_it = lambda: compose(overrides)  # noqa: E731
     return statistics.median(seconds_of(compose_it, clock=time.process_time) for _ in range(ROUNDS))
 

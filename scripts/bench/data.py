@@ -1,11 +1,11 @@
-"""What data costs beside a training step: ratios measured in one run, interleaved rounds, medians; prints Markdown.
+"""Cost of data beside a training step: ratios measured in one run, interleaved rounds, medians; prints Markdown.
 
     python -m scripts.bench.data            # all
     python -m scripts.bench.data batch      # time of a batch / time of a step on it
     python -m scripts.bench.data run        # data_seconds / seconds of short runs
     python -m scripts.bench.data folder     # images per second of an image folder, by number of processes
 
-Times are CPU time of this process, so that a busy machine disturbs them less; one thread. `folder` is wall time.
+Times are CPU time of this process on one thread, so that a busy machine disturbs them less; `folder` is wall time.
 """
 
 import itertools
@@ -39,7 +39,7 @@ AUGMENTED = {
 
 
 def made_up(count: int, **augmentation) -> ImageData:
-    """Images of CIFAR's size and kind; what they show costs nothing."""
+    """Return images of CIFAR's size and kind; their content does not affect the cost."""
     generator = keyed_rng.generator("bench")
     images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
     pair = images, torch.randint(0, 10, (count,), generator=generator)
@@ -47,13 +47,13 @@ def made_up(count: int, **augmentation) -> ImageData:
 
 
 def orders(count: int, batch: int) -> Iterator[torch.Tensor]:
-    """Batches without end."""
+    """Yield batches without end."""
     for _ in itertools.count():
         yield from torch.randperm(count).split(batch)[: count // batch]
 
 
 def bench_batch(rounds: int) -> None:
-    """The next batch, against forward and backward of resnet20 on it; and drawing an epoch's augmentation."""
+    """Compare the next batch with forward and backward of resnet20 on it; also draw an epoch's augmentation."""
     cfg = compose(["model=resnet20", "dataset=cifar10"])
     for batch, (name, augmentation) in itertools.product((32, 128), AUGMENTED.items()):
         data, model = (
@@ -81,7 +81,7 @@ def bench_batch(rounds: int) -> None:
 
 
 def bench_run(rounds: int) -> None:
-    """What a run's own clock says, by its columns; wall time."""
+    """Report a run's own clock, by its columns; wall time."""
     for batch, (name, augmentation) in itertools.product((32, 128), AUGMENTED.items()):
         overrides = ["model=resnet20", "dataset=synthetic", f"batch_size={batch}", "compressor=none"]
         trainer = trainer_for(overrides, Comm(1))
@@ -95,7 +95,7 @@ def bench_run(rounds: int) -> None:
 
 
 def bench_folder(rounds: int) -> None:
-    """Images per second of 256 photographs' size, 500 x 375 pixels, as in ImageNet; they are not trained on."""
+    """Measure images per second of 256 images of 500 x 375 pixels, as photographs in ImageNet, without training."""
     with tempfile.TemporaryDirectory() as root:
         for i in range(256):
             noise = torch.rand(1, 3, 24, 32, generator=keyed_rng.generator("bench", i))

@@ -1,9 +1,10 @@
-"""What all benches share: arms that take turns, medians with quartiles, tables, where a bench ran, what it saves.
+"""Common parts of all benches: interleaved arms, medians with quartiles, tables, the environment, stored results.
 
     found = interleaved({"ours": our_step, "plain": plain_step}, rounds=9)
     print(spread(*ratio(found["ours"], found["plain"])))       # 1.004 (0.998 to 1.011)
 
-Nothing here imports torch before something is timed on a GPU: benches that start others do not wait for it.
+This module imports torch only when something is timed on a GPU, so benches that start others do not wait for the
+import.
 """
 
 import argparse
@@ -26,7 +27,7 @@ WARM_UP = 3  # calls of an arm before it is timed: memory is allocated, buckets 
 
 
 def in_rounds(arms: Iterable[Arm], rounds: int, measure: Callable[[Arm], Found]) -> dict[Arm, list[Found]]:
-    """What is measured of each arm in each round: all arms take their turn in a round, and the order alternates."""
+    """Return the measurement of each arm in each round: all arms run once per round, and the order alternates."""
     found: dict[Arm, list[Found]] = {arm: [] for arm in arms}
     for number in range(rounds):
         for arm in list(found) if number % 2 else list(found)[::-1]:
@@ -41,14 +42,14 @@ def interleaved(
     device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds per call of each arm in each round, after a warm-up.
+    """Return the seconds per call of each arm in each round, after a warm-up.
 
     Args:
         arms: by name.
-        rounds: how many.
-        steps: calls of an arm in a round.
-        device: where an arm works: `cuda` is waited for.
-        clock: on a CPU.
+        rounds: number of rounds.
+        steps: number of calls of an arm in a round.
+        device: device of the arms; `cuda` is synchronised.
+        clock: clock on a CPU.
     """
     for run in arms.values():
         for _ in range(WARM_UP):
@@ -59,7 +60,7 @@ def interleaved(
 def seconds_of(
     run: Callable[[], object], times: int = 1, device: str = "cpu", clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Seconds of one call, the mean of some; on a GPU until all is done that they have started."""
+    """Return the mean seconds of a call; on a GPU until all work that the calls have launched is done."""
     if not device.startswith("cuda"):
         begin = clock()
         for _ in range(times):
@@ -81,18 +82,18 @@ def seconds_of(
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float], factor: float = 1.0) -> tuple[float, float, float]:
-    """Quartiles of ours / (factor x theirs), round by round: (median, lower, upper)."""
+    """Return quartiles of ours / (factor x theirs), round by round: (median, lower, upper)."""
     return quartiles([a / (factor * b) for a, b in zip(ours, theirs, strict=True)])
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """(median, lower, upper); of one value that value."""
+    """Return (median, lower, upper); for one value, that value three times."""
     lower, median, upper = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [*values] * 3
     return median, lower, upper
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % bootstrap interval of a median."""
+    """Return the 95 % bootstrap interval of a median."""
     import numpy as np
 
     drawn = np.median(np.random.default_rng(0).choice(values, (2000, len(values))), axis=1)
@@ -101,7 +102,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def spread(median: float, lower: float, upper: float) -> str:
-    """`1.004 (0.998 to 1.011)`."""
+    """Return `1.004 (0.998 to 1.011)`."""
     return f"{median:.3f} ({lower:.3f} to {upper:.3f})"
 
 
@@ -109,23 +110,23 @@ def spread(median: float, lower: float, upper: float) -> str:
 
 
 def where(head: str = "") -> str:
-    """`commit 0123456, AMD EPYC, 2 cores, {versions}`: of this checkout and machine."""
+    """Return `commit 0123456, AMD EPYC, 2 cores, {versions}` of this checkout and machine."""
     about = environment()
     return f"{head}commit {about['commit']}, {about['processor']}, {about['cpu_cores']} cores, {about['versions']}"
 
 
 def print_head(*heads: str) -> None:
-    """The first two lines of a table in Markdown."""
+    """Print the first two lines of a table in Markdown."""
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}", flush=True)
 
 
 def print_row(*cells: object) -> None:
-    """One line of a table."""
+    """Print one line of a table."""
     print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 def save(folder: Path, page: str, name: str, records: Mapping[str, Any]) -> None:
-    """Keep what was printed as README.md, and the numbers behind it as JSON."""
+    """Store the printed text as README.md, and the numbers behind it as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "README.md").write_text(folded(page) + "\n", encoding="utf-8")
     (folder / name).write_text(json.dumps(records), encoding="utf-8")
@@ -135,7 +136,7 @@ def save(folder: Path, page: str, name: str, records: Mapping[str, Any]) -> None
 
 
 def command_line(description: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
-    """A parser that shows a module's text as it stands, with --rounds where there is a number for it."""
+    """Return a parser that shows a module's docstring verbatim, with --rounds if a default is given."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds)
@@ -146,14 +147,14 @@ def command_line(description: str | None, rounds: int | None = None) -> argparse
 
 
 def line(what: str, setting: str, ours: str, measured: float, target: float, unit: str = "", more: str = "") -> None:
-    """One line of a table of targets, of which less is better.
+    """Print one line of a table of targets; smaller ratios are better.
 
     Args:
-        what, setting: is measured.
-        ours: the number behind the ratio.
-        measured, target: the ratio, and the largest that is aimed at.
-        unit: of both.
-        more: such as the quartiles.
+        what, setting: measured quantity and its setting.
+        ours: number behind the ratio.
+        measured, target: ratio, and its largest accepted value.
+        unit: unit of both.
+        more: further text, such as the quartiles.
     """
     met = "yes" if measured <= target else "NO"
     print_row(what, setting, ours, f"{measured:.3f}{unit}{more}", f"{target}{unit}", met)
@@ -162,7 +163,7 @@ def line(what: str, setting: str, ours: str, measured: float, target: float, uni
 def row(
     what: str, setting: str, times: Mapping[str, list[float]], arms: tuple[str, str], target: float, factor: float = 1.0
 ) -> None:
-    """One line for the ratio of two arms: the first one's times over `factor` x the second one's."""
+    """Print one line for the ratio of two arms: the first one's times over `factor` x the second one's."""
     ours, theirs = arms
     median, lower, upper = ratio(times[ours], times[theirs], factor)
     milliseconds = 1000 * statistics.median(times[ours])
@@ -170,12 +171,12 @@ def row(
 
 
 def run_benches(benches: Mapping[str, Callable[[int], None]], description: str | None, rounds: int) -> None:
-    """Run the benches that are named on the command line, or all, and print where.
+    """Run the benches named on the command line, or all, and print the environment.
 
     Args:
-        benches: by name; each takes the number of rounds and prints lines of the table.
-        description: for --help.
-        rounds: unless told otherwise.
+        benches: benches by name; each takes the number of rounds and prints lines of the table.
+        description: text of --help.
+        rounds: default number of rounds.
     """
     parser = command_line(description, rounds)
     parser.add_argument("which", nargs="*", choices=[*benches, []], default=[])

@@ -1,12 +1,12 @@
-"""Hooks of DistributedDataParallel that others have written, beside ours: bytes by the interface, and step times.
+"""Third-party hooks of DistributedDataParallel beside ours: bytes by the interface, and step times.
 
     python -m scripts.bench.hooks                                # 2 hosts at 100 Mbit/s, into results/hooks
     python -m scripts.bench.hooks --rate 1gbit --hosts 4
     PYTHONPATH=CHECKOUT python -m scripts.bench.hooks            # of epfml/powersgd, which is left out without it
 
-All arms in one run, in interleaved rounds; each host has one process with one worker and one thread. Torch's hooks are
-named as anybody's are, by `comm.hook`; epfml's package is no hook: it takes the gradients after the backward pass, in
-the loop that everyone writes. Needs root (network namespaces).
+All arms are in one run, in interleaved rounds; each host has one process with one worker and one thread. Torch's hooks
+are selected by `comm.hook`, like any other hook. epfml's package is no hook: it takes the gradients after the backward
+pass, in a plain training loop. It needs root (network namespaces).
 """
 
 import time
@@ -23,7 +23,7 @@ EPFML = "epfml/powersgd, rank 2"
 
 
 def hook(path: str, *options: str) -> list[str]:
-    """The overrides of an arm with a hook of torch's."""
+    """Return the overrides of an arm with a hook of torch's."""
     return ["comm.engine=ddp", f"comm.hook={TORCHS}.{path}", *options]
 
 
@@ -45,7 +45,7 @@ ARMS = {
 
 
 def arm(name: str, model: str, rank: int, processes: int) -> tuple[Callable[[], None], Any]:
-    """One training step of an arm, and the trainer whose ledger counts it."""
+    """Return one training step of an arm, and the trainer whose ledger counts it."""
     from accordion_bench.comm.collectives import Comm
     from scripts.bench.arms import our_step, trainer_for
     from scripts.bench.netlab import epfml
@@ -59,7 +59,7 @@ def arm(name: str, model: str, rank: int, processes: int) -> tuple[Callable[[], 
 
 
 def built(name: str, model: str, rank: int, processes: int) -> Callable[[int], dict[str, float | None]]:
-    """What measures an arm over some steps."""
+    """Return a function that measures an arm over some steps."""
     import torch
     import torch.distributed as dist
 
@@ -69,7 +69,7 @@ def built(name: str, model: str, rank: int, processes: int) -> Callable[[int], d
     interface = Interface("eth0")
 
     def measured(count: int) -> dict[str, float | None]:
-        """Seconds of a step on the slowest host; bytes of a step: sent by an interface, and as the ledger counts."""
+        """Return the seconds of a step on the slowest host, and its bytes: sent by an interface, and in the ledger."""
         dist.barrier()
         start, sent, counted = time.perf_counter(), interface.sent(), trainer.comm.ledger.columns()["wire_bytes"]
         for _ in range(count):
@@ -90,7 +90,7 @@ def built(name: str, model: str, rank: int, processes: int) -> Callable[[int], d
 
 
 def table(found: dict[str, list[dict[str, float]]]) -> list[str]:
-    """One row per arm, as Markdown."""
+    """Return one row per arm, as Markdown."""
     from accordion_bench.options.units import human_bytes
 
     lines = ["| arm | sent by the interface, a step | counted by the ledger | seconds, a step |", "|---|--:|--:|--:|"]

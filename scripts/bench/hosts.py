@@ -1,6 +1,6 @@
-"""Arms behind shaped links: every host has one process, in which the arms take their turns.
+"""Arms behind shaped links: every host has one process, in which the arms alternate.
 
-A bench starts itself in each host, with the same words and `--inside FILE`, into which the first host writes.
+A bench starts itself in each host, with the same arguments and `--inside FILE`; the first host writes this file.
 """
 
 import argparse
@@ -20,20 +20,20 @@ FILE = "{file}"  # in a command line: what the first host writes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What such benches are told in the same words."""
+    """Add the common arguments of such benches."""
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.5, help="of one arm in one round, about")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
 
 
 def in_hosts(module: str, hosts: int, rate: str, slow_hosts: Iterable[str] = ()) -> dict[str, Any]:
-    """Start a bench in every host, with the words of this command line; what the first host has written.
+    """Start a bench in every host, with the arguments of this command line; return the result of the first host.
 
     Args:
-        module: such as scripts.bench.netlab.
-        hosts: how many.
-        rate: of each host's link, as it is typed.
-        slow_hosts: as they are typed, such as 2:20mbit.
+        module: module of the bench, such as scripts.bench.netlab.
+        hosts: number of hosts.
+        rate: rate of each host's link, as an option, such as 100mbit.
+        slow_hosts: slow hosts as options, such as 2:20mbit.
     """
     from accordion_bench.netlab import options
 
@@ -48,12 +48,12 @@ def in_hosts(module: str, hosts: int, rate: str, slow_hosts: Iterable[str] = ())
 def launched(
     words: Sequence[str], hosts: int, rate: float | None, slow: Mapping[int, float] | None = None
 ) -> dict[str, Any]:
-    """What the first host of a launch has written.
+    """Launch a command in every host; return the result of the first host.
 
     Args:
-        words: of Python's command line, with FILE where the file stands.
-        hosts: how many.
-        rate: of each host's link in bit/s; None = no limit.
+        words: arguments of Python's command line, with FILE in place of the file's path.
+        hosts: number of hosts.
+        rate: rate of each host's link in bit/s; None = no limit.
         slow: host -> rate of its link.
 
     Raises:
@@ -71,7 +71,7 @@ def launched(
 
 
 def meet() -> tuple[int, int]:
-    """Join the other hosts over gloo, with one thread: (rank, number of processes)."""
+    """Join the other hosts over gloo, with one thread; return (rank, number of processes)."""
     import torch
     import torch.distributed as dist
 
@@ -82,7 +82,7 @@ def meet() -> tuple[int, int]:
 
 
 def leave(out: Path, told: Mapping[str, Any]) -> NoReturn:
-    """End this process once all are done; the first host writes what it has to tell."""
+    """End this process when all are done; the first host writes its results."""
     import torch.distributed as dist
 
     if dist.get_rank() == 0:
@@ -92,14 +92,14 @@ def leave(out: Path, told: Mapping[str, Any]) -> NoReturn:
 
 
 def inside(args: argparse.Namespace, names: Iterable[str], build: Callable[[str, int, int], Any], measure: Any) -> None:
-    """Time all arms in this host's process; the first host writes what was found, and which arms lack a package.
+    """Time all arms in this host's process; the first host writes the results, and the arms that lack a package.
 
     Args:
-        args: with `inside`, `rounds` and `seconds`.
-        names: of the arms.
-        build: arm, rank and number of processes -> what `measure` takes.
-        measure: what `build` made, and a number of steps -> `seconds` of a step, and what else was counted; all
-            processes call it together.
+        args: arguments with `inside`, `rounds` and `seconds`.
+        names: names of the arms.
+        build: function of arm, rank and number of processes that returns the subject of `measure`.
+        measure: function of the result of `build` and a number of steps that returns `seconds` of a step, and other
+            counts; all processes call it together.
     """
     rank, processes = meet()
     arms, failed = {}, {}
@@ -116,7 +116,7 @@ def inside(args: argparse.Namespace, names: Iterable[str], build: Callable[[str,
 
 
 def seconds_of_the_slowest(step: Callable[[], object], count: int) -> dict[str, float]:
-    """Seconds of a step on the host that takes longest, and the megabytes that leave this host in it."""
+    """Return the seconds of a step on the slowest host, and the megabytes that the calling host sends in it."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""What local methods cost beside their local steps, in time and memory: ratios measured in one run; prints Markdown.
+"""Cost of local methods beside their local steps, in time and memory: ratios measured in one run; prints Markdown.
 
 python -m scripts.bench.local             # all
 python -m scripts.bench.local step        # some
@@ -18,14 +18,14 @@ NEVER = "sync.period=1000000000"
 
 
 def bare_step(overrides: list[str], workers: int) -> Callable[[], None]:
-    """A local step that goes straight to the inner optimizers, past everything that `sync` looks at."""
+    """Take a local step with the inner optimizers directly, without the checks of `sync`."""
     trainer = trainer_for([*overrides, "sync=local_sgd", NEVER], Comm(workers))
     trainer.sync.before_step = trainer.sync.after_step = lambda lr: None  # type: ignore
     return our_step(trainer)
 
 
 def bench_step(rounds: int) -> None:
-    """A step with nothing to average, against the inner optimizers alone; and against a synchronous dense step."""
+    """Compare a step without an averaging with the inner optimizers alone, and with a synchronous dense step."""
     for setting, overrides in {**MODELS, **BIG}.items():
         workers = 1 if setting in BIG else 4
         arms = {
@@ -41,14 +41,14 @@ def bench_step(rounds: int) -> None:
 
 
 def peak(*arguments: str) -> float:
-    """Peak memory of three steps, in models."""
+    """Return the peak memory of three steps, in models."""
     out = subprocess.run([sys.executable, "-c", PEAK, *arguments], check=True, capture_output=True, text=True).stdout
     used, model = out.split()[-2:]
     return int(used) / int(model)
 
 
 def bench_memory(rounds: int) -> None:
-    """Peak memory in models: of one more worker, and of SlowMo and DiLoCo beside local SGD."""
+    """Measure peak memory in models: of one more worker, and of SlowMo and DiLoCo beside local SGD."""
     plain = ["model=resnet18", "dataset=synthetic", "batch_size=4"]
     local = [*plain, "sync=local_sgd", "sync.period=2"]
     few, many = peak("2", *local), peak("6", *local)

@@ -1,9 +1,9 @@
-"""What it saves that a process keeps the memory it has freed: training and evaluation of images, one thread.
+"""Effect of keeping freed memory in the process: training and evaluation of images, one thread.
 
     python -m scripts.bench.memory [--rounds 5] [--images 1024]
 
-Prints a Markdown table: images per second of the processor with freed memory given back (the default of glibc) and
-kept, medians of rounds that alternate, each in a process of its own; pages that fault per image; the ratio.
+Prints a Markdown table: images per second of processor time with freed memory given back (the default of glibc) and
+kept, medians of alternating rounds, each in a separate process; page faults per image; the ratio.
 """
 
 import argparse
@@ -28,7 +28,7 @@ CASES = [
 
 
 def measure(model_name: str, what: str, batch: int, images: int, keep: bool) -> dict[str, float]:
-    """Seconds of the processor and faults of one pass over random images, after another one."""
+    """Return processor seconds and page faults of one pass over random images, after a warm-up pass."""
     import torch
     import torch.nn.functional as F
 
@@ -62,7 +62,7 @@ def measure(model_name: str, what: str, batch: int, images: int, keep: bool) -> 
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = command_line(__doc__, rounds=5)
     parser.add_argument("--images", type=int, default=1024, help="of a pass (%(default)s); resnet18 takes a quarter")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)  # a measurement in a process of its own

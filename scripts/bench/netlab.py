@@ -69,9 +69,9 @@ SHARDED_TARGETS = [(f"FSDP2, {code}", BASELINE, 1 / 3) for code in ("fp8", "int8
 
 
 def epfml(trainer, model) -> Callable[[], None]:
-    """Vogels' own package: gradients after the backward pass, handed to its aggregator.
+    """Return a step of Vogels' own package, whose aggregator receives the gradients after the backward pass.
 
-    The error that it leaves in them is not carried on, which spares it an addition.
+    The error that it writes into the gradients is not accumulated, which saves it an addition.
     """
     from powersgd import Config, PowerSGD
 
@@ -90,9 +90,9 @@ def epfml(trainer, model) -> Callable[[], None]:
 
 
 def of_shards(name: str, codes: list[str], rank: int, processes: int) -> Callable[[], None]:
-    """One step of the plain loop with a model of FSDP2, all of it one group; shards are gathered once in a step.
+    """Return one step of the plain loop with an FSDP2 model that is one group; shards are gathered once per step.
 
-    2 samples per worker: what is compared is the traffic.
+    There are 2 samples per worker, because the traffic is compared.
     """
     import torch
     from torch.distributed.device_mesh import init_device_mesh
@@ -114,7 +114,7 @@ def of_shards(name: str, codes: list[str], rank: int, processes: int) -> Callabl
 
 
 class Staying:
-    """In the place of a reduce-scatter: a process's own gradients of its shards."""
+    """Replacement of a reduce-scatter: returns a process's own gradients of its shards."""
 
     def allocate(self, size, *, dtype, device):
         import torch
@@ -126,7 +126,7 @@ class Staying:
 
 
 def arm(name: str, overrides: list[str], rank: int, processes: int) -> Callable[[], None]:
-    """One training step of an arm."""
+    """Return one training step of an arm."""
     import torch
 
     from accordion_bench.comm.collectives import Comm
@@ -149,7 +149,7 @@ def arm(name: str, overrides: list[str], rank: int, processes: int) -> Callable[
 
 
 def compressors() -> dict[str, list[str]]:
-    """Every compressor with its defaults."""
+    """Return every compressor with its defaults."""
     names = sorted(yaml_files("compressor"))
     momentum, adamw = ["optimizer.momentum=0"], ["optimizer=adamw"]
     beside = {**dict.fromkeys(("demo", "dgc", "signum"), momentum), "dion": adamw}
@@ -166,11 +166,11 @@ def main(
     """Parse the command line, run the hosts, print the tables.
 
     Args:
-        module: that is run inside each host, with the same arguments.
-        arms: by name, with overrides.
-        targets: (ours, theirs, largest ratio aimed at).
-        build: makes an arm's training step inside a host.
-        doc: what --help says.
+        module: module that runs inside each host, with the same arguments.
+        arms: arms by name, with overrides.
+        targets: (ours, theirs, largest accepted ratio).
+        build: function that makes an arm's training step inside a host.
+        doc: text of --help.
     """
     parser = command_line(doc, rounds=9)
     parser.add_argument("--rates", nargs="+", default=["none", "1gbit", "100mbit"])

@@ -1,11 +1,11 @@
-"""PowerSGD next to an epfml-style one: interleaved rounds, one thread, one worker, no network; prints Markdown.
+"""PowerSGD beside an epfml-style one: interleaved rounds, one thread, one worker, no network; prints Markdown.
 
     python -m scripts.bench.powersgd
     python -m scripts.bench.powersgd --package FOLDER   # beside the package itself: FOLDER holds its `powersgd`
 
-The package is github.com/epfml/powersgd (the wheel of that name on PyPI is empty). Every arm gets fresh gradients and
-adds them to what it kept; for the others this is autograd's accumulation into .grad, which the row `accumulation
-alone` shows.
+The package is github.com/epfml/powersgd (the wheel of this name on PyPI is empty). Every arm receives new gradients and
+adds them to its residuals; for the other arms autograd accumulates them into .grad, whose time is the row `accumulation
+alone`.
 """
 
 import importlib
@@ -29,12 +29,12 @@ Step = Callable[[], object]
 
 
 class BatchedTwin:
-    """The package's algorithm written plainly: stacked by shape, one half of the power iteration per iteration.
+    """Plain implementation of the package's algorithm: stacked by shape, half of the power iteration per iteration.
 
     Args:
-        shapes: of the tensors.
+        shapes: shapes of the tensors.
         rank: columns of P and Q.
-        iterations: per step; 2 correspond to the paper's step.
+        iterations: iterations per step; 2 correspond to the paper's step.
         min_compression_rate: as in `PowerSGD`.
     """
 
@@ -54,7 +54,7 @@ class BatchedTwin:
         self.Qs = [draw(m, len(ids)) for (_, m), ids in self.groups.items()]
 
     def aggregate(self, gradients: list[Tensor]) -> list[Tensor]:
-        """The averages; `gradients` become the residuals."""
+        """Return the averages; `gradients` become the residuals."""
         out: list[Tensor] = [torch.empty(0)] * len(gradients)
         errors = [
             torch.stack([gradients[i].view(shape) for i in ids]) for shape, ids in self.groups.items()
@@ -82,7 +82,7 @@ class BatchedTwin:
 
 
 def our_step(specs: list[TensorSpec], gradients: list[Tensor], rank: int) -> Step:
-    """Error feedback, encoding and decoding by this project."""
+    """Return a step of error feedback, encoding and decoding by this project."""
     compressor, comm = ErrorFeedback(PowerSGD(rank=rank)), Comm(1)
     state = compressor.init(specs, comm, gradients[0])
     xs_W = [gradient[None] for gradient in gradients]
@@ -96,7 +96,7 @@ def our_step(specs: list[TensorSpec], gradients: list[Tensor], rank: int) -> Ste
 
 
 def their_step(aggregate: Callable[[list[Tensor]], object], gradients: list[Tensor]) -> Step:
-    """Accumulation into the kept residuals, as autograd does it, then `aggregate`."""
+    """Return a step that accumulates into the stored residuals, as autograd does, then calls `aggregate`."""
     kept = [torch.zeros_like(gradient) for gradient in gradients]
 
     @torch.no_grad()
@@ -109,7 +109,7 @@ def their_step(aggregate: Callable[[list[Tensor]], object], gradients: list[Tens
 
 
 def package_arms(folder: str, gradients: list[Tensor], rank: int) -> dict[str, Step]:
-    """The package's own PowerSGD at one and two iterations per step."""
+    """Return the package's own PowerSGD at one and two iterations per step."""
     sys.path.insert(0, folder)
     package = importlib.import_module("powersgd")
     arms = {}
@@ -120,7 +120,7 @@ def package_arms(folder: str, gradients: list[Tensor], rank: int) -> dict[str, S
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = command_line(__doc__, rounds=20)
     parser.add_argument("--rank", type=int, default=2)
     parser.add_argument("--package", help="folder that holds the package `powersgd`")

@@ -1,6 +1,6 @@
-"""How long the report of many long runs takes, part by part, on made-up run folders; prints Markdown.
+"""Time of the report of many long runs, part by part, on synthetic run folders; prints Markdown.
 
-Of the whole command: also when its first words are there, and the most memory of all its processes at once (Linux).
+For the whole command it also prints the time of the first output and the peak memory of all its processes (Linux).
 
 python -m scripts.bench.report                                             # 100 runs of 300 epochs in 5 settings
 python -m scripts.bench.report --runs 1000                                 # with more seeds
@@ -41,7 +41,7 @@ LOOK = 0.5  # seconds between two looks at the memory, each of which takes a hun
 
 
 def typed_for(number: int) -> list[str]:
-    """What is typed for an arm: dense, Accordion, then PowerSGD, TopK and QSGD at rising levels."""
+    """Return the overrides of an arm: dense, Accordion, then PowerSGD, TopK and QSGD at increasing levels."""
     if number == 0:
         return ["compressor=none"]
     if number == 1:
@@ -55,13 +55,13 @@ def typed_for(number: int) -> list[str]:
 
 
 def make(folder: Path, settings: int, arms: int, seeds: int, epochs: int) -> int:
-    """Write run folders as training leaves them; returns their size in bytes.
+    """Write run folders in the form that training writes; return their size in bytes.
 
     Args:
-        folder: for the run folders.
+        folder: folder of the run folders.
         settings: numbers of workers, 2, 4, 8, ...
-        arms, seeds: of each setting.
-        epochs: of each run.
+        arms, seeds: number of arms and seeds of each setting.
+        epochs: number of epochs of each run.
     """
     about = environment()
     for workers in (2 << i for i in range(settings)):
@@ -83,7 +83,7 @@ def make(folder: Path, settings: int, arms: int, seeds: int, epochs: int) -> int
 
 
 def row(epoch: int, epochs: int, number: int, noise: random.Random) -> dict[str, Any]:
-    """One row of metrics.jsonl, with every column that a run may have."""
+    """Return one row of metrics.jsonl, with every column that a run may have."""
     share, less = (epoch + 1) / epochs, 1 + 4 * number
     sent, dense = int(4e9 * share / less), int(4e9 * share)
     own = 3600 * share * (1 + noise.random() / 50)
@@ -123,7 +123,7 @@ def row(epoch: int, epochs: int, number: int, noise: random.Random) -> dict[str,
 
 
 def summary(rows: list[dict[str, Any]], workers: int) -> dict[str, Any]:
-    """summary.json of a run with these rows."""
+    """Return the summary.json of a run with these rows."""
     of_an_epoch = ("epoch", "step", "lr", "plan", "decisions", "norms", "compression_error", "accuracy")
     best = max(each["accuracy"] for each in rows)
     head = {"metric_name": "accuracy", "metric": rows[-1]["accuracy"], "best_metric": best, "epochs": len(rows)}
@@ -136,7 +136,7 @@ def summary(rows: list[dict[str, Any]], workers: int) -> dict[str, Any]:
 
 
 def parts(folder: Path, out: Path) -> dict[str, tuple[float, float]]:
-    """(seconds, seconds of the processors) of each part of a report; what is not listed is small."""
+    """Return (seconds, seconds of the processors) of each part of a report; unlisted parts are small."""
     marks = [("", *now())]
 
     def lap(name: str) -> None:
@@ -160,11 +160,11 @@ def parts(folder: Path, out: Path) -> dict[str, tuple[float, float]]:
 
 
 class Whole(NamedTuple):
-    """What the command takes, with imports.
+    """Costs of the command, with imports.
 
-    seconds, processor: until its end; of the processors.
-    first: seconds until its first words.
-    memory: MB, the most of all its processes at once, what they share counted once; None where that is not known.
+    seconds, processor: wall time and processor time until its end.
+    first: seconds until its first output.
+    memory: peak MB of all its processes, with shared memory counted once; None if unknown.
     """
 
     seconds: float
@@ -174,7 +174,7 @@ class Whole(NamedTuple):
 
 
 def whole(folder: Path, out: Path) -> Whole:
-    """The command, in a process of its own."""
+    """Run the command in a separate process."""
     start, used = time.perf_counter(), sum(os.times()[2:4])
     command = [sys.executable, "-m", "accordion_bench.report", str(folder), "--out", str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
@@ -193,7 +193,7 @@ def whole(folder: Path, out: Path) -> Whole:
 
 
 def memory_of(pid: int) -> float:
-    """MB of a process and those that it has started, proportionally where they share some; 0 if unknown."""
+    """Return the MB of a process and its children, with shared memory in proportion; 0 if unknown."""
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
         own = next((int(line.split()[1]) / 1000 for line in lines if line.startswith("Pss:")), 0.0)
@@ -203,12 +203,12 @@ def memory_of(pid: int) -> float:
 
 
 def now() -> tuple[float, float]:
-    """Time, and what this process and those it has waited for have used of the processors."""
+    """Return the time, and the processor time of this process and of the children that it has waited for."""
     return time.perf_counter(), sum(os.times()[:4])
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = command_line(__doc__)
     for name, default in (("settings", 5), ("arms", 4), ("seeds", 5), ("epochs", 300)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -38,7 +38,7 @@ GPT = {
 
 
 def bench_plain(rounds: int) -> None:
-    """One worker against a plain PyTorch loop."""
+    """Compare one worker with a plain PyTorch loop."""
     for setting, overrides in {**MODELS, **BIG, **GPT}.items():
         trainer = trainer_for(overrides, Comm(1))
         model = build_model(trainer.config.model, build_components(trainer.config, 1).dataset)
@@ -49,14 +49,14 @@ def bench_plain(rounds: int) -> None:
 
 
 def bench_workers(rounds: int) -> None:
-    """Four workers in one process against four steps of one worker."""
+    """Compare four workers in one process with four steps of one worker."""
     for setting, overrides in MODELS.items():
         arms = {"four": our_step(trainer_for(overrides, Comm(4))), "one": our_step(trainer_for(overrides, Comm(1)))}
         row("4 workers / 4 x 1 worker", setting, interleaved(arms, rounds), ("four", "one"), 1.05, factor=4)
 
 
 def bench_detector(rounds: int) -> None:
-    """A step in an epoch in which Accordion collects, against one in which it does not."""
+    """Compare a step in an epoch in which Accordion collects with one in which it does not."""
     for setting, overrides in {**MODELS, **BIG}.items():
         trainer = trainer_for([*overrides, "compressor=powersgd", "adaptive=accordion"], Comm(1))
         trainer.fast = our_step(trainer)
@@ -91,7 +91,7 @@ def _ddp_process(rank: int, folder: str, setting: str, overrides: list[str], rou
 
 
 def bench_ddp(rounds: int) -> None:
-    """Two processes against stock DistributedDataParallel, which overlaps its all-reduce with backward."""
+    """Compare two processes with stock DistributedDataParallel, which overlaps its all-reduce with backward."""
     context = multiprocessing.get_context("spawn")
     for setting, overrides in {**MODELS, **BIG, **GPT}.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -117,7 +117,7 @@ print(int(peak) * 1024, sum(s.numel for s in trainer.axis.specs) * 4)
 
 
 def bench_memory(rounds: int) -> None:
-    """Peak memory that each further worker costs, in models; gradient + residual are two."""
+    """Measure the peak memory of each further worker, in models; gradient + residual are two."""
     for name in ("powersgd", "topk", "none"):
         overrides = ["model=resnet18", "dataset=synthetic", "batch_size=4", f"compressor={name}"]
         peaks = []
@@ -149,9 +149,9 @@ os._exit(0)
 
 
 def bench_beside(rounds: int) -> None:
-    """Peak memory of a process beyond that of stock DistributedDataParallel, in models.
+    """Measure the peak memory of a process beyond that of stock DistributedDataParallel, in models.
 
-    What a ResNet-18 costs beyond a small model in the same set-up, so that what is imported does not count.
+    The result is the cost of a ResNet-18 beyond a small model in the same set-up, so that imports do not count.
     """
 
     def peak(*overrides: str) -> tuple[float, int]:
@@ -178,7 +178,7 @@ def bench_beside(rounds: int) -> None:
 
 
 def bench_signs(rounds: int) -> None:
-    """An exchange of 1-bit Adam past its freeze, its step included, against dist-EF-blockSGD's; one worker."""
+    """Compare an exchange of 1-bit Adam past its freeze, its step included, with dist-EF-blockSGD's; one worker."""
     for setting, overrides in {**BIG, **GPT}.items():
         specs = trainer_for(overrides, Comm(1)).axis.specs
         arms = {name: exchanging(name, specs) for name in ("onebitadam", "distefblocksgd")}
@@ -187,7 +187,7 @@ def bench_signs(rounds: int) -> None:
 
 
 def exchanging(name: str, specs: Sequence[TensorSpec]) -> Callable[[], None]:
-    """Exchanges of a compressor at its defaults, of random gradients."""
+    """Return exchanges of random gradients by a compressor at its defaults."""
     setup = Setup(from_yaml(name)(), workers=1, specs=specs, dtype=torch.float32)
     xs_W = gradients(specs, 1, dtype=torch.float32)
     ctx = setup.context()
@@ -217,7 +217,7 @@ main()
 
 
 def bench_start(rounds: int) -> None:
-    """From the command to the end of the first training step of the default run, and `import torch` alone."""
+    """Measure from the command to the end of the first training step of the default run, and `import torch` alone."""
     command, imports = [], []
     for _ in range(max(3, rounds // 8)):
         start = time.time()

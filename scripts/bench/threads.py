@@ -1,10 +1,10 @@
-"""How many threads pay: short runs with the number that is chosen, 1 and all, alone and beside busy processes.
+"""Useful number of threads: short runs with the automatic number, 1 and all, alone and beside busy processes.
 
     python -m scripts.bench.threads [--rounds 3] [--busy 2] [--arms digits,cifar] [--spinning]
 
-Prints a Markdown table: seconds of training, medians of interleaved rounds. Beside b busy processes a fair share of c
-cores is c / (t + b) of a core for each of t threads; the last column is what a run takes there over what its fair share
-would make of its time alone. --spinning adds threads that do not sleep, which can take minutes.
+Prints a Markdown table: seconds of training, medians of interleaved rounds. Beside b busy processes the fair share of c
+cores is c / (t + b) of a core for each of t threads. The last column is the time of a run there divided by the time
+that its fair share would give. --spinning adds threads that do not sleep, which can take minutes.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ FREE = {name: value for name, value in os.environ.items() if not name.startswith
 
 
 def seconds(overrides: list[str], environ: dict[str, str]) -> tuple[float, int]:
-    """Seconds of training of one run, and its threads."""
+    """Return the seconds of training of one run, and its number of threads."""
     with tempfile.TemporaryDirectory() as runs:
         command = [sys.executable, "-m", "accordion_bench", *overrides, "optimizer.lr=0.01", f"paths.runs={runs}"]
         subprocess.run(command, env={**FREE, **environ}, check=True, capture_output=True)
@@ -47,7 +47,7 @@ def seconds(overrides: list[str], environ: dict[str, str]) -> tuple[float, int]:
 
 @contextlib.contextmanager
 def beside(busy: int) -> Iterator[None]:
-    """Processes that only count."""
+    """Run processes that keep a core busy."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     try:
         yield
@@ -58,7 +58,7 @@ def beside(busy: int) -> Iterator[None]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the command line."""
     parser = command_line(__doc__, rounds=3)
     parser.add_argument("--busy", type=int, default=2)
     parser.add_argument("--arms", default=",".join(ARMS))

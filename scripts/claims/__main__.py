@@ -4,8 +4,9 @@
     python -m scripts.claims gpt --minutes 0                  # no runs: tables and figures from what there is
     python -m scripts.claims gpt --minutes 0 --figures FOLDER # all figures, also those that no page shows
 
-Rates first: each arm of a table is tried at the same few learning rates with a seed that is counted nowhere. Then the
-seeds that count, each arm at the rate that ended best in the validation split. Then schedules with the bytes of an arm.
+Rates come first: each arm of a table is tried at the same few learning rates with a seed that is never counted. Then
+follow the seeds that count, each arm at the rate that ended best in the validation split, and then the schedules with
+the bytes of an arm.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from scripts.claims.windows import write_windows
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         "scripts.claims", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -81,17 +82,17 @@ def stop_on_signals() -> None:
 
 
 def planned(plan: Plan, table: Table) -> list[Cell]:
-    """All runs of a table that can be told by now."""
+    """Return all runs of a table that can be determined so far."""
     rates = rates_of(plan, table)
     return [*plan.tune_cells(table), *plan.count_cells(table, rates), *same_bytes_cells(plan, table, rates)]
 
 
 def finish(plan: Plan, tables: Sequence[Table], figures: Path | None = None) -> None:
-    """Report what there is of some tables; record and archive it, too, where the reports are kept.
+    """Report the completed runs of some tables; also record and archive them if the reports are stored.
 
     Args:
-        plan, tables: which.
-        figures: a folder that gets reports with every figure; None = results/claims, where the figures stay that the
+        plan, tables: claim and tables.
+        figures: a folder for reports with every figure; None = results/claims, which keeps only the figures that the
             claim's page shows.
     """
     found = {table.name: list(map(outcome, planned(plan, table))) for table in tables}
@@ -109,13 +110,14 @@ def finish(plan: Plan, tables: Sequence[Table], figures: Path | None = None) -> 
 
 
 def report(plan: Plan, table: Table, outcomes: Sequence[Outcome], out: Path) -> None:
-    """The table's report from the runs that count, its rates, and its summary where there are several seeds.
+    """Write the table's report from the runs that count, its rates, and its summary if there are several seeds.
 
-    Figures of before go first: a report names them by its settings, and would leave those of settings that are no more.
-    Schedules that are drawn anew for each seed are in the summary alone: for a report each seed is an arm of its own.
+    Earlier figures are deleted first: a report names figures by its settings, and would leave those of settings that no
+    longer exist. Schedules that differ per seed are in the summary only, because in a report each of their seeds is a
+    separate arm.
 
     Args:
-        plan, table, outcomes: what is reported.
+        plan, table, outcomes: claim, table and runs of the report.
         out: folder of the table.
     """
     counted = [found.cell for found in outcomes if found.status == "done" and found.cell.phase == "count"]

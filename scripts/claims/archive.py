@@ -1,4 +1,4 @@
-"""The run folders of a claim without their checkpoints, as one committed file that every table is made from."""
+"""The run folders of a claim without their checkpoints, as one committed file from which every table is made."""
 
 import io
 import json
@@ -15,12 +15,12 @@ KEPT = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json", "don
 
 
 def archive_of(claim: str) -> Path:
-    """Where it is."""
+    """Return the path of a claim's archive."""
     return Path("results/claims") / claim / "runs.tar.xz"
 
 
 def unpack(claim: str) -> None:
-    """Put the archived runs where new ones go; what is there stays."""
+    """Unpack the archived runs into the folder of new runs; existing files are kept."""
     file = archive_of(claim)
     if not file.is_file():
         return
@@ -31,10 +31,10 @@ def unpack(claim: str) -> None:
 
 
 def pack(claim: str) -> None:
-    """Write all runs of a claim that have ended: those at a rate that is no longer chosen are kept, too.
+    """Write all runs of a claim that have ended, including those at a rate that is no longer chosen.
 
     Args:
-        claim: whose.
+        claim: name of the claim.
     """
     folders = [folder for folder in sorted(find_runs([RUNS / claim])) if has_ended(read_run(folder))]
     if not folders:
@@ -51,7 +51,7 @@ def pack(claim: str) -> None:
 
 
 def _add(packed: tarfile.TarFile, file: Path) -> None:
-    """A file without its owner and time; of the command without the path of Python, which is of one machine."""
+    """Add a file without its owner and time; a command loses the path of Python, which is machine-specific."""
     content = file.read_bytes()
     if file.name == "environment.json":
         seen = json.loads(content)

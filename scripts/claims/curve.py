@@ -1,11 +1,11 @@
 """The metric of each arm across the tables of a claim, as a figure and a table, from its records.
 
-A plan says under `curve` what its tables differ in, and where each of them stands:
+Under `curve` a plan states the quantity in which its tables differ, and its value for each table:
 
     curve: {of: coordinates per bucket, at: {bucket-64: 64, bucket-1024: 1024}, level: [dense]}
 
-Arms under `level`, in one of these tables alone since they do not depend on it, are level lines. The table tells,
-paired by seed, how much each arm changes from the first place to the last one.
+Arms under `level` are in only one of these tables, because they do not depend on the quantity; they are drawn as level
+lines. The table lists the change of each arm from the first value to the last one, paired by seed.
 """
 
 import math
@@ -26,11 +26,11 @@ from scripts.claims.summary import at_the_end, axis_name, counted, gap_shown, lo
 
 
 def write_curve(plan: Plan, records: pd.DataFrame, out: Path) -> None:
-    """curve.md and curve.png of a claim whose plan has one; nothing where runs that count are done in one place alone.
+    """Write curve.md and curve.png of a claim whose plan has a curve; nothing if runs count at one value only.
 
     Args:
-        plan: of the claim.
-        records: all of them.
+        plan: plan of the claim.
+        records: all records.
         out: folder of the claim.
     """
     if plan.curve is None:
@@ -45,7 +45,7 @@ def write_curve(plan: Plan, records: pd.DataFrame, out: Path) -> None:
 
 
 def counted_runs(records: pd.DataFrame, plan: Plan) -> pd.DataFrame:
-    """The records of a plan's curve that count and are done, with a column `at`: where their table stands."""
+    """Return the records of a plan's curve that count and are done, with a column `at`: the value of their table."""
     assert plan.curve is not None
     found = []
     for name, at in plan.curve["at"].items():
@@ -56,7 +56,7 @@ def counted_runs(records: pd.DataFrame, plan: Plan) -> pd.DataFrame:
 
 
 def curve(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per arm and place of some runs: columns arm, at, n, metric, half."""
+    """Return one row per arm and value of some runs: columns arm, at, n, metric, half."""
     rows = []
     for (arm, at), found in runs.groupby(["arm", "at"], sort=False):
         values = list(found.metric)
@@ -65,14 +65,14 @@ def curve(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def changes(runs: pd.DataFrame, baseline: str) -> dict[str, dict[str, Difference]]:
-    """How much arms change from the first place to the last one, paired by seed.
+    """Return the change of each arm from the first value to the last one, paired by seed.
 
     Args:
-        runs: that count.
-        baseline: an arm, whose change is taken off each seed's change in the second column.
+        runs: runs that count.
+        baseline: arm whose change is subtracted from each seed's change in the second column.
 
     Returns:
-        name of a column -> arm -> difference; no second column where the baseline is not at both ends.
+        name of a column -> arm -> difference; no second column if the baseline is not at both ends.
     """
     first, last = runs["at"].min(), runs["at"].max()
     by_seed = runs.pivot(index="seed", columns=["at", "arm"], values="metric")
@@ -90,7 +90,7 @@ def changes(runs: pd.DataFrame, baseline: str) -> dict[str, dict[str, Difference
 def cells(
     points: pd.DataFrame, changed: Mapping[str, Mapping[str, Difference]], judged: Metric, of: str
 ) -> list[list[str]]:
-    """The points as text: a row per arm, a column per place, then those of the changes."""
+    """Return the points as text: a row per arm, a column per value, then the columns of the changes."""
     places = sorted(points["at"].unique())
     rows = [[f"{at_the_end(judged)}; {of}", *(f"{at:,}" for at in places), *changed]]
     for arm, found in points.groupby("arm", sort=False):
@@ -106,7 +106,7 @@ def cells(
 def draw(
     points: pd.DataFrame, judged: Metric, told: Mapping[str, Any], looks: Mapping[str, ArmLook], file: Path
 ) -> None:
-    """Lines with intervals, one per arm; level lines for those that a plan's curve names under `level`."""
+    """Draw lines with intervals, one per arm; level lines for the arms under `level` in the plan's curve."""
     places = sorted(points["at"].unique())
     figure, panel = plt.subplots(figsize=(5.2, 4.2), layout="constrained")
     for arm, found in points.groupby("arm", sort=False):

@@ -1,6 +1,6 @@
-"""Which files of a claim stay in the repository: tables once, and the pictures that its page shows, with few colours.
+"""Files of a claim that stay in the repository: tables once, and the pictures that its page shows, with few colours.
 
-All other pictures are drawn again by `python -m scripts.claims CLAIM --minutes 0 --figures FOLDER`.
+All other pictures can be redrawn by `python -m scripts.claims CLAIM --minutes 0 --figures FOLDER`.
 
     python -m scripts.claims.kept results/demo/README.md    # of another page: few colours, no link to a missing picture
 """
@@ -17,8 +17,8 @@ LINK = re.compile(r"\]\(([^)\s]+\.png)\)")
 def keep_shown(claim: Path) -> None:
     """Delete the pictures of a claim's tables to which no page links, and reduce the colours of the others.
 
-    The lines of the tables' reports that show a deleted picture go, too, and table.md, since the report holds the same
-    table. As long as the claim has no page, all stay.
+    The lines of the tables' reports that show a deleted picture are deleted, too, and table.md, because the report
+    contains the same table. If the claim has no page, all pictures are kept.
 
     Args:
         claim: folder of the claim, such as results/claims/rank; its page is README.md.
@@ -38,12 +38,12 @@ def keep_shown(claim: Path) -> None:
 
 
 def links(page: Path) -> list[str]:
-    """The pictures to which a page links, as it writes them."""
+    """Return the pictures to which a page links, as written in the page."""
     return LINK.findall(page.read_text(encoding="utf-8"))
 
 
 def _drop_missing(report: Path) -> None:
-    """Delete the paragraphs of a report that are a picture which is not there."""
+    """Delete the paragraphs of a report that show a missing picture."""
     paragraphs = report.read_text(encoding="utf-8").rstrip("\n").split("\n\n")
     kept = [one for one in paragraphs if not (one.startswith("![") and not _is_there(report, one))]
     if len(kept) < len(paragraphs):
@@ -55,7 +55,7 @@ def _is_there(report: Path, paragraph: str) -> bool:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser("scripts.claims.kept", description=__doc__)
     parser.add_argument("page", type=Path, help="README.md of a folder with pictures")
     page: Path = parser.parse_args().page

@@ -1,4 +1,4 @@
-"""Runs cells, several at once, until the time is up; what still runs then saves its state and goes on next time."""
+"""Run cells, several at once, until the time is over; active runs then save their states for the next call."""
 
 import contextlib
 import os

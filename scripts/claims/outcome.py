@@ -1,4 +1,4 @@
-"""What became of a cell: its run folder, its metric, and which rate was best."""
+"""Outcome of a cell: its run folder, its metric, and the best rate."""
 
 import hashlib
 import math
@@ -19,14 +19,14 @@ def has_ended(run: Run) -> bool:
 
 
 def has_diverged(run: Run) -> bool:
-    """Whether a run has stopped at a loss that is not finite, or has come to its end with a metric that is not."""
+    """Whether a run has stopped at a non-finite loss, or has finished with a non-finite metric."""
     value = run.summary.get("metric")
     return run.summary.get("stopped_by") == DIVERGED or (isinstance(value, float) and not math.isfinite(value))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A cell and the run that came furthest; None = not started."""
+    """A cell and its most advanced run; None = not started."""
 
     cell: Cell
     run: Run | None
@@ -42,19 +42,19 @@ class Outcome:
 
     @property
     def ended(self) -> bool:
-        """Whether another start would add nothing."""
+        """Whether another start would have no effect."""
         return self.run is not None and has_ended(self.run)
 
     @property
     def chosen_by(self) -> float:
-        """The metric after the last epoch, of the validation split where there is one; of a run that is done."""
+        """Metric after the last epoch of a completed run, of the validation split if there is one."""
         assert self.run is not None
         summary = self.run.summary
         return float(summary.get(summary.get("selected_by", ""), summary["metric"]))
 
     @property
     def hash(self) -> str:
-        """Of the run's metrics, or of its cell's name where it has none: what tells this run from every other."""
+        """Hash of the run's metrics, or of its cell's name if it has none; it identifies the run."""
         if self.run is None:
             return ""
         file = self.run.path / "metrics.jsonl"
@@ -63,19 +63,21 @@ class Outcome:
 
 
 def outcome(cell: Cell, root: Path = Path()) -> Outcome:
-    """Look at a cell's folder.
+    """Read a cell's folder.
 
     Args:
-        cell: planned.
-        root: what its folder is relative to.
+        cell: planned cell.
+        root: folder to which the cell's folder is relative.
     """
     found = [read_run(path) for path in find_runs([root / cell.folder])] if (root / cell.folder).is_dir() else []
     return Outcome(cell, max(found, key=lambda run: (run.finished, len(run.rows)), default=None))
 
 
 def best_rates(outcomes: Iterable[Outcome]) -> dict[str, float]:
-    """The rate of each arm whose tuning run ended best, by the validation split; of arms all of whose tuning runs have
-    ended, one of them at least with a metric."""
+    """Return the learning rate of each arm whose tuning run ended best, by the validation split.
+
+    An arm is included if all its tuning runs have ended, at least one of them with a metric.
+    """
     by_arm: dict[str, list[Outcome]] = {}
     for one in outcomes:
         by_arm.setdefault(one.cell.arm, []).append(one)
@@ -91,7 +93,7 @@ def best_rates(outcomes: Iterable[Outcome]) -> dict[str, float]:
 
 
 def rates_of(plan: Plan, table: Table) -> dict[str, float]:
-    """The rate of each arm of a table, as far as it was chosen."""
+    """Return the rate of each arm of a table, as far as it was chosen."""
     source = plan.table(table.rates_from) if table.rates_from is not None else table
     if not source.tunes:
         return {arm: source.grid(arm)[0] for arm in source.arms}
@@ -99,7 +101,7 @@ def rates_of(plan: Plan, table: Table) -> dict[str, float]:
 
 
 def runs_by_arm(outcomes: Sequence[Outcome]) -> dict[str, dict[int, Run]]:
-    """Arm -> seed -> run, of those that count and are done."""
+    """Return arm -> seed -> run, of those that count and are done."""
     done: dict[str, dict[int, Run]] = {}
     for found in outcomes:
         if found.cell.phase == "count" and found.status == "done" and found.run is not None:

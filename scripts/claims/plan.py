@@ -19,8 +19,8 @@ class Cell:
         claim, table, arm: position of the run.
         phase: `tune` (chooses the rate; one seed, never counted) or `count`.
         rate: learning rate.
-        seed: of the run.
-        overrides: what is typed, but for the folders of runs and data.
+        seed: seed of the run.
+        overrides: overrides of the run without the folders of runs and data.
         lab: options of netlab, for a run on several hosts behind links; none = in one process.
     """
 
@@ -35,7 +35,7 @@ class Cell:
 
     @property
     def folder(self) -> Path:
-        """Where its run folder is, alone."""
+        """Path of its run folder, which contains this run only."""
         return RUNS / self.claim / self.table / self.phase / f"{self.arm}-{self.rate:g}-{self.seed}"
 
     @property
@@ -45,24 +45,24 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """What is compared.
+    """One comparison.
 
     Args:
-        name: of the table.
+        name: name of the table.
         arms: name -> overrides.
-        rates: the same grid for all arms.
-        own_rates: arm -> another grid, as long, where steps have another unit, such as those of signs.
-        tune_seed: of the runs that choose; in no mean.
+        rates: grid of learning rates, the same for all arms.
+        own_rates: arm -> another grid of the same length, for steps in another unit, such as signs.
+        tune_seed: seed of the runs that choose the rate; it enters no mean.
         tuning: overrides of those runs only.
-        rates_from: another table, whose choice holds here, too; None = this one tunes.
-        seeds: of the runs that count.
-        overrides: of all runs.
+        rates_from: another table whose choice is used here; None = this table tunes.
+        seeds: seeds of the runs that count.
+        overrides: overrides of all runs.
         lab: options of netlab; such runs are made one at a time.
-        links: the table of the same claim whose steps were measured behind links, with a lab; None = none was.
-        against: the arms that others are compared with, the first one is the baseline.
+        links: table of the same claim, with a lab, whose steps were measured behind links; None = none.
+        against: arms with which the others are compared; the first one is the baseline.
         same_bytes: schedules with the bytes of one of the arms (`same_bytes.py`); None = none.
         windows: arms that are strong in one window of epochs each (`windows.py`); None = none.
-        to_target: what its time to a target is compared with, behind which links (`to_target.py`); None = nothing.
+        to_target: baseline and links for its time to a target (`to_target.py`); None = none.
     """
 
     name: str
@@ -83,34 +83,34 @@ class Table:
 
     @property
     def tunes(self) -> bool:
-        """Whether its own runs choose its rates: one rate needs no choice."""
+        """Whether its own runs choose its rates; a single rate needs no choice."""
         return self.rates_from is None and len(self.rates) > 1
 
     def grid(self, arm: str) -> Sequence[float]:
-        """The rates that an arm is tried at."""
+        """Return the learning rates at which an arm is tried."""
         return self.own_rates.get(arm, self.rates)
 
     @property
     def all_arms(self) -> list[str]:
-        """The arms, and the schedules that have the bytes of one of them."""
+        """Arms, and the schedules with the bytes of one of them."""
         return [*self.arms, *(self.same_bytes or {"arms": ()})["arms"]]
 
     @property
     def drawn_arms(self) -> list[str]:
-        """The schedules that differ from seed to seed."""
+        """Schedules that differ from seed to seed."""
         return [arm for arm, how in (self.same_bytes or {"arms": {}})["arms"].items() if how == "random"]
 
     def all_rates(self, rates: Mapping[str, float]) -> dict[str, float]:
-        """The rates of the arms, and of schedules that take the rate of the arm whose bytes they have."""
+        """Return the rates of the arms, and of schedules, which use the rate of the arm whose bytes they have."""
         told = self.same_bytes or {"of": None, "arms": {}}
         return {**rates, **{arm: rates[told["of"]] for arm in told["arms"] if told["of"] in rates}}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A claim: its name, its tables in the order in which they are run, and what these differ in (`curve.py`).
+    """A claim: its name, its tables in the order of their runs, and the difference between them (`curve.py`).
 
-    `names` says what figures call an arm, where not by its own name.
+    `names` contains the names of arms in figures that differ from the arm's own name.
     """
 
     claim: str
@@ -119,7 +119,7 @@ class Plan:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def table(self, name: str) -> Table:
-        """The table of that name.
+        """Return the table of this name.
 
         Raises:
             SystemExit: there is none.
@@ -130,7 +130,7 @@ class Plan:
         return named[name]
 
     def tune_cells(self, table: Table) -> list[Cell]:
-        """The runs that choose a table's rates; none where another table chooses, or one rate is given."""
+        """Return the runs that choose a table's rates; none if another table chooses, or one rate is given."""
         if not table.tunes:
             return []
         return [
@@ -140,7 +140,7 @@ class Plan:
         ]
 
     def count_cells(self, table: Table, rates: Mapping[str, float]) -> list[Cell]:
-        """The runs that count, every arm's first seed first; arms without a rate have none."""
+        """Return the runs that count, every arm's first seed first; arms without a rate have none."""
         return [
             self.cell(table, arm, "count", rates[arm], seed, table.arms[arm])
             for seed in table.seeds
@@ -149,13 +149,13 @@ class Plan:
         ]
 
     def cell(self, table: Table, arm: str, phase: str, rate: float, seed: int, own: Sequence[str]) -> Cell:
-        """One run: what its table types, what is its own, its rate and its seed."""
+        """Return one run: the overrides of its table and its own, its rate and its seed."""
         typed = _last_of_each((*table.overrides, *own, f"optimizer.lr={rate:g}", f"seed={seed}"))
         return Cell(self.claim, table.name, arm, phase, rate, seed, typed, tuple(table.lab))
 
 
 def read_plan(claim: str) -> Plan:
-    """The plan of a claim.
+    """Return the plan of a claim.
 
     Raises:
         SystemExit: there is none of that name.
@@ -169,12 +169,12 @@ def read_plan(claim: str) -> Plan:
 
 
 def names() -> list[str]:
-    """The claims that have a plan."""
+    """Return the claims that have a plan."""
     return sorted(file.stem for file in PLANS.glob("*.yaml"))
 
 
 def _last_of_each(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Overrides with each key once: what an arm or a tuning run says replaces what its table says."""
+    """Return overrides with each key once: those of an arm or a tuning run replace those of its table."""
     last = {override.partition("=")[0]: override for override in overrides}
     return tuple(override for override in overrides if last[override.partition("=")[0]] is override)
 

@@ -1,9 +1,10 @@
-"""One table and one figure of a claim's table, from its records.
+"""A table and a figure of a claim's table, from its records.
 
-Each arm's metric with its interval, its differences to the arms that the plan names under `against` (else to dense)
-and to its control of one worker, and what its link sends. Where the plan names a table with a lab under `links`, the
-time of the whole training behind these links, too: steps x the measured time of a step there. There are no other times:
-the runs share the machine. A table with a lab has no summary: of its few steps only times mean anything.
+They contain each arm's metric with its interval, its differences to the arms that the plan names under `against` (else
+to dense) and to its control of one worker, and the bytes that its link sends. If the plan names a table with a lab
+under `links`, they also contain the time of the whole training behind these links: steps x the measured time of a step
+there. There are no other times, because the runs share the machine. A table with a lab has no summary: of its few steps
+only times are meaningful.
 """
 
 import math
@@ -27,11 +28,11 @@ CONTROL = "_one_worker"  # ends the name of an arm's control
 
 
 def write_summary(plan: Plan, table: Table, records: pd.DataFrame, out: Path) -> None:
-    """summary.md, summary.csv and, of several arms, summary.png of a table of which a run that counts is done.
+    """Write summary.md, summary.csv and, for several arms, summary.png of a table with a completed run that counts.
 
     Args:
-        plan, table: which.
-        records: all of them.
+        plan, table: claim and table.
+        records: all records.
         out: folder of the table.
     """
     rows = summary(records, plan.claim, table, table.all_rates(rates_of(plan, table)))
@@ -43,26 +44,26 @@ def write_summary(plan: Plan, table: Table, records: pd.DataFrame, out: Path) ->
 
 
 def looks_of_claim(plan: Plan) -> dict[str, ArmLook]:
-    """A look for each arm of a claim, the same in the figures of all its tables."""
+    """Return a style for each arm of a claim, the same in the figures of all its tables."""
     arms = sorted({arm for table in plan.tables for arm in table.all_arms})
     baselines = {table.against[0] for table in plan.tables}
     return dict(zip(arms, looks_of([(arm, arm, arm in baselines) for arm in arms]), strict=True))
 
 
 def counted(records: pd.DataFrame, claim: str, table: str, chosen: Mapping[str, float]) -> pd.DataFrame:
-    """The records of a table that count: at the rate that is chosen now, of a seed that ran again the last one."""
+    """Return the records of a table that count: at the currently chosen rate, and of a repeated seed the last one."""
     of = records[(records.claim == claim) & (records.table == table) & (records.phase == "count")]
     return of[of.rate == of.arm.map(chosen)].drop_duplicates(["arm", "seed"], keep="last")
 
 
 def summary(records: pd.DataFrame, claim: str, table: Table, chosen: Mapping[str, float]) -> pd.DataFrame:
-    """One row per arm of a table, in the plan's order, those that count only.
+    """Return one row per arm of a table, in the plan's order, for runs that count only.
 
     Args:
-        records: all of them; one run that counts is done.
-        claim, table: which.
-        chosen: arm -> rate; runs at another, which was the best of a smaller grid, are left out. An arm without a rate
-            is left out.
+        records: all records, with at least one completed run that counts.
+        claim, table: names of the claim and the table.
+        chosen: arm -> rate; runs at another rate, which was the best of a smaller grid, and arms without a rate are
+            omitted.
 
     Returns:
         columns arm, n, rate, metric_name, metric, half, test, then ARM_gap, ARM_gap_half, ARM_shown of each arm that
@@ -101,10 +102,10 @@ def summary(records: pd.DataFrame, claim: str, table: Table, chosen: Mapping[str
 
 
 def link_steps(records: pd.DataFrame, claim: str, links: str | None) -> dict[str, float]:
-    """Seconds of a step of each arm behind links: of the last run of each seed, their mean.
+    """Return the seconds of a step of each arm behind links: the mean over seeds of the last run of each.
 
-    The first step is warm-up and in no run's time. It averages nothing, so a local method's step comes out a little
-    too long: by 1 / steps of its communication.
+    The first step is warm-up and in no run's time. It makes no average, so a local method's step is overestimated by 1
+    / steps of its communication.
     """
     found = records[(records.claim == claim) & (records.table == links) & (records.status == "done")]
     last = found.drop_duplicates(["arm", "seed"], keep="last")
@@ -112,13 +113,13 @@ def link_steps(records: pd.DataFrame, claim: str, links: str | None) -> dict[str
 
 
 def _against(done: pd.DataFrame, of: pd.DataFrame, other: str) -> Difference:
-    """An arm's metric minus another's."""
+    """Return an arm's metric minus another's."""
     theirs = of[(of.arm == other) & (of.status == "done") & (of.arm != done.arm.iloc[0])]
     return paired(done.set_index("seed").metric, theirs.set_index("seed").metric)
 
 
 def paired(a: pd.Series, b: pd.Series) -> Difference:
-    """mean(a) - mean(b) over the seeds, their index, that both have."""
+    """Return mean(a) - mean(b) over the seeds, their index, that both have."""
     both = pd.concat([a, b], axis="columns", keys=["a", "b"]).dropna().sort_index()
     seeds = tuple(both.index)
     return difference(list(both.a), list(both.b), (seeds, seeds)) if seeds else NO_DIFFERENCE
@@ -129,7 +130,7 @@ def _told(name: str, found: Difference) -> dict[str, float | bool | None]:
 
 
 def cells(rows: pd.DataFrame, judged: Metric, against: Sequence[str]) -> list[list[str]]:
-    """The table as text; a column that nothing stands in is left out."""
+    """Return the table as text; an empty column is omitted."""
     names = {other: other for other in against} | {"control": "one worker"}
     names = {name: words for name, words in names.items() if rows[f"{name}_gap"].notna().any()}
     behind_links = rows.link_seconds.notna().any()
@@ -162,7 +163,7 @@ def _gap(judged: Metric, row: dict[Any, Any], name: str) -> str:
 
 
 def gap_shown(judged: Metric, gap: float, half: float, is_shown: bool | None) -> str:
-    """`+0.12 ± 0.03`; with `not shown` where the interval holds 0, a dash where there is no difference to tell."""
+    """Return `+0.12 ± 0.03`; with `not shown` if the interval contains 0, a dash if there is no difference."""
     if math.isnan(gap):
         return "–"
     text = f"{_number(judged, gap, '+')}{_half(judged, half)}"
@@ -170,17 +171,17 @@ def gap_shown(judged: Metric, gap: float, half: float, is_shown: bool | None) ->
 
 
 def at_the_end(judged: Metric) -> str:
-    """The metric of the last epoch in words: of images it is of the test split, of text of the validation split."""
+    """Return the name of the last epoch's metric: for images on the test split, for text on the validation split."""
     return f"{judged.words}, {'test' if judged.percent else 'validation'}"
 
 
 def axis_name(judged: Metric) -> str:
-    """`accuracy, test, after training [%]`."""
+    """Return the axis label, such as `accuracy, test, after training [%]`."""
     return f"{at_the_end(judged)}, after training" + (f" [{judged.unit}]" if judged.unit else "")
 
 
 def shown(judged: Metric, value: float, half: float) -> str:
-    """`92.10 ± 0.31`: a mean and its interval."""
+    """Return `92.10 ± 0.31`: a mean and its interval."""
     return f"{_number(judged, value)}{_half(judged, half)}"
 
 
@@ -189,12 +190,12 @@ def _half(judged: Metric, half: float) -> str:
 
 
 def _number(judged: Metric, value: float, sign: str = "") -> str:
-    """Percent and points with two digits, all else with three."""
+    """Format percent and points with two digits, all other numbers with three."""
     return f"{judged.scaled(value):{sign}.{2 if judged.percent else 3}f}"
 
 
 def draw(rows: pd.DataFrame, judged: Metric, looks: Mapping[str, ArmLook], file: Path) -> None:
-    """The metric against what a link sends and against the time behind links, with intervals."""
+    """Draw the metric against the bytes of a link and against the time behind links, with intervals."""
     sends = rows[(rows.n > 0) & (rows.wire_bytes > 0)].reset_index(drop=True)
     axes = [("wire_bytes", "sent per worker [bytes, log scale]")]
     if sends.link_seconds.notna().any():

@@ -1,14 +1,16 @@
 """Time to the target behind links: steps until it was reached x the time of a step there, beside a baseline's.
 
-Training is the same behind any link, bit for bit; so it runs once, several runs at a time, and only the time of a step
-is measured behind links, on an idle machine. The target is what every seed of one arm has reached at some look: the
-worst of their best. A plan's table names that arm, the baseline, and the tables of the same claim with a lab:
+Training is the same behind any link, bit for bit. It therefore runs once, several runs at a time, and only the time of
+a step is measured behind links, on an idle machine. The target is the value that every seed of one arm has reached at
+some evaluation: the worst of their best values. A plan's table names that arm, the baseline, and the tables of the same
+claim with a lab:
 
     to_target: {of: dense, baseline: dense_bf16, links: {hosts-2-100mbit: 100 Mbit/s, hosts-2-1gbit: 1 Gbit/s}}
 
-`links` says what figures call each link, and the plan's `names` what they call each arm. An arm of those tables stands
-for the one of the same name, whatever engine it has. For looks within an epoch type a `target` that no run reaches.
-Where some arms train longer in a table of their own, `beside` names the table that has that arm and the baseline.
+`links` contains the name of each link in figures, and the plan's `names` those of the arms. An arm of those tables
+represents the one of the same name, with any engine. For evaluations within an epoch set a `target` that no run
+reaches. If some arms train longer in a separate table, `beside` names the table that has the arm of the target and the
+baseline.
 """
 
 import math
@@ -37,14 +39,14 @@ NOISE = (
 
 
 def write_to_target(plan: Plan, table: Table, outcomes: Sequence[Outcome], records: pd.DataFrame, out: Path) -> None:
-    """to_target.md, to_target.png (curves) and times.png of a table whose plan asks for them.
+    """Write to_target.md, to_target.png (curves) and times.png of a table whose plan asks for them.
 
     Nothing is written where no run that counts is done.
 
     Args:
-        plan, table: which.
-        outcomes: the table's runs.
-        records: all of them.
+        plan, table: claim and table.
+        outcomes: runs of the table.
+        records: all records.
         out: folder of the table.
     """
     if table.to_target is None:
@@ -66,7 +68,7 @@ def write_to_target(plan: Plan, table: Table, outcomes: Sequence[Outcome], recor
 
 
 def _beside(plan: Plan, told: Mapping[str, Any]) -> list[Outcome]:
-    """The runs that count of the arm of the target and of the baseline, where another table has them."""
+    """Return the runs that count of the target's arm and of the baseline, if another table has them."""
     if "beside" not in told:
         return []
     other = plan.table(told["beside"])
@@ -75,7 +77,7 @@ def _beside(plan: Plan, told: Mapping[str, Any]) -> list[Outcome]:
 
 
 def reached_by_all(runs: Mapping[int, Run]) -> float:
-    """The worst of the best values of some runs, over all looks."""
+    """Return the worst of the best values of some runs, over all evaluations."""
     judged = _judged(runs)
     best, worst = (max, min) if judged.higher_is_better else (min, max)
     return worst(best(seen(run)[1]) for run in runs.values())
@@ -86,7 +88,7 @@ def _judged(runs: Mapping[int, Run]) -> Metric:
 
 
 def steps_to_target(runs: Mapping[int, Run], target: float) -> dict[int, int | None]:
-    """Seed -> steps until the first look that found the target reached; None = it was not."""
+    """Return seed -> steps until the first evaluation at which the target was reached; None = not reached."""
     judged, found = _judged(runs), {}
     for seed, run in runs.items():
         row = first_row(run.rows, judged, run.summary["selected_by"], target)
@@ -97,8 +99,8 @@ def steps_to_target(runs: Mapping[int, Run], target: float) -> dict[int, int | N
 def cells(
     steps: Mapping[str, Mapping[int, int | None]], step: Mapping[str, Mapping[str, float]], baseline: str
 ) -> list[list[str]]:
-    """The table as text: an arm a row, for each link the time of a step, the time to the target, and how many times
-    sooner than the baseline it is reached.
+    """Return the table as text: a row per arm, and for each link the time of a step, the time to the target, and the
+    speed-up over the baseline.
 
     Args:
         steps: arm -> seed -> steps to the target.
@@ -125,7 +127,7 @@ def cells(
 def sooner(
     own: Mapping[int, int | None], baseline: Mapping[int, int | None], step: float, of_baseline: float
 ) -> list[float]:
-    """How many times sooner an arm reaches the target, seed by seed of those that reached it in both.
+    """Return the speed-up of an arm's time to the target, seed by seed, for seeds that reached it in both.
 
     Args:
         own, baseline: seed -> steps to the target.
@@ -136,7 +138,7 @@ def sooner(
 
 
 def _mean(values: Sequence[float], how: Callable[[float], str], unit: str = "") -> str:
-    """`5.10 ± 0.21`; – where there is nothing. Equal steps of all seeds have no interval: looks are far apart."""
+    """Return `5.10 ± 0.21`; – if empty. Equal steps of all seeds have no interval, because evaluations are rare."""
     if not values or any(map(math.isnan, values)):
         return "–"
     half = half_width(values) if len(set(values)) > 1 else math.nan
@@ -144,7 +146,7 @@ def _mean(values: Sequence[float], how: Callable[[float], str], unit: str = "") 
 
 
 def _times(ratios: Sequence[float]) -> str:
-    """`8.1 ± 0.8 x`, as short as a figure needs it."""
+    """Return `8.1 ± 0.8 x`, shortened for a figure."""
     mean = sum(ratios) / len(ratios)
     places = 1 if mean >= 1 else 2
     half = half_width(ratios) if len(set(ratios)) > 1 else math.nan
@@ -159,7 +161,7 @@ def draw(
     file: Path,
     names: Mapping[str, str],
 ) -> None:
-    """The metric against the time behind each link, a line per seed, and the target."""
+    """Draw the metric against the time behind each link, a line per seed, and the target."""
     figure, panels = plt.subplots(
         1, len(step), figsize=(3.8 * len(step), 4.0), sharey=True, squeeze=False, layout="constrained"
     )
@@ -194,15 +196,15 @@ def draw_times(
     file: Path,
     names: Mapping[str, str],
 ) -> None:
-    """The time to the target behind each link: a point for each seed that reached it, and how many times sooner.
+    """Draw the time to the target behind each link: a point for each seed that reached it, and the speed-up.
 
     Args:
         steps: arm -> seed -> steps to the target.
-        step: what a link is called -> arm -> seconds of a step.
-        baseline: the arm that others are compared with.
-        looks: of the arms.
-        file: the picture.
-        names: what arms are called, where not by their own name.
+        step: name of a link -> arm -> seconds of a step.
+        baseline: arm with which the others are compared.
+        looks: styles of the arms.
+        file: output picture.
+        names: names of arms that differ from their own.
     """
     arms = [arm for arm in steps if all(arm in seconds for seconds in step.values())]
     size = (4.3 * len(step) + 1.6, 0.42 * len(arms) + 1.1)

@@ -93,7 +93,7 @@ def link_at(rate: float, probed: Mapping[float, MeasuredLink]) -> Mapping[str, L
 
 
 def cluster_of(kinds: Mapping[str, LinkCost], hosts: int) -> Cluster:
-    """Hosts behind such links that share this machine's cores, each with one worker on one thread."""
+    """Return a cluster of hosts behind such links that share this machine's cores, one worker on one thread each."""
     told = {kind: {"latency": one.latency, "bandwidth": one.bandwidth, "cpu": one.cpu} for kind, one in kinds.items()}
     ring = kinds["all_reduce"]
     return Cluster(Network(ring.bandwidth, ring.latency, burst=ring.burst or None, kinds=told), hosts, cores() / hosts)

@@ -1,4 +1,4 @@
-"""The engine of a GPU: Triton's kernels; torch for tiles of matrices, and for tensors that are too long.
+"""The engine of a GPU: Triton's kernels; torch for what is too long for them.
 
 This module needs Triton; `engines` imports it where Triton is installed.
 
@@ -21,7 +21,9 @@ from accordion_bench.codecs.compiled import Compiled, measurable, table_of, valu
 from accordion_bench.codecs.engine import Momenta, MomentumSteps, Sampling, Selection
 from accordion_bench.codecs.layout import KEPT, Layout, Message, SparseLayout
 from accordion_bench.codecs.low_rank_on_gpu import LowRankOnGpu
+from accordion_bench.codecs.packed_codes import pack_codes
 from accordion_bench.codecs.selection import EXPECTED, stride_of
+from accordion_bench.codecs.tiles import BINS, TileForm, quantised
 from accordion_bench.tensors.kernels.dense_kernels import BlockRule, Encoding
 from accordion_bench.tensors.kernels.on_gpu import (
     bins,
@@ -32,6 +34,7 @@ from accordion_bench.tensors.kernels.on_gpu import (
     sparse,
     steps,
     thresholds,
+    tiles,
 )
 from accordion_bench.tensors.kernels.on_gpu.selection import Entries
 from accordion_bench.tensors.kernels.on_gpu.sparse import Sections
@@ -49,6 +52,13 @@ class Picked(selection.Entries):
     def counts_W(self) -> Tensor:
         """See `Selection`."""
         raise NotImplementedError("entries are as many as were asked for")
+
+
+class TileSections(NamedTuple):
+    """Tiles of a layout, and where their entries are in its messages."""
+
+    shapes: tuple[tiles.TileShape, ...]
+    sections: Sections
 
 
 class FromKeys(NamedTuple):
@@ -167,6 +177,33 @@ class OnGpu(Compiled, LowRankOnGpu):
             return super().momentum_steps(given)
         return steps.take(given.momenta, given.sums, given.inverses, given.rates)
 
+    def encode_tiles(self, bucket: Bucket, message: Message, forms: Sequence[TileForm]) -> None:
+        own = tiles_of(message.layout, tuple(forms))
+        if own is None:
+            super().encode_tiles(bucket, message, forms)
+            return
+        rows_W, there = [contiguous(x_W) for x_W in bucket.rows_W], message.rows.device
+        found = tiles.largest(addresses(rows_W), tiles.tables_on(own.shapes, there), rows_W[0])
+        sparse.write_entries(found, sparse.tables_on(own.sections, there), message.rows)
+        fields, parts_W = message.layout.fields, found.values.split([form.kept for form in forms], dim=1)
+        for t, (values_W, form) in enumerate(zip(parts_W, forms, strict=True)):
+            if form.coded:
+                codes_W, table_W = quantised(values_W)
+                for name, part_W in (("numbers", table_W.view(torch.uint8)), ("codes", pack_codes(codes_W, BINS))):
+                    start, stop = fields[name].spans[t]
+                    message.rows[:, start:stop] = part_W
+
+    def add_tiles(self, target: Target, message: Message, forms: Sequence[TileForm]) -> None:
+        own = tiles_of(message.layout, tuple(forms))
+        if own is None:
+            super().add_tiles(target, message, forms)
+            return
+        target, like = target.begun(), target.rows_R[0]
+        on = tiles.tables_on(own.shapes, like.device)
+        tiles.add(addresses(target.rows_R), on, message.rows, target.alpha, like)
+        if target.divisor != 1:
+            torch._foreach_div_(list(target.rows_R), target.divisor)
+
 
 def longest(rows_R: Sequence[Tensor]) -> int:
     """Coordinates of the longest tensor."""
@@ -219,3 +256,19 @@ def sections_of(layout: SparseLayout) -> Sections:
     """Where entries of a layout are, as kernels are told; remembered."""
     values, codes = layout.fields["values"].offsets, layout.fields["indices"].offsets
     return Sections(layout.numels, layout.kept, (values, codes), layout.codes)
+
+
+@functools.lru_cache(maxsize=4 * KEPT)
+def tiles_of(layout: Layout, forms: tuple[TileForm, ...]) -> TileSections | None:
+    """Tiles of a layout, as kernels are told; None where kernels do not take them; remembered."""
+    at = [layout.fields[name].offsets.tolist() for name in ("numbers", "indices", "codes")]
+    shapes = tuple(
+        tiles.TileShape(n, form.tiles.m, form.tiles.a, form.tiles.b, form.k, form.width, form.coded, *begins)
+        for n, form, *begins in zip(layout.numels.tolist(), forms, *at, strict=True)
+    )
+    if any(one.room[0] > tiles.WIDEST or one.numel > LONGEST // max(1, one.width) for one in shapes):
+        return None
+    heads = np.array([-1 if one.coded else one.numbers for one in shapes], np.int64)
+    widths, kept = (np.array(column, np.int64) for column in ([one.width for one in shapes], [f.kept for f in forms]))
+    codes = (0 * widths, widths, -(-kept * widths // 8), 0 * widths)
+    return TileSections(shapes, Sections(layout.numels, kept, (heads, layout.fields["indices"].offsets), codes))

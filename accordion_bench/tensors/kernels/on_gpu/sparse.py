@@ -39,7 +39,8 @@ class Sections:
     Args:
         n: coordinates of each tensor, at most 2^30.
         kept: entries.
-        at: where in a message values begin, or scale and count of signs; and index codes; in bytes.
+        at: where in a message values begin, or scale and count of signs; and index codes; in bytes. Values of a tensor
+            for which this is negative are not written.
         shapes: of the codes, see `codecs.index_codes.code_shapes`.
         signs: whether entries are told by their signs.
         first: entries of the tensors before; None = all those.
@@ -183,13 +184,14 @@ def _write_entries(  # type: ignore[no-untyped-def]
     value = tl.load(values + at + rank, mask=exists, other=0)
     if SIGNS:
         index = 2 * index + (value > 0).to(tl.int32)
-    else:
+    elif tl.load(row + HEAD) >= 0:
         write_float(message + w * row_bytes + tl.load(row + HEAD) + 4 * rank, value, exists)
     # an index code of n coordinates has at most n bits
     low, by_rank = tl.load(row + LOW).to(tl.int32), tl.load(row + BY_RANK).to(tl.int32)
-    bit = (index >> low) + by_rank * rank
-    one = tl.full([TOGETHER], 1, tl.int32) << (bit & 31)
-    tl.atomic_or(own + tl.load(row + HIGH_WORD) + (bit >> 5), one, mask=exists, sem="relaxed")
+    if tl.load(row + HIGH_BYTES) > 0:
+        bit = (index >> low) + by_rank * rank
+        one = tl.full([TOGETHER], 1, tl.int32) << (bit & 31)
+        tl.atomic_or(own + tl.load(row + HIGH_WORD) + (bit >> 5), one, mask=exists, sem="relaxed")
     if low > 0:
         bit = rank * low
         bits = (index & ((1 << low) - 1)).to(tl.uint64) << (bit & 31).to(tl.uint64)

@@ -28,6 +28,7 @@ from accordion_bench.codecs.engine import Engine, Selection
 from accordion_bench.codecs.layout import Message
 from accordion_bench.codecs.low_rank_on_gpu import HIGHEST
 from accordion_bench.codecs.reference import OnDevice
+from accordion_bench.codecs.tiles import TileForm
 from accordion_bench.tensors import sixteen_bits
 
 DEVICE = torch.device("meta")
@@ -207,6 +208,10 @@ class PretendedKernels(OnDevice):
         with one_launch("add_sparse", 2 + rounds + (target.divisor != 1)):
             super().add_sparse(target, message)
 
+    def add_tiles(self, target: Target, message: Message, forms: Sequence[TileForm]) -> None:
+        with one_launch("add_tiles", -(-len(message.rows) // len(target.rows_R[0])) + (target.divisor != 1)):
+            super().add_tiles(target, message, forms)
+
     def orthonormalise(self, factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
         if any(factor.shape[2] > HIGHEST for factor in factors):
             return super().orthonormalise(factors, passes)
@@ -216,7 +221,7 @@ class PretendedKernels(OnDevice):
 
 ONE = "norms write read numbers factors add_codes places take put add_momenta momentum_steps"
 ONE += " multiply products subtract_products renewed"
-LAUNCHES = {**dict.fromkeys(ONE.split(), 1), "largest": 21, "above": 30, "about": 30, "nonzero": 5}
+LAUNCHES = {**dict.fromkeys(ONE.split(), 1), "largest": 21, "above": 30, "about": 30, "nonzero": 5, "encode_tiles": 4}
 """Number of launches of the other operations that have kernels."""
 
 

@@ -28,10 +28,12 @@ MOST = {
     "signum": 17,
     # selected, written, added up sender by sender
     "topk": 40,
+    "topk of tiles": 16,
     # low rank
     "powersgd": 17,
     "acpsgd": 12,
 }
+OPTIONS = {"topk of tiles": ("topk", {"chunk": 64})}  # of rows that are not named as files of conf/compressor
 WORKERS = 4  # of more, messages of 8 bits and beyond cost more than a dense all-reduce
 
 
@@ -55,7 +57,8 @@ def test_an_exchange_starts_so_many(monkeypatch, name):
     monkeypatch.setattr(pretend_device, "kernels_for", lambda xs: None)  # else they stand in
     monkeypatch.setattr(launch, "start", count)  # they compute nothing, so that any numbers are where they would write
     monkeypatch.setattr(finite, "math", SimpleNamespace(isfinite=lambda value: True, inf=math.inf))
-    few, many = (devices.count_launches(from_yaml(name), network(times), WORKERS) for times in (3, 5))
+    of, options = OPTIONS.get(name, (name, {}))
+    few, many = (devices.count_launches(from_yaml(of, **options), network(times), WORKERS) for times in (3, 5))
     assert many.launches == few.launches
     assert sum(few.launches.values()) == MOST[name], few.launches
     assert sum(few.waits.values()) <= 1  # the look whether all is finite

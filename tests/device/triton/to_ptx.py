@@ -31,6 +31,7 @@ from accordion_bench.tensors.kernels.on_gpu import (
     steps,
     sums,
     thresholds,
+    tiles,
 )
 from accordion_bench.tensors.kernels.on_gpu.fed import WEIGHTED
 from accordion_bench.tensors.kernels.rounding import KernelRounding
@@ -169,6 +170,11 @@ def main() -> None:
     for like in (x.expand(2, -1), x.double()):
         thresholds.entries_of(thresholds.not_zero([like], np.zeros((2, 1), np.int64)), LONGEST)
         bins.send_lifted([like] * 2, [like] * 2, [50, 500])
+    each = [tiles.TileShape(64 * m, m, 64, b, 40, 12, m == 147, 0, 9, 99) for m, b in ((128, 64), (147, 49), (3, 3))]
+    on = tiles.tables_on(tuple(each), x.device)
+    for like in (x, x.double()):
+        tiles.largest(np.zeros((2, 3), np.int64), on, like)
+        tiles.add(np.zeros((2, 3), np.int64), on, message, 0.5, like)
     for rank in (2, 8):
         M_W, L, R = torch.zeros(2, 1, 300, 600), torch.zeros(1, 300, rank), torch.zeros(1, 600, rank)
         products.multiply([M_W, M_W.mT], [R, L])

@@ -177,7 +177,7 @@ def add(targets: np.ndarray, on: TileTables, message: Tensor, alpha: float, like
             of, together = on.tiles[group.first :], max(1, LANES // group.entries)
             grid = (triton.cdiv(group.count, together), len(own))
             args = (given, T, on.rows, of, group.count, own, own.stride(0), float(alpha))
-            launch(_add, grid, there, *args, TYPE=TYPES[like.dtype], TILES=together, ENTRIES=group.entries)
+            launch(_add_tiles, grid, there, *args, TYPE=TYPES[like.dtype], TILES=together, ENTRIES=group.entries)
 
 
 @triton.jit
@@ -206,27 +206,31 @@ def _choose(  # type: ignore[no-untyped-def]
     x = tl.multiple_of(x.to(tl.pointer_type(TYPE)), [1, VECTOR * (TYPE.primitive_bitwidth // 8)])
     line = i * tl.multiple_of(tl.load(row + M), [1, VECTOR])
     exists = there & (i < a) & (j < b)
-    number = tl.load(x + line + j, mask=exists, other=0).to(tl.float32)
-    key = tl.where(exists, key_of(number), -1)
-    low, most = tl.zeros([TILES, 1], tl.int32), tl.max(key, axis=1, keep_dims=True)
+    bits = tl.load(x + line + j, mask=exists, other=0).to(tl.float32).to(tl.uint32, bitcast=True)
+    signed = (bits << 1) | (bits >> 31)  # twice the key, and the sign: one register for both
+    low, most = tl.zeros([TILES, 1], tl.uint32), tl.max(signed, axis=1, keep_dims=True) >> 1
     # the k-th largest key is from `low` to `most`; where exactly k keys reach `middle`, it need not be known
-    while tl.max(most - low) > 0:
+    while tl.max((most - low).to(tl.int32)) > 0:
         middle = most - ((most - low) >> 1)
-        count = tl.sum((key >= middle).to(tl.int32), axis=1, keep_dims=True)
+        count = tl.sum((signed >= (middle << 1)).to(tl.int32), axis=1, keep_dims=True)
         low = tl.where(count >= k, middle, low)
         most = tl.where(count > k, most, tl.where(count < k, middle - 1, middle))
-    both = (key > low).to(tl.int32) + ((key == low).to(tl.int32) << 16)
+    above = signed > ((low << 1) | 1)
+    equal = exists & (above == 0) & (signed >= (low << 1))
+    both = above.to(tl.int32) + (equal.to(tl.int32) << 16)
     sums = tl.cumsum(both, axis=1) - both
     ties = k - (tl.sum(both, axis=1, keep_dims=True) & 0xFFFF)
     tied = sums >> 16
-    taken = (key > low) | ((key == low) & (tied < ties))
-    place = w * K + tl.load(tile + ENTRY, mask=there, other=0) + (sums & 0xFFFF) + tl.minimum(tied, ties)
-    tl.store(indices + place, i * b + j, mask=taken)
-    tl.store(values + place, number, mask=taken)
+    taken = above | (equal & (tied < ties))
+    first = w * K + tl.load(tile + ENTRY, mask=there, other=0)
+    place = (sums & 0xFFFF) + tl.minimum(tied, ties)
+    tl.store(indices + first + place, i * b + j, mask=taken)
+    bits = (signed >> 1) | (signed << 31)
+    tl.store(values + first + place, bits.to(tl.float32, bitcast=True), mask=taken)
 
 
 @triton.jit
-def _add(  # type: ignore[no-untyped-def]
+def _add_tiles(  # type: ignore[no-untyped-def]
     targets, T, rows, tiles, C, message, row_bytes, alpha,
     TYPE: tl.constexpr, TILES: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip

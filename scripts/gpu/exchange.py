@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
 from accordion_bench.comm.graphs import Graphs, eagerly, graphs_of
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
 from accordion_bench.conformance.stand_ins import TapeGraphs
-from accordion_bench.conformance.subject import SPECS, Setup, from_yaml, same_bits, same_state
+from accordion_bench.conformance.subject import SPECS, Make, Setup, from_yaml, same_bits, same_state
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
@@ -35,7 +36,7 @@ def measured(cuda: bool, rounds: int, seconds: float, names: list[str]) -> tuple
         cuda: on a GPU; else on a pretended device, with a tape, as small as it goes.
         rounds: interleaved.
         seconds: after these no further compressor is begun.
-        names: of compressors; none = all.
+        names: of compressors, see `maker`; none = all.
     """
     device = torch.device("cuda" if cuda else DEVICE)
     rows: list[list[object]] = []
@@ -72,11 +73,17 @@ def _told(found: dict[str, Any]) -> list[object]:
     return [*times, copies, found.get("differs") or found["bits"], slowest, sum(count for _, count, _ in started)]
 
 
+def maker(name: str) -> Make:
+    """Return the maker of a compressor, by the name of its file and options: `topk:chunk=64`."""
+    of, *options = name.split(":")
+    return from_yaml(of, **{key: yaml.safe_load(value) for key, _, value in (one.partition("=") for one in options)})
+
+
 class Arm:
     """One compressor with gradients in their places, ready for one exchange after another.
 
     Args:
-        name: of its file.
+        name: see `maker`.
         specs: the tensors.
         given: their gradients [1, ...].
         replays: whether exchanges are replayed where its method allows it.
@@ -84,7 +91,7 @@ class Arm:
 
     def __init__(self, name: str, specs: list[TensorSpec], given: list[Tensor], replays: bool) -> None:
         device = given[0].device
-        self.setup = Setup(from_yaml(name)(), workers=1, specs=specs, dtype=torch.float32, device=str(device))
+        self.setup = Setup(maker(name)(), workers=1, specs=specs, dtype=torch.float32, device=str(device))
         self.given, self.xs_W = given, [x_W.clone() for x_W in given]
         exchange, comm = self.setup.exchange, self.setup.comm
         made = graphs_of(device) if device.type == "cuda" else TapeGraphs()

@@ -261,9 +261,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(SECTIONS), choices=list(SECTIONS), metavar="SECTION")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    names = sorted(yaml_files("compressor"))
     parser.add_argument(
-        "--compressors", nargs="+", default=[], choices=names, metavar="NAME", help="of exchanges; default: all"
+        "--compressors", nargs="+", default=[], metavar="NAME", help="of exchanges, as topk or topk:chunk=64; default: all"
     )
     parser.add_argument("--seconds", type=float, default=150.0, help="of `exchange` and of `workers`, about")
     parser.add_argument("--rounds", type=int, default=7)
@@ -277,6 +276,9 @@ def main() -> int:
         parser.error(f"--rounds must be at least 1, got {typed.rounds}; type --rounds 3")
     if typed.seconds <= 0:
         parser.error(f"--seconds must be above 0, got {typed.seconds:g}; type --seconds 150")
+    for name in typed.compressors:
+        if name.partition(":")[0] not in yaml_files("compressor"):
+            parser.error(f"--compressors: {name} is none of {', '.join(sorted(yaml_files('compressor')))}")
     typed.out.mkdir(parents=True, exist_ok=True)
     asked = Asked(typed.device, typed.rounds, typed.out, typed.compressors, typed.seconds)
     facts = header(Setting(typed.device, asked.tiny, typed.rounds, 0, typed.out, []))

@@ -27,6 +27,7 @@ from accordion_bench.tensors.kernels import on_gpu
 from scripts.bench import codec
 from scripts.bench.harness import ratio, spread
 from scripts.gpu import steps as timed
+from scripts.gpu.exchange import maker
 from scripts.launches import stated
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -160,14 +161,14 @@ class Once:
     """A compressor with fresh gradients, ready for one exchange after another in one process.
 
     Args:
-        name: of its file.
+        name: see `exchange.maker`.
         setting: device, tensors, seed.
     """
 
     def __init__(self, name: str, setting: Setting) -> None:
         device = setting.device
         self.setup = Setup(
-            from_yaml(name)(), specs=setting.specs, dtype=torch.float32, comm=Comm(1, device=device), device=device
+            maker(name)(), specs=setting.specs, dtype=torch.float32, comm=Comm(1, device=device), device=device
         )
         generator = torch.Generator().manual_seed(setting.seed)
         self.xs_W = [(torch.randn(1, *s.shape, generator=generator) * 1e-3).to(device) for s in setting.specs]

@@ -1,4 +1,4 @@
-"""Bucket: tensors that are exchanged together, and everything that an encoder may depend on.
+"""Bucket: tensors that are exchanged together, with all inputs of their encoding.
 
 Tensor suffixes: W local workers, R rows of a target, N coordinates.
 """
@@ -20,16 +20,16 @@ from accordion_bench.tensors.same_shape import in_rows
 
 @dataclass(frozen=True)
 class Context:
-    """All that an exchange may know besides the tensors.
+    """Inputs of an exchange besides the tensors.
 
     Args:
-        step: optimizer steps taken before this one.
-        specs: name and shape of each exchanged tensor.
-        levels: the knob's value per tensor (a rank, a density; 1 without a knob); None = this tensor travels dense.
-        seed: the run's seed, for keyed draws.
-        lrs: learning rate of this step per tensor, for methods in parameter units.
-        codebooks: quantisation levels that a policy has fitted, per number of bits; none = the compressor's own.
-        feedback: residuals that the encoder adds to tensors, and in which it keeps what is lost; None = there are none.
+        step: number of optimizer steps before this one.
+        specs: name and shape of each tensor.
+        levels: compression level of each tensor (a rank, a density; 1 without a knob); None = not compressed.
+        seed: seed of the run, for keyed random draws.
+        lrs: learning rate of this step for each tensor, for methods in parameter units.
+        codebooks: quantisation levels fitted by a policy, by number of bits; empty = those of the compressor.
+        feedback: residuals that the encoder adds to the tensors and updates with its error; None = no error feedback.
     """
 
     step: int
@@ -43,12 +43,12 @@ class Context:
 
 @dataclass(frozen=True)
 class Bucket(Context):
-    """Tensors of an exchange that are encoded together; each has a level.
+    """Tensors of an exchange that are encoded together; no level is None.
 
     Args:
-        xs_W: tensors [W, ...], one for each spec.
-        workers: numbers of the local workers, W of them.
-        purpose: part of the keys of random draws; "" for the workers' own tensors, `server` for an owner's mean.
+        xs_W: tensors [W, ...], one per spec.
+        workers: ranks of the W local workers.
+        purpose: part of the keys of random draws; "" for the workers' tensors, `server` for the mean of an owner.
     """
 
     xs_W: Sequence[Tensor] = ()
@@ -57,13 +57,13 @@ class Bucket(Context):
 
     @classmethod
     def of(cls, xs_W: Sequence[Tensor], ctx: Context, ids: Sequence[int], workers: Sequence[int]) -> Self:
-        """Some of an exchange's tensors [W, ...], by their indices.
+        """Return a bucket of some tensors of an exchange.
 
         Args:
-            xs_W: all tensors of the exchange.
-            ctx: of the exchange.
-            ids: which of them.
-            workers: numbers of the local workers.
+            xs_W: all tensors [W, ...] of the exchange.
+            ctx: inputs of the exchange.
+            ids: indices of the tensors in the bucket.
+            workers: ranks of the local workers.
         """
         specs, levels = [ctx.specs[i] for i in ids], [ctx.levels[i] for i in ids]
         lrs = [ctx.lrs[i] for i in ids] if ctx.lrs else ()
@@ -72,12 +72,12 @@ class Bucket(Context):
 
     @functools.cached_property
     def rows_W(self) -> list[Tensor]:
-        """The tensors as rows [W, N]."""
+        """Tensors as rows [W, N]."""
         return [in_rows(x_W) for x_W in self.xs_W]
 
     @functools.cached_property
     def coordinates(self) -> Coordinates:
-        """The same as kernels are told of it, with residuals where there are any."""
+        """Addresses of the tensors for kernels, with residuals if `feedback` is set."""
         own = self.feedback
         if own is None:
             return Coordinates.of(self.rows_W)
@@ -87,11 +87,11 @@ class Bucket(Context):
 
     @property
     def numels(self) -> tuple[int, ...]:
-        """Coordinates of each tensor."""
+        """Number of coordinates of each tensor."""
         return tuple(spec.numel for spec in self.specs)
 
     def take(self, which: Sequence[int]) -> "Bucket":
-        """Some of the tensors."""
+        """Return a bucket of the tensors with these indices."""
         if len(which) == len(self.specs):
             return self
         xs_W, specs = [self.xs_W[k] for k in which], [self.specs[k] for k in which]
@@ -101,21 +101,21 @@ class Bucket(Context):
         return replace(self, xs_W=xs_W, specs=specs, levels=levels, lrs=lrs, feedback=feedback)
 
     def formed(self) -> "Bucket":
-        """With what residuals make of its tensors, in the residuals' own storage."""
+        """Return the bucket with residuals added, in the storage of the residuals; `feedback` is None."""
         if self.feedback is None:
             return self
         return replace(self, xs_W=self.feedback.form(self.xs_W), feedback=None)
 
     def at(self, moment: Context) -> "Bucket":
-        """The same tensors in another step, with that step's rates of those that have them."""
+        """Return the bucket with the step and the learning rates of another moment."""
         lrs = dict(zip((spec.name for spec in moment.specs), moment.lrs, strict=False))
         return replace(self, step=moment.step, lrs=[lrs[spec.name] for spec in self.specs if spec.name in lrs])
 
     def keys(self, stream: str) -> list[list[int]]:
-        """Keys of random draws, [W][T].
+        """Return the keys of random draws, [W][T].
 
         Args:
-            stream: name of the random stream. The results of every run depend on it: it must never change.
+            stream: name of the random stream. The results of every run depend on it, so it must never change.
         """
         beginnings = _beginnings(self.seed, stream, self.purpose, tuple(spec.name for spec in self.specs))
         return [keyed_rng.closed(beginnings, self.step, worker) for worker in self.workers]
@@ -123,20 +123,20 @@ class Bucket(Context):
 
 @functools.lru_cache(maxsize=64)
 def _beginnings(seed: int, stream: str, purpose: str, names: tuple[str, ...]) -> list[bytes]:
-    """Of the keys of these tensors, which are the same in every step."""
+    """Return the parts of keys that are equal in all steps."""
     return [keyed_rng.opened(seed, stream, purpose, name) for name in names]
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where decoded messages are added: row = (row + alpha x messages, sender by sender) / divisor.
+    """Destination of decoded messages: row = (row + alpha x messages in the order of senders) / divisor.
 
     Args:
-        rows_R: rows [R, N] of each tensor; sender s goes to row s mod R.
+        rows_R: rows [R, N] of each tensor; messages of sender s are added to row s mod R.
         alpha: 1 or -1.
-        divisor: of all coordinates; 1 for a sum.
-        empty: the rows hold nothing yet, and count as zeros.
-        clears: coordinates that sparse messages name become 0, and nothing is added.
+        divisor: divisor of all coordinates; 1 for a sum.
+        empty: whether the rows are uninitialised, and count as zeros.
+        clears: whether coordinates in sparse messages are set to 0 instead of added to.
     """
 
     rows_R: Sequence[Tensor]
@@ -146,21 +146,21 @@ class Target:
     clears: bool = False
 
     def begun(self) -> "Target":
-        """With zeros in rows that were empty."""
+        """Return the target after zeroing uninitialised rows."""
         if not self.empty:
             return self
         torch._foreach_zero_(list(self.rows_R))
         return replace(self, empty=False)
 
     def take(self, which: Sequence[int]) -> "Target":
-        """The rows of some tensors."""
+        """Return the target of the tensors with these indices."""
         if len(which) == len(self.rows_R):
             return self
         return replace(self, rows_R=[self.rows_R[k] for k in which])
 
 
 def by_level(levels: Sequence[float]) -> list[tuple[float, list[int]]]:
-    """Which tensors have the same level."""
+    """Group the indices of tensors by level: (level, indices) in the order of first occurrence."""
     found: dict[float, list[int]] = {}
     for k, level in enumerate(levels):
         found.setdefault(level, []).append(k)

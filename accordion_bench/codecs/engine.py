@@ -1,8 +1,8 @@
-"""Engine: the operations on a bucket of tensors that codecs are written against.
+"""Engine: the interface of operations on a bucket of tensors, with one implementation per device.
 
-A codec is one text: it says which fields its messages have (`Layout`) and how coordinates become codes (`Coding`), and
-calls what is below. The engine hides the device and how something is computed there. `Reference` computes it in plain
-torch, tensor by tensor; the others give the same messages bit for bit, and sums within rounding.
+A codec defines the fields of its messages (`Layout`) and how coordinates become codes (`Coding`), and calls the engine.
+The engine hides the device and the implementation. `Reference` uses plain torch, one tensor at a time. The other
+engines return the same messages bit for bit, and the same sums within rounding.
 
 Tensor suffixes: W local workers, S senders, T tensors, M blocks of all tensors.
 """
@@ -27,11 +27,11 @@ from accordion_bench.tensors.upload import table
 
 
 class Sampling(NamedTuple):
-    """How a threshold is estimated, see `selection.sampled_top`.
+    """Parameters of a threshold that is estimated from a sample, see `selection.sampled_top`.
 
-    share: of the coordinates that is sampled.
-    least, most: smallest and largest count accepted, as multiples of what is wanted.
-    offset: where the sample starts.
+    share: fraction of the coordinates in the sample.
+    least, most: smallest and largest count accepted, as multiples of the wanted count.
+    offset: first coordinate of the sample.
     """
 
     share: float
@@ -41,12 +41,12 @@ class Sampling(NamedTuple):
 
 
 class Momenta(NamedTuple):
-    """Momenta u, and what is added to them.
+    """Momenta u and the gradients to add to them.
 
     us_W, gs_W: momenta and gradients, [W, ...] of each tensor.
     factor: b.
-    nesterov: whether what is sent looks a step ahead.
-    sums_W: v of each tensor; empty = none.
+    nesterov: whether to return Nesterov's momentum.
+    sums_W: accumulated momenta v of each tensor; empty = none.
     """
 
     us_W: Sequence[Tensor]
@@ -57,11 +57,11 @@ class Momenta(NamedTuple):
 
 
 class MomentumSteps(NamedTuple):
-    """Steps by momenta that have been exchanged.
+    """Optimizer steps by momenta that have been exchanged.
 
     momenta, sums, inverses: tensors [...].
-    masks: of zeros, just where inverses are 0, and ones; None = 1.
-    rates: of each, see `codecs.rates`.
+    masks: zeros where `inverses` are 0, and ones elsewhere; None = ones.
+    rates: learning rate of each tensor, see `codecs.rates`.
     """
 
     momenta: Sequence[Tensor]
@@ -72,23 +72,23 @@ class MomentumSteps(NamedTuple):
 
 
 class Selection(Protocol):
-    """Some coordinates of a bucket, in a form that its engine alone reads."""
+    """Selected coordinates of a bucket, in a format private to the engine."""
 
     @property
     def counts_W(self) -> Tensor:
-        """Entries of each tensor, int32 [W, T], where the tensors are."""
+        """Number of selected coordinates of each tensor, int32 [W, T], on the device of the tensors."""
 
 
 class Engine(ABC):
-    """The operations on a bucket.
+    """Operations on a bucket of tensors.
 
     Class attributes:
-        name: of what computes, as a run's header says it.
-        looks: whether input that is not finite is refused. On a device it is not looked at, since the host would wait:
-            it shows in the sum.
-        copies: whether a copy that puts tensors side by side costs less than work on each by itself.
-        one_by_one: whether products of matrices of different sizes cost no more than those of equal ones.
-        fills: whether sums are better begun in empty memory; a CPU has zeros without a pass over them.
+        name: name of the implementation, for the header of a run.
+        looks: whether non-finite input is refused. On a GPU the input is not checked, because that would synchronise
+            with the host; non-finite values propagate to the sum.
+        copies: whether concatenating tensors is cheaper than an operation on each tensor.
+        one_by_one: whether products of matrices of different sizes cost no more than products of equal sizes.
+        fills: whether to pass uninitialised memory for sums. On a CPU the system provides zeros without a pass.
     """
 
     name: str
@@ -97,81 +97,82 @@ class Engine(ABC):
     one_by_one: bool = False
     fills: bool = False
 
-    # ---- dense codes: a code for every coordinate
+    # ---- dense codes: one code per coordinate
 
     @abstractmethod
     def norms(self, bucket: Bucket, layout: Layout, *kinds: str) -> list[Tensor]:
-        """A number of every block of a layout, float64 [W, M] for each kind; not finite where a coordinate is not.
+        """Return one number per block, float64 [W, M] for each kind; non-finite where a coordinate is non-finite.
 
         Args:
             bucket: coordinates.
-            layout: whose blocks.
-            kinds: `l1`, `l2`, `linf`; `sum` of coordinates, `below`: of the negative ones, `count`: how many these are.
+            layout: layout that defines the blocks.
+            kinds: `l1`, `l2`, `linf`; `sum` of the coordinates; `below`: sum of the negative ones; `count`: number of
+                the negative ones.
         """
 
     @abstractmethod
     def write(self, message: Message, name: str, numbers_S: Tensor) -> None:
-        """Write numbers of blocks, float32 [S, M], into a field of messages of one layout."""
+        """Write one number per block, float32 [S, M], into a field of messages of one layout."""
 
     @abstractmethod
     def read(self, message: Message, name: str, alpha: float = 1.0) -> Tensor:
-        """Read a field that has a float32 for every block, times alpha: [S, M]."""
+        """Return a field of one float32 per block, times alpha: [S, M]."""
 
     @abstractmethod
     def encode(self, bucket: Bucket, message: Message, coding: Coding, numbers: BlockNumbers) -> None:
-        """Write numbers of blocks, and the fields `codes` and `signs`.
+        """Write the numbers of the blocks, and the fields `codes` and `signs`.
 
         Args:
             bucket: coordinates.
-            message: of the local workers.
-            coding: how.
-            numbers: of the blocks.
+            message: messages of the local workers.
+            coding: rounding and values of the codes.
+            numbers: numbers of the blocks.
 
         Raises:
-            NonFiniteRow: row w T + t is worker w's part of tensor t; where the engine looks.
+            NonFiniteRow: if `looks` and input is non-finite; row w T + t is worker w's part of tensor t.
         """
 
     @abstractmethod
     def add_codes(
         self, target: Target, message: Message, coding: Coding, shared: Tensor | None, middles: Tensor | None
     ) -> None:
-        """Add what codes stand for; each product and each sum is rounded once.
+        """Add the decoded values of all senders; each product and each sum is rounded once.
 
         Args:
-            target: where, with alpha and divisor.
-            message: of all senders; scales are read from its field `header_of` the coding.
-            coding: how.
-            shared: scales of whole tensors, float32 [T], where messages have none.
-            middles: added to the scaled values, float32 [S, M], times alpha already; None = nothing.
+            target: sums, with alpha and divisor.
+            message: messages of all senders; the field `header_of(coding)` contains the scales.
+            coding: rounding and values of the codes.
+            shared: scales of whole tensors, float32 [T], if messages contain none.
+            middles: offsets of the scaled values, already multiplied by alpha, float32 [S, M]; None = 0.
         """
 
-    # ---- sparse codes: some coordinates, and where they are
+    # ---- sparse codes: selected coordinates and their indices
 
     @abstractmethod
     def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
-        """The largest magnitudes of each tensor's rows [W, N], so many [T]; ties go to the lower index.
+        """Select the `counts` [T] largest magnitudes of each tensor's rows [W, N]; ties go to the lower index.
 
-        NaN counts as the largest of all, so that it is seen where values are packed.
+        NaN counts as the largest magnitude, so that it reaches the check of the packed values.
         """
 
     @abstractmethod
     def above(self, rows_W: Sequence[Tensor], threshold: float, most: Sequence[int]) -> Selection:
-        """Magnitudes from a threshold on, of each row at most the `most` [T] largest."""
+        """Select magnitudes of at least a threshold, at most the `most` [T] largest of each row."""
 
     @abstractmethod
     def about(self, rows_W: Sequence[Tensor], counts: Sequence[int], sampling: Sampling) -> Selection:
-        """About so many of the largest magnitudes of each row [T], see `selection.sampled_top`; no zeros."""
+        """Select about `counts` [T] of the largest non-zero magnitudes of each row, see `selection.sampled_top`."""
 
     @abstractmethod
     def nonzero(self, rows_W: Sequence[Tensor]) -> Selection:
-        """All coordinates that are not zero."""
+        """Select all non-zero coordinates."""
 
     @abstractmethod
     def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
-        """Write what is selected into all fields of `SparseLayout`s.
+        """Write the selected coordinates into all fields of `SparseLayout`s.
 
         Raises:
-            NonFiniteRow: as `encode`, of values.
+            NonFiniteRow: as `encode`, for selected values.
         """
 
     @abstractmethod
@@ -182,51 +183,52 @@ class Engine(ABC):
     def lifted(
         self, residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
-        """G = e + news is sent as +-scale where |G + news| reaches its bin's largest |G|, else as 0; e <- G - sent.
+        """Send G = e + news as +-scale where |G + news| reaches the largest |G| of its bin, else as 0; e <- G - sent.
 
         Args:
-            residuals_W, news_W: e, changed in place, and the newest gradients, [W, N].
-            sizes: consecutive coordinates of a bin, of each tensor.
+            residuals_W: residuals e [W, N], updated in place.
+            news_W: newest gradients [W, N].
+            sizes: number of consecutive coordinates per bin, for each tensor.
 
         Returns:
-            what is sent, [W, N]; scales [W, T]: the mean over a row's bins of their largest magnitudes, as float32.
+            values to send [W, N]; scales [W, T]: mean over the bins of a row of their largest magnitudes, float32.
         """
 
     # ---- momenta
 
     @abstractmethod
     def add_momenta(self, momenta: Momenta) -> Sequence[Tensor]:
-        """u <- b u + g, in place.
+        """Update momenta in place: u <- b u + g.
 
         Returns:
-            u; with `nesterov` g + b u, in memory of its own. With sums these, after v <- v + u; with `nesterov` after
+            u; with `nesterov` g + b u in new tensors. With sums, v after v <- v + u; with sums and `nesterov`, v after
             u <- b (u + g) and v <- v + u + g.
         """
 
     @abstractmethod
     def momentum_steps(self, given: MomentumSteps) -> list[Tensor]:
-        """Momenta become sums x masks; returns momentum x inverse x rate."""
+        """Set momenta to sums x masks in place; return momentum x inverse x rate."""
 
-    # ---- coordinates that are the same for all workers
+    # ---- coordinates that are equal for all workers
 
     @abstractmethod
     def places(
         self, keys: Callable[[Bucket], Sequence[int]], counts: Sequence[int], bucket: Bucket, device: torch.device
     ) -> Any:
-        """Coordinates drawn of each tensor of a bucket, the same by every engine, for `take` and `put`.
+        """Draw coordinates of each tensor for `take` and `put`; all engines draw the same.
 
-        They are the first images of a keyed permutation of its coordinates, in that order, see `permutations`.
+        They are the first images of a keyed permutation of the coordinates, in that order, see `permutations`.
 
         Args:
-            keys: called with the bucket, at any step, gives a key for each tensor.
-            counts: how many coordinates of each.
-            bucket: whose.
-            device: where its tensors are.
+            keys: function of the bucket at any step that returns a key per tensor.
+            counts: number of coordinates per tensor.
+            bucket: tensors.
+            device: device of the tensors.
         """
 
     @abstractmethod
     def take(self, rows_W: Sequence[Tensor], places: Any) -> list[Tensor]:
-        """The coordinates [W, k] of each tensor's rows [W, N] at these places."""
+        """Return the coordinates [W, k] of each tensor's rows [W, N] at these places."""
 
     @abstractmethod
     def put(self, target: Target, values_R: Sequence[Tensor], places: Any, factors: Sequence[float]) -> None:
@@ -236,29 +238,29 @@ class Engine(ABC):
 
     @abstractmethod
     def orthonormalise(self, factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
-        """Orthonormal columns with the spans of the first one, two, ... given ones, of batches [G, n, r].
+        """Orthonormalise the columns of matrices [G, n, r]: the first j columns keep their span, for every j.
 
-        A zero matrix gives finite columns.
+        A zero matrix yields finite columns.
 
         Args:
-            factors: the batches.
-            passes: 2; or 1 where only the span matters, which a device then has more quickly.
+            factors: batches of matrices.
+            passes: 2; or 1 if only the span matters, which is faster on a GPU.
         """
 
     @abstractmethod
     def multiply(self, matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:
-        """The products M F of each batch as rows, (M F)^T [W, G, r, n].
+        """Return the products M F of each batch as rows, (M F)^T [W, G, r, n].
 
-        Sums are within rounding; they do not hang on how many workers there are.
+        Sums are equal within rounding and do not depend on the number of workers.
 
         Args:
-            matrices_W: batches of M [W, G, n, m], which may be transposed views.
+            matrices_W: batches of M [W, G, n, m]; transposed views are allowed.
             factors: F [G, m, r] of each batch.
         """
 
     @abstractmethod
     def products(self, lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> list[Tensor]:
-        """The products L R [G, n, m] of each batch of L [G, n, r] and R [G, r, m]."""
+        """Return the products L R [G, n, m] of each batch of L [G, n, r] and R [G, r, m]."""
 
     @abstractmethod
     def subtract_products(
@@ -268,10 +270,10 @@ class Engine(ABC):
         rights_W: Sequence[Tensor],
         alpha: float = 1.0,
     ) -> None:
-        """Subtract alpha L R from matrices of each batch.
+        """Subtract alpha L R from the matrices of each batch in place.
 
         Args:
-            targets_W: contiguous tensors [W, ...] that hold them, by place in the batch; some may be missing.
+            targets_W: contiguous tensors [W, ...] with the matrices, by index in the batch; some may be missing.
             lefts_W: L [W, G, n, r] of each batch.
             rights_W: R [W, G, r, m].
             alpha: factor.
@@ -279,7 +281,7 @@ class Engine(ABC):
 
     @abstractmethod
     def renewed(self, news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
-        """The new matrices [G, n, r] of each batch, but the old ones [G or 1, n, r] where a new one is zero or NaN."""
+        """Return the new matrices [G, n, r], or the old ones [G or 1, n, r] where a new one is zero or contains NaN."""
 
     # ---- tiles of matrices
 
@@ -288,26 +290,29 @@ class Engine(ABC):
         """Write the largest magnitudes of each tile, see `tiles.encode_largest`.
 
         Raises:
-            NonFiniteRow: as `encode`, of values that are kept.
+            NonFiniteRow: as `encode`, for selected values.
         """
 
     @abstractmethod
     def add_tiles(self, target: Target, message: Message, forms: Sequence[TileForm]) -> None:
         """Add the entries of every sender."""
 
-    # ---- what follows from these
+    # ---- derived from the operations above
 
     def numbers(self, bucket: Bucket, layout: Layout, rule: BlockRule) -> list[Tensor]:
-        """What a rule makes of the norms of every block of a layout, see `block_numbers.finished`: float32 [W, M]."""
+        """Return the numbers that a rule derives from the norms of all blocks, float32 [W, M] each.
+
+        See `block_numbers.finished`.
+        """
         norms_W = self.norms(bucket, layout, *rule.norms)
         return finished(rule, norms_W, entries_on(layout, norms_W[0].device))
 
     def factors(self, rule: BlockRule, scales: Tensor) -> Tensor:
-        """What coordinates are multiplied by, given scales of their blocks."""
+        """Return the factors of coordinates, given the scales of their blocks."""
         return factors_of(rule, scales)
 
     def largest_of(self, bucket: Bucket) -> Tensor:
-        """The largest magnitude of every tensor, float32 [W, T]; 0 of one without coordinates."""
+        """Return the largest magnitude of every tensor, float32 [W, T]; 0 for an empty tensor."""
         (found_W,) = self.numbers(bucket, whole_layout(bucket.numels), LARGEST)
         if all(bucket.numels):
             return found_W
@@ -315,13 +320,13 @@ class Engine(ABC):
         return torch.stack([next(columns) if n else zeros_W for n in bucket.numels], dim=1)
 
     def encode_dense(self, bucket: Bucket, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
-        """Scales and codes of all coordinates of a bucket; its residuals then hold what is lost, see `Feedback`.
+        """Write scales and codes of all coordinates, and keep the quantisation error in the residuals.
 
         Args:
-            bucket: coordinates.
-            message: of the local workers, with the fields of `Dense.layout`.
-            coding: how.
-            shared: scales of whole tensors that every worker knows, float32 [T], where messages have none.
+            bucket: coordinates, with residuals if `bucket.feedback` is set, see `Feedback`.
+            message: messages of the local workers, with the fields of `Dense.layout`.
+            coding: rounding and values of the codes.
+            shared: scales of whole tensors, equal on all workers, float32 [T], if messages contain none.
 
         Raises:
             NonFiniteRow: as `encode`.
@@ -333,7 +338,7 @@ class Engine(ABC):
             feedback.mask()
 
     def encode_formed(self, bucket: Bucket, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
-        """The same by `numbers` and `encode`; arguments as for `encode_dense`."""
+        """Write scales and codes without residuals, by `numbers` and `encode`; arguments as for `encode_dense`."""
         layout, rule, numbers = message.layout, coding.rule, BlockNumbers()
         if rule.norms:
             first_W, *rest = self.numbers(bucket, layout, rule)
@@ -348,12 +353,12 @@ class Engine(ABC):
         self.encode(bucket, message, coding, numbers)
 
     def add_dense(self, target: Target, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
-        """Add scale x value of code of every sender; arguments as for `encode_dense` and `add_codes`."""
+        """Add scale x decoded value of every sender; arguments as for `encode_dense` and `add_codes`."""
         middles = self.read(message, "middles", target.alpha) if coding.norm == "means" else None
         self.add_codes(target, message, coding, shared, middles)
 
     def _refuse(self, layout: Layout, numbers_W: Tensor) -> None:
-        """Raise NonFiniteRow where a number of a block [W, M] is not finite."""
+        """Raise NonFiniteRow if a number of a block [W, M] is non-finite."""
         if self.looks and not numbers_W.isfinite().all():
             w, block = (~numbers_W.isfinite()).nonzero()[0].tolist()
             counts = -(-layout.numels // layout.blocks)
@@ -362,11 +367,11 @@ class Engine(ABC):
 
 
 def header_of(coding: Coding) -> str:
-    """The field by whose numbers values are multiplied."""
+    """Return the name of the field with the scales of the values."""
     return "halves" if coding.norm == "means" else "scales"
 
 
 @functools.lru_cache(maxsize=KEPT)
 def entries_on(layout: Layout, device: torch.device) -> Tensor:
-    """Coordinates of every block of a layout, float64 [M], on a device."""
+    """Return the number of coordinates per block of a layout, float64 [M], on a device."""
     return table(torch.from_numpy(layout.entries), device)

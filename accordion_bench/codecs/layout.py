@@ -1,4 +1,4 @@
-"""Layout: the fields of a message. Bytes are their sum, and engines are told by it where to read and write.
+"""Layout: fields of a message and their offsets, from which sizes and positions of all bytes follow.
 
 Tensor suffixes: S senders, T tensors, M blocks of all tensors, B bytes.
 """
@@ -13,15 +13,15 @@ import torch
 
 from accordion_bench.codecs.index_codes import code_shapes
 
-KEPT = 256  # layouts remembered, of each kind: of each bucket of a run, for each level and method
+KEPT = 256  # cached layouts of each kind: one for each bucket, level and method of a run
 
 
 class Field(NamedTuple):
-    """One field of a message, of each tensor.
+    """One field of a message.
 
-    dtype: of its elements.
-    counts: how many there are [T].
-    offsets: the byte of the message at which it begins [T].
+    dtype: dtype of the elements.
+    counts: number of elements for each tensor [T].
+    offsets: first byte in the message for each tensor [T].
     """
 
     dtype: torch.dtype
@@ -30,27 +30,26 @@ class Field(NamedTuple):
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """First byte and end of the field of each tensor."""
+        """First byte and end of the field, for each tensor."""
         ends = self.offsets + self.counts * self.dtype.itemsize
         return list(zip(self.offsets.tolist(), ends.tolist(), strict=True))
 
 
 class Layout:
-    """The fields of one sender's message: tensor by tensor, of each one field by field, without gaps.
+    """Fields of one sender's message, ordered by tensor and then by field, without gaps.
 
-    Layouts are compared by identity: make them by a function that remembers them, since tables of kernels are kept for
-    each of them.
+    Layouts are compared by identity and are keys of cached tables, so create them in cached functions.
 
     Args:
-        numels: coordinates of each tensor [T].
-        blocks: coordinates that share one number of a field such as `scales` [T], at least 1.
-        fields: by name and in order, (type, element counts [T]). Where counts depend on the data, every sender has a
-            layout of its own, and the one with the largest counts is the bound.
+        numels: number of coordinates of each tensor [T].
+        blocks: number of coordinates that share one element of a field such as `scales` [T], at least 1.
+        fields: (dtype, element counts [T]) by name, in order. If counts depend on the data, each sender has its own
+            layout, and a layout with the largest counts is the upper bound.
 
     Attributes:
-        fields: where each is, by name.
-        sizes: bytes of each tensor's part [T].
-        nbytes: length of the message, the sum of its fields.
+        fields: fields by name.
+        sizes: bytes of each tensor [T].
+        nbytes: length of the message in bytes.
     """
 
     def __init__(self, numels: Any, blocks: Any, fields: Mapping[str, tuple[torch.dtype, Any]]) -> None:
@@ -67,7 +66,7 @@ class Layout:
         self._parts: dict[tuple[int, ...], Layout] = {}
 
     def take(self, which: Sequence[int]) -> "Layout":
-        """The fields of some tensors, at their offsets in the whole message; remembered."""
+        """Return the fields of some tensors, at their offsets in the whole message; cached."""
         if len(which) == len(self.numels):
             return self
         key = tuple(which)
@@ -85,17 +84,17 @@ class Layout:
         return self._parts[key]
 
     def _keep(self, ids: list[int]) -> None:
-        """Of what a subclass says of each tensor, keep that of some."""
+        """Keep the entries of some tensors in the attributes of a subclass."""
 
     @functools.cached_property
     def starts(self) -> list[int]:
-        """The byte at which the part of each tensor begins."""
+        """First byte of each tensor in the message."""
         first = next(iter(self.fields.values()))
         return first.offsets.tolist()
 
     @functools.cached_property
     def entries(self) -> np.ndarray:
-        """Coordinates of every block, float64 [M]."""
+        """Number of coordinates of each block, float64 [M]."""
         counts = -(-self.numels // self.blocks)
         entries = np.repeat(self.blocks, counts).astype(np.float64)
         filled = counts > 0
@@ -104,17 +103,18 @@ class Layout:
 
 
 class SparseLayout(Layout):
-    """Some entries of each tensor: their numbers, then their indices in the smaller code of `index_codes`.
+    """Layout of sparse messages: numbers of the selected entries, then indices in the smaller code of `index_codes`.
 
     Args:
-        numels: coordinates of each tensor [T].
-        kept: entries of each tensor [T].
-        signs: whether entries are told by their signs: fields `scales`, a float32 for the tensor, `counts`, an int32,
-            and `indices`, of 2 i + (x_i > 0) below 2 n. Else fields `values`, float32, and `indices`.
+        numels: number of coordinates of each tensor [T].
+        kept: number of entries of each tensor [T].
+        signs: whether an entry is one scale with a sign. Then the fields are `scales`, one float32 per tensor,
+            `counts`, one int32 per tensor, and `indices` of 2 i + (x_i > 0) below 2 n. Otherwise the fields are
+            `values`, float32, and `indices`.
 
     Attributes:
         kept: int64 [T].
-        codes: what the index codes of each tensor consist of, see `index_codes.code_shapes`.
+        codes: shapes of the index codes of each tensor, see `index_codes.code_shapes`.
     """
 
     def __init__(self, numels: Sequence[int], kept: Sequence[int], signs: bool = False) -> None:
@@ -133,38 +133,38 @@ class SparseLayout(Layout):
 
     @property
     def signs(self) -> bool:
-        """Whether entries are told by their signs."""
+        """Whether an entry is one scale with a sign."""
         return "scales" in self.fields
 
 
 class Transfer(NamedTuple):
-    """One collective of an exchange, and the bytes of a message in it.
+    """One collective of an exchange and the size of its message.
 
-    collective: `all_reduce`; `all_gather`; `all_to_all`: to every worker its share of the bytes; `all_gather_shards`:
-        every worker gathers the shares of all; `send_receive`: from worker to worker, a mean over them.
-    nbytes: of the message.
+    collective: `all_reduce`; `all_gather`; `all_to_all`: each worker receives its shard of the bytes;
+        `all_gather_shards`: each worker gathers the shards of all; `send_receive`: point to point, mean over workers.
+    nbytes: size of the message in bytes.
     """
 
     collective: str
     nbytes: float
 
     def payload(self, workers: int) -> float:
-        """Bytes that one worker hands over, in the mean."""
+        """Mean number of bytes that one worker passes to the collective."""
         return self.nbytes / workers if self.collective == "all_gather_shards" else self.nbytes
 
     def wire(self, workers: int) -> float:
-        """Bytes that the links of all workers send; exact for whole numbers of bytes."""
+        """Number of bytes sent over the links of all workers; exact for whole numbers of bytes."""
         others = workers - 1
         per_byte = {"all_reduce": 2 * others, "all_gather": workers * others, "send_receive": workers}
         return per_byte.get(self.collective, others) * self.nbytes
 
 
 class Message(NamedTuple):
-    """The bytes of several senders, and where their fields are.
+    """Messages of several senders with their layouts.
 
-    rows: bytes [S, B] where all senders have one layout, else [B] of each.
-    layouts: of each sender; the same object where all have one.
-    coming: layouts of all workers' messages of the tensors that are gathered, where these depend on the data.
+    rows: bytes [S, B] if all senders share one layout, else one tensor [B] per sender.
+    layouts: layout of each sender; the same object if all share one.
+    coming: layouts of the gathered messages of all workers, if these depend on the data.
     """
 
     rows: Any
@@ -173,23 +173,23 @@ class Message(NamedTuple):
 
     @classmethod
     def empty(cls, layout: Layout, senders: int, device: torch.device) -> "Message":
-        """Uninitialised messages of one layout."""
+        """Return uninitialised messages of one layout."""
         rows = torch.empty(senders, layout.nbytes, dtype=torch.uint8, device=device)
         return cls(rows, [layout] * senders)
 
     @classmethod
     def of_each(cls, layouts: Sequence[Layout], device: torch.device) -> "Message":
-        """Uninitialised messages, each of a layout of its own."""
+        """Return uninitialised messages, one per layout."""
         sizes = [layout.nbytes for layout in layouts]
         return cls(torch.empty(sum(sizes), dtype=torch.uint8, device=device).split(sizes), layouts)
 
     @property
     def layout(self) -> Any:
-        """The layout of all senders."""
+        """Layout of the first sender; that of all senders if they share one."""
         return self.layouts[0]
 
     def ones(self, field: str) -> "Message":
-        """The same messages of one layout, with 1 in the place of every number of a field."""
+        """Return a copy of messages of one layout, with every element of a field set to 1."""
         rows, own = self.rows.clone(), self.layout.fields[field]
         for count, offset in zip(own.counts.tolist(), own.offsets.tolist(), strict=True):
             ones = torch.ones(count, dtype=own.dtype, device=rows.device).view(torch.uint8)
@@ -197,24 +197,24 @@ class Message(NamedTuple):
         return self._replace(rows=rows)
 
     def take(self, which: Sequence[int]) -> "Message":
-        """The same bytes, with the fields of some tensors alone."""
+        """Return the same bytes with the fields of some tensors only."""
         own = {id(layout): layout.take(which) for layout in self.layouts}
         return self._replace(layouts=[own[id(layout)] for layout in self.layouts])
 
 
 @functools.lru_cache(maxsize=KEPT)
 def whole_layout(numels: tuple[int, ...]) -> Layout:
-    """Of tensors that are one block each, without a message."""
+    """Return the layout of tensors of one block each, without fields; cached."""
     return Layout(numels, [max(1, n) for n in numels], {})
 
 
 @functools.lru_cache(maxsize=4 * KEPT)
 def sparse_layout(numels: tuple[int, ...], kept: tuple[int, ...]) -> SparseLayout:
-    """So many entries of each tensor, with their values; remembered, for counts that do not depend on the data."""
+    """Return the layout of `kept` entries of each tensor with their values; cached, for fixed counts."""
     return SparseLayout(numels, kept)
 
 
 @functools.lru_cache(maxsize=KEPT)
 def bytes_layout(numels: tuple[int, ...], sizes: tuple[int, ...]) -> Layout:
-    """One field of bytes of each tensor."""
+    """Return the layout of one field of bytes; cached."""
     return Layout(numels, [max(1, n) for n in numels], {"bytes": (torch.uint8, sizes)})

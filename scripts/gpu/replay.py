@@ -262,7 +262,11 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=list(SECTIONS), choices=list(SECTIONS), metavar="SECTION")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument(
-        "--compressors", nargs="+", default=[], metavar="NAME", help="of exchanges, as topk or topk:chunk=64; default: all"
+        "--compressors",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="as topk or topk:chunk=64; default: all",
     )
     parser.add_argument("--seconds", type=float, default=150.0, help="of `exchange` and of `workers`, about")
     parser.add_argument("--rounds", type=int, default=7)

@@ -76,7 +76,9 @@ def printed(module: str, cache) -> list:
 def test_coordinates_are_read_16_bytes_at_once_and_nothing_is_divided(tmp_path):
     found = {(one["case"], one["kernel"]): one for one in printed("counts", tmp_path)}
     assert found.keys() == MOST.keys()
-    assert not [key for key, one in found.items() if not (one["wide"] or key in NARROW) or one["divided"] or one["local"]]
+    assert not [
+        key for key, one in found.items() if not (one["wide"] or key in NARROW) or one["divided"] or one["local"]
+    ]
     assert {key: one["each"] for key, one in found.items() if one["each"] > MOST[key]} == {}
 
 

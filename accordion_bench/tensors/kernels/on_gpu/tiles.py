@@ -8,7 +8,6 @@ Tensor suffixes: W workers, S senders, R rows of sums, T tensors, C tiles of all
 
 import functools
 import itertools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from accordion_bench.tensors import upload
-from accordion_bench.tensors.kernels.on_gpu.blocks import key_of
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
 from accordion_bench.tensors.kernels.on_gpu.selection import Entries, vector_of
 from accordion_bench.tensors.kernels.on_gpu.sums import read_float
@@ -118,8 +116,7 @@ def tables_on(shapes: tuple[TileShape, ...], device: torch.device) -> TileTables
         groups.append(TileGroup(first, sum(counts[t] for t in tensors), tensors, room, across, entries, even))
         first += groups[-1].count
     rows = [
-        (one.m, one.a, one.b, one.k, one.width, -(-(1 << 32) // one.b), one.numbers, one.indices)
-        + (one.codes if one.coded else -1,)
+        (one.m, one.a, one.b, one.k, one.width, -(-(1 << 32) // one.b), *one[-3:-1], one.codes if one.coded else -1)
         for one in shapes
     ]
     on = (upload.table(torch.from_numpy(x), device) for x in (np.array(rows, np.int64), np.concatenate(tiles)))
@@ -149,11 +146,9 @@ def largest(addresses: np.ndarray, on: TileTables, like: Tensor) -> Entries:
         of, together = on.tiles[group.first :], WIDEST // group.room
         vector = vector_of(addresses[:, group.tensors], like) if group.even else 1
         grid = (triton.cdiv(group.count, together), W)
-        constants = {"TYPE": TYPES[like.dtype], "TILES": together, "ROOM": group.room}
-        to = (*found, on.kept)
-        launch(
-            _choose, grid, there, given, T, on.rows, of, group.count, *to, **constants, ACROSS=group.across, VECTOR=vector
-        )
+        constants = {"TYPE": TYPES[like.dtype], "TILES": together, "ROOM": group.room, "ACROSS": group.across}
+        args = (given, T, on.rows, of, group.count, *found, on.kept)
+        launch(_choose, grid, there, *args, **constants, VECTOR=vector)
     return found
 
 

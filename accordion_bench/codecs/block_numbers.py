@@ -1,7 +1,7 @@
-"""What norms of a block become before its coordinates are encoded: scales and factors, means, clipped magnitudes.
+"""Numbers derived from the norms of a block: scales and factors, means, clipped magnitudes.
 
-Kernels finish norms by themselves, so that no number of a block takes an operation of its own; they know the rule as
-data, see `BlockRule`, and compute to the bit what is here.
+Kernels compute these numbers together with the norms, so that they cost no further launch. A kernel receives the rule
+as data, see `BlockRule`, and its results equal those of this module bit for bit.
 
 Tensor suffixes: S senders or local workers, M blocks of all tensors.
 """
@@ -16,17 +16,17 @@ from torch import Tensor
 from accordion_bench.tensors.kernels.dense_kernels import BlockRule
 
 LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149
-ROUNDING = 1e-15  # share of a sum of squares in float64, for each of its terms, that may be rounding
+ROUNDING = 1e-15  # bound of the relative rounding error of a float64 sum of squares, per term
 MEANS = BlockRule("means", ("sum", "below", "count"))
 LARGEST = BlockRule("scale", ("linf",))
 
 
 class BlockNumbers(NamedTuple):
-    """Numbers of blocks, for an encoder.
+    """Numbers of blocks for an encoder.
 
-    scales: written into the header of a coding, float32 [W, M]; None = there is none.
-    factors: what coordinates are multiplied by, float32 [W or 1, M]; None = 1.
-    middles: written into their field, float32 [W, M]; None = there is none.
+    scales: content of the field `header_of(coding)`, float32 [W, M]; None = no such field.
+    factors: factors of the coordinates, float32 [W or 1, M]; None = 1.
+    middles: content of the field `middles`, float32 [W, M]; None = no such field.
     """
 
     scales: Tensor | None = None
@@ -35,15 +35,15 @@ class BlockNumbers(NamedTuple):
 
 
 def finished(rule: BlockRule, norms: Sequence[Tensor], entries: Tensor) -> list[Tensor]:
-    """What a rule makes of norms.
+    """Return the numbers that a rule derives from norms.
 
     Args:
-        rule: which.
-        norms: those that it names, float64 [S, M] each.
-        entries: coordinates of each block, float64 [M].
+        rule: rule.
+        norms: norms that the rule requires, float64 [S, M] each.
+        entries: number of coordinates of each block, float64 [M].
 
     Returns:
-        float32 [S, M] each: the scale, with the factor where the rule has one; middle and half; the largest magnitude.
+        float32 [S, M] each: scale, and factor if the rule has one; or middle and half; or the largest magnitude.
     """
     if rule.kind == "means":
         total, below, count = norms
@@ -61,22 +61,22 @@ def _scales(rule: BlockRule, norms: Tensor, entries: Tensor) -> Tensor:
     if rule.over == "root n":
         return (norms / entries.sqrt()).float()
     if rule.over == "largest":
-        # divided in float64: a GPU multiplies by the inverse of a number of the host, which rounds twice
+        # in float64, because a GPU divides by a Python number as a product with its inverse, which rounds twice
         scales = norms.float() if rule.largest == 1 else (norms / rule.largest).float()
         return torch.threshold(scales, LARGEST_SUBNORMAL, 0.0)
     return norms.float()
 
 
 def factors_of(rule: BlockRule, scales: Tensor) -> Tensor:
-    """What coordinates are multiplied by before rounding, of the shape of their scales."""
+    """Return the factors of coordinates before rounding, with the shape of the scales."""
     if rule.factor == "levels":
         return level_factors(scales, rule.top)
     return scales.reciprocal().nan_to_num_(nan=0.0, posinf=0.0)
 
 
 def level_factors(norms: Tensor, top: float) -> Tensor:
-    """top / norm, rounded up where else a coordinate as large as its norm would end below `top`, its level."""
-    # as tensors, because torch divides a number by its reciprocal
+    """Return top / norm, rounded up if otherwise a coordinate equal to its norm would be below `top`."""
+    # tensors, because torch divides by a Python number as a product with its reciprocal
     exact, above = (norms.new_full((), float(s)) for s in (top, np.nextafter(np.float32(top), np.inf)))
     quotients = torch.div(exact, norms)
     quotients = torch.where(norms * quotients < exact, torch.div(above, norms), quotients)
@@ -84,12 +84,12 @@ def level_factors(norms: Tensor, top: float) -> Tensor:
 
 
 def middle_and_half(total: Tensor, below: Tensor, count: Tensor, entries: Tensor) -> list[Tensor]:
-    """The means of the non-negative and of the negative coordinates of blocks, as middle + half and middle - half.
+    """Return the means of non-negative and negative coordinates of blocks, as middle + half and middle - half.
 
     Args:
-        total, below: sums of all coordinates, and of the negative ones, float64 [S, M].
-        count: how many are negative.
-        entries: coordinates of each block, float64 [M].
+        total, below: sums of all and of the negative coordinates, float64 [S, M].
+        count: number of negative coordinates, float64 [S, M].
+        entries: number of coordinates of each block, float64 [M].
 
     Returns:
         float32 [S, M] each; the mean of no coordinates is 0.
@@ -99,14 +99,14 @@ def middle_and_half(total: Tensor, below: Tensor, count: Tensor, entries: Tensor
 
 
 def clipped(largest: Tensor, norm: Tensor, total: Tensor, entries: Tensor, clip: float) -> Tensor:
-    """The largest magnitude of blocks, but at most so many standard deviations, float32 [S, M].
+    """Return the largest magnitude of each block, clipped at `clip` standard deviations, float32 [S, M].
 
-    Entries that are alike have no deviation: nothing sticks out, nothing is cut.
+    Blocks of equal entries have no deviation and are not clipped.
 
     Args:
         largest, norm, total: largest magnitude, l2 norm and sum of each block, float64 [S, M].
-        entries: coordinates of each block, float64 [M].
-        clip: standard deviations, over n - 1.
+        entries: number of coordinates of each block, float64 [M].
+        clip: number of standard deviations (over n - 1).
     """
     square, constant = norm.square(), total.square() / entries
     sigma = ((square - constant).clamp_min(0) / (entries - 1).clamp_min(1)).sqrt()

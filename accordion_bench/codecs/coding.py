@@ -1,6 +1,6 @@
-"""Coding: how coordinates become a scale for each block and a code for each coordinate, as data.
+"""Coding: description of a dense code, that is a scale per block and a code per coordinate.
 
-Data, because a kernel then knows all of it beforehand and can do it in one pass.
+The description is data, so that a compiled kernel can do all of it in one pass.
 """
 
 import functools
@@ -15,7 +15,7 @@ from accordion_bench.tensors.kernels.rounding import KernelRounding
 
 MANTISSA = 23  # bits of a float32
 LEVELS = "levels"
-SIGNS = (1.0, -1.0)  # of codes 0 and 1
+SIGNS = (1.0, -1.0)  # values of codes 0 and 1
 KINDS = {
     "sign": kinds.SIGNS,
     "power": kinds.POWERS,
@@ -29,19 +29,18 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Coding:
-    """How the coordinates of a block become a scale and codes; value = scale x value of the code (x sign).
+    """Scale and codes of a block; decoded value = scale x value of the code (x sign).
 
     Args:
-        rounding: how a coordinate over its scale becomes a code. `levels`: one of the two nearest values, at random and
-            without bias; `sign`; `power`: one of the two nearest powers of two, at random; `e4m3`, `e5m2`, `e3m0`,
-            `int8`: the nearest number of that format; `int8 at random`.
-        values: what each code stands for, before scaling [K].
-        norm: of a block, from which its scale comes: `l1`, `l2`, `linf`; "" = messages have no scales. `means`: codes
-            are signs, which stand for the mean of the coordinates of that sign.
-        scale: how the scale comes from the norm. `norm`: as it is; `mean`: over the number n of coordinates; `root
-            mean`: over sqrt(n); `largest`: over the largest value of a code, and a block whose scale would be no
-            normal float32 counts as zero.
-        bits: random bits for each coordinate; 0 = nothing is drawn.
+        rounding: function from a scaled coordinate to its code. `levels`: one of the two nearest values, at random and
+            unbiased; `sign`; `power`: one of the two nearest powers of two, at random; `e4m3`, `e5m2`, `e3m0`, `int8`:
+            nearest number of that format; `int8 at random`.
+        values: value of each code before scaling [K].
+        norm: norm of a block that determines its scale: `l1`, `l2`, `linf`; "" = messages contain no scales. `means`:
+            codes are signs, and a sign decodes to the mean of the coordinates with that sign.
+        scale: `norm`: the norm; `mean`: norm / n for n coordinates; `root mean`: norm / sqrt(n); `largest`: norm /
+            largest value of a code, or 0 if that is not a normal float32.
+        bits: random bits per coordinate; 0 = deterministic.
         signs: whether the signs of coordinates are a second stream of codes.
         stream: name of the random stream, see `Bucket.keys`.
     """
@@ -56,23 +55,23 @@ class Coding:
 
     @property
     def kinds(self) -> int:
-        """K, how many codes there are."""
+        """K, number of codes."""
         return len(self.values)
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of a message, in order: numbers of blocks, then a code for each coordinate in each stream."""
+        """Names of the fields of a message, in order: numbers of blocks, then streams of codes."""
         numbers = {"": (), "means": ("middles", "halves")}.get(self.norm, ("scales",))
         return (*numbers, "codes", *(("signs",) if self.signs else ()))
 
     @functools.cached_property
     def largest(self) -> float:
-        """The largest number that a code stands for; some formats have codes for infinity and NaN."""
+        """Largest finite value of a code; some formats have codes for infinity and NaN."""
         return max(value for value in self.values if math.isfinite(value))
 
     @functools.cached_property
     def rule(self) -> BlockRule:
-        """How norms become scales and factors; without norms where messages have no scales."""
+        """Rule from norms to scales and factors; without norms if messages contain no scales."""
         if self.norm == "means":
             return MEANS
         norms, over = (self.norm,) if self.norm else (), {"norm": "", "mean": "n", "root mean": "root n"}
@@ -83,13 +82,13 @@ class Coding:
 
 
 def to_levels(levels: tuple[float, ...], norm: str = "", stream: str = "") -> Coding:
-    """Coordinates over the norm of their block, rounded at random to levels from -1 to 1."""
+    """Return the coding of coordinates / norm of their block, rounded at random to levels in [-1, 1]."""
     return Coding(LEVELS, levels, norm, bits=random_bits(len(levels)), stream=stream)
 
 
 @functools.lru_cache(maxsize=256)
 def kernel_rounding(coding: Coding) -> KernelRounding:
-    """The rounding as kernels are told."""
+    """Return the rounding in the format of the kernels."""
     if coding.rounding == LEVELS:
         return for_kernel(coding.values)
     return KernelRounding(KINDS[coding.rounding], coding.kinds, coding.bits)

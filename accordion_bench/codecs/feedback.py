@@ -1,4 +1,4 @@
-"""Feedback: residuals that are added to tensors before these are encoded, and keep what their codes lose.
+"""Feedback: error feedback, that is residuals added before encoding and updated with the encoding error.
 
 Tensor suffixes: W local workers, N coordinates.
 """
@@ -15,13 +15,13 @@ from accordion_bench.tensors.same_shape import in_rows, one_allocation
 
 @dataclass(frozen=True)
 class Feedback:
-    """p = a x + d e + b u is encoded in the place of x; then e <- m (p - what the message decodes to).
+    """Encode p = a x + d e + b u in place of x; then e <- m (p - decoded message).
 
     Args:
-        residuals_W: e of each tensor, [W, ...]; None = the tensor has none, and is encoded as it is.
-        scales: a of each tensor: a float, or a tensor without dimensions on a device.
+        residuals_W: e of each tensor, [W, ...]; None = no residual, x is encoded.
+        scales: a of each tensor: a float, or a 0-dimensional tensor on a device.
         decay: d.
-        masks: m of each tensor, [...] of zeros and ones; None = 1.
+        masks: m of each tensor, [...], zeros and ones; None = 1.
         momenta: u of each tensor, [...]; None = 0.
         momentum: b.
     """
@@ -34,7 +34,7 @@ class Feedback:
     momentum: float = 0.0
 
     def take(self, which: Sequence[int]) -> "Feedback | None":
-        """That of some tensors; None where they have no residuals."""
+        """Return the feedback of some tensors; None if they have no residuals."""
         residuals_W = [self.residuals_W[k] for k in which]
         if not residuals_W or residuals_W[0] is None:
             assert all(e_W is None for e_W in residuals_W), "some tensors of a bucket have residuals, some have not"
@@ -44,15 +44,15 @@ class Feedback:
         return replace(self, residuals_W=residuals_W, scales=scales, masks=masks, momenta=momenta)
 
     def only(self, which: Container[int]) -> "Feedback | None":
-        """The same of some tensors; the others have none. None where none has."""
+        """Return the feedback without the residuals of other tensors; None if no residual remains."""
         residuals_W = [e_W if k in which else None for k, e_W in enumerate(self.residuals_W)]
         return None if all(e_W is None for e_W in residuals_W) else replace(self, residuals_W=residuals_W)
 
     def cut(self, parts: Sequence[tuple[int, int, int]]) -> "Feedback | None":
-        """That of coordinates [start, stop) of tensors.
+        """Return the feedback of slices of tensors.
 
         Args:
-            parts: number of the tensor, start, stop.
+            parts: (index of the tensor, start, stop) of each slice.
         """
         own = self.take([k for k, _, _ in parts])
         if own is None:
@@ -67,20 +67,20 @@ class Feedback:
 
     @property
     def rates(self) -> list[Tensor]:
-        """The scales that are tensors of a device."""
+        """Scales that are tensors on a device."""
         return [scale for scale in self.scales if isinstance(scale, Tensor)]
 
     @property
     def rows_W(self) -> list[Tensor]:
-        """The residuals as rows [W, N], in their own storage."""
+        """Residuals as rows [W, N]; views."""
         return [in_rows(e_W) for e_W in self.residuals_W]
 
     def fits_kernels(self, rows_W: Sequence[Tensor], shared: Tensor | None) -> bool:
-        """Whether a GPU's kernels add residuals as they read rows [W, N], and write what is lost.
+        """Return whether kernels of a GPU can add the residuals in their read and write the encoding error.
 
         Args:
-            rows_W: coordinates, which must be float32.
-            shared: scales that messages do not have; None = there are none, as must be.
+            rows_W: coordinates [W, N]; kernels require float32.
+            shared: scales that are not in the messages; kernels require None.
         """
         rates, side_by_side = self.rates, all(e_W.stride(1) == 1 for e_W in self.rows_W)
         alike = len(rates) == len(self.scales) or (not rates and len(set(self.scales)) == 1)
@@ -88,7 +88,7 @@ class Feedback:
         return side_by_side and alike and shared is None and rows_W[0].dtype == torch.float32
 
     def form(self, xs_W: Sequence[Tensor]) -> Sequence[Tensor]:
-        """p of each tensor, in the storage of its residual, so that no third buffer is needed."""
+        """Compute p of each tensor in the storage of its residual, so that no third buffer is needed."""
         if self.decay != 1:
             torch._foreach_mul_(list(self.residuals_W), self.decay)
         led = [(e_W, u) for e_W, u in zip(self.residuals_W, self.momenta, strict=False) if u is not None]
@@ -108,7 +108,7 @@ class Feedback:
         return self.residuals_W
 
     def mask(self) -> None:
-        """Multiply the residuals by their masks."""
+        """Multiply the residuals by their masks in place."""
         pairs = [(e_W, m) for e_W, m in zip(self.residuals_W, self.masks, strict=False) if m is not None]
         for w in range(len(self.residuals_W[0]) if pairs else 0):
             torch._foreach_mul_([e_W[w] for e_W, _ in pairs], [m.view(e_W[w].shape) for e_W, m in pairs])

@@ -1,13 +1,13 @@
-"""NonFiniteRow: what an encoder says of input that has no code."""
+"""NonFiniteRow: error of encoders for non-finite input."""
 
 from torch import Tensor
 
 
 class NonFiniteRow(ValueError):
-    """NaN, infinity or a norm beyond float32 in something to be encoded.
+    """Raised if the input of an encoder contains NaN or infinity, or if its norm exceeds float32.
 
     Args:
-        row: index of the first row that holds such a value.
+        row: index of the first such row.
     """
 
     def __init__(self, row: int) -> None:
@@ -16,10 +16,10 @@ class NonFiniteRow(ValueError):
 
 
 def refuse_non_finite(values_R: Tensor) -> None:
-    """Raise NonFiniteRow for the first row [N] on the CPU that holds NaN or infinity.
+    """Raise NonFiniteRow for the first row [N] that contains NaN or infinity; on the CPU only.
 
-    On a device the host does not wait for the answer here: what is not finite shows in the exchange's flags, which
-    are read once per step.
+    On a GPU the check would synchronise with the host. There the flags of the exchange, which are read once per step,
+    report non-finite values.
     """
     if values_R.device.type != "cpu":
         return

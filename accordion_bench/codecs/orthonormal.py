@@ -1,8 +1,8 @@
-"""Orthonormal vectors: by QR, matrix by matrix; and of many matrices at once, in a few launches and without a wait.
+"""Orthonormalisation: by QR for each matrix, or by Cholesky for many matrices in a few launches without a wait.
 
-QR on a device launches matrix by matrix. There X^T X of each matrix, r x r in float64, is padded to the largest r, and
-one batch of Cholesky factors serves all of them; X times the inverse factor is orthonormal up to the square of the
-condition number times 1e-16, and a second pass makes that good.
+QR on a GPU launches kernels for each matrix. The other way pads X^T X of each matrix, r x r in float64, to the largest
+r, and factors all in one batch. X times the inverse factor is orthonormal up to 1e-16 times the squared condition
+number; a second pass removes this error.
 """
 
 import functools
@@ -27,18 +27,19 @@ Batches = Sequence[tuple[int, int, int]]
 
 
 def orthonormal(flat: Tensor, batches: Batches, columns: bool = False, passes: int = 2) -> Tensor:
-    """Orthonormal vectors with the spans of the first one, two, ... given ones, as QR has them up to signs.
+    """Orthonormalise vectors: the first j vectors keep their span, for every j; equal to QR up to signs.
 
-    Dependent vectors are replaced by others of no meaning; a single one that is zero stays zero.
+    Dependent vectors are replaced by arbitrary ones; a single zero vector stays zero.
 
     Args:
-        flat: the matrices one after another, batch by batch.
-        batches: how many there are, of which size.
-        columns: vectors are the columns of matrices [n, r]; else the rows of [r, n].
-        passes: 2: orthonormal to 1e-9. 1: to 1e-15 times the squared condition number up to 1e6, dependent ones short.
+        flat: all matrices, concatenated in the order of batches.
+        batches: sizes of the batches.
+        columns: whether vectors are the columns of matrices [n, r]; otherwise they are the rows of [r, n].
+        passes: 2: orthonormal to 1e-9. 1: orthonormal to 1e-15 times the squared condition number, which is at most
+            1e6; dependent vectors are shorter than 1.
 
     Returns:
-        as `flat`.
+        tensor with the shape of `flat`.
     """
     wide, longest = flat.double(), max(r * n for _, r, n in batches)
     for number in range(passes):
@@ -56,13 +57,13 @@ def orthonormal(flat: Tensor, batches: Batches, columns: bool = False, passes: i
 
 
 def vectors(flat: Tensor, batches: Batches, columns: bool) -> Iterator[Tensor]:
-    """The batches as rows [G, r, n]."""
+    """Yield the batches as rows [G, r, n]; views."""
     for part, (count, r, n) in zip(flat.split([count * r * n for count, r, n in batches]), batches, strict=True):
         yield part.view(count, n, r).mT if columns else part.view(count, r, n)
 
 
 def _factors(given: Sequence[Tensor], shift: float) -> list[Tensor]:
-    """For each batch of rows X [G, r, n] factors F [G, r, r], lower triangular: those of F X are orthonormal."""
+    """Return lower triangular F [G, r, r] for each batch X [G, r, n], such that the rows of F X are orthonormal."""
     counts, widest = [len(x) for x in given], max(x.shape[1] for x in given)
     gram = given[0].new_zeros(sum(counts), widest, widest)
     for x, part in zip(given, gram.split(counts), strict=True):
@@ -76,15 +77,15 @@ def _factors(given: Sequence[Tensor], shift: float) -> list[Tensor]:
 
 @functools.lru_cache(maxsize=16)
 def fixed_numbers(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """So many numbers in [-1, 1] of which any rows are independent; kept."""
+    """Return `count` numbers in [-1, 1] whose rows are linearly independent; cached."""
     numbers = torch.arange(1, count + 1, dtype=torch.float64).square_().sin_()
     return table(numbers.to(dtype), device)
 
 
 def unit_columns(P: Tensor) -> Tensor:
-    """Orthonormal columns for each matrix [G, n, r] by QR; a zero matrix gives finite columns."""
+    """Orthonormalise the columns of each matrix [G, n, r] by QR; a zero matrix yields finite columns."""
     if P.shape[-1] == 1:
-        # first to unit range: the squares of a tiny gradient would underflow, and the norm with them
+        # scale to unit range first, because the squares of a tiny gradient underflow
         tiny = torch.finfo(P.dtype).tiny
         P = P / P.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(tiny)
         return P / P.norm(dim=-2, keepdim=True).clamp_min(tiny)
@@ -92,9 +93,9 @@ def unit_columns(P: Tensor) -> Tensor:
 
 
 def unit_columns_together(factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
-    """The same of several batches [G, n, r] by `orthonormal`; those of equal sizes count as one."""
+    """Orthonormalise the columns of several batches [G, n, r] by `orthonormal`; equal sizes form one batch."""
     order = sorted(range(len(factors)), key=lambda f: factors[f].shape[1:])
-    in_rows = all(factor.mT.is_contiguous() for factor in factors)  # then nothing is copied but once
+    in_rows = all(factor.mT.is_contiguous() for factor in factors)  # saves a copy
     flat = torch.cat([(factors[f].mT if in_rows else factors[f]).reshape(-1) for f in order])
     sizes = groupby(order, key=lambda f: factors[f].shape[1:])
     batches = [(sum(len(factors[f]) for f in some), r, n) for (n, r), some in sizes]

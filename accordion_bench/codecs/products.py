@@ -1,4 +1,4 @@
-"""Products of matrices with thin factors in plain torch, batch by batch.
+"""Products of matrices with thin factors in plain torch, one batch at a time.
 
 Tensor suffixes: W local workers.
 """
@@ -14,7 +14,7 @@ from accordion_bench.tensors.same_shape import as_matrices
 def multiply(matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:
     """See `Engine.multiply`.
 
-    Factors are multiplied as rows, [r, n]: with two columns a product is 3 to 5 times slower (MKL).
+    Factors are rows [r, n], because products with two columns are 3 to 5 times slower in MKL.
     """
     return [F.mT @ M_W.mT for M_W, F in zip(matrices_W, factors, strict=True)]
 
@@ -22,14 +22,14 @@ def multiply(matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Te
 def subtract_products(
     targets_W: Mapping[int, Tensor], left_W: Tensor, right_W: Tensor, alpha: float, copies: bool
 ) -> None:
-    """See `Engine.subtract_products`, of one batch.
+    """See `Engine.subtract_products`; for one batch.
 
     Args:
-        targets_W: tensors [W, ...], by place in the batch.
+        targets_W: tensors [W, ...], by index in the batch.
         left_W: [W, G, n, r].
         right_W: [W, G, r, m].
         alpha: factor.
-        copies: whether a copy that puts matrices side by side costs less than work on each by itself.
+        copies: whether concatenating matrices is cheaper than an operation on each matrix.
     """
     W, G, n, m = *left_W.shape[:3], right_W.shape[3]
     together = as_matrices(list(targets_W.values()), (n, m)) if len(targets_W) == G > 1 else None

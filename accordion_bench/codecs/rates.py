@@ -1,6 +1,6 @@
-"""Learning rates, for methods that apply them: numbers of the host on a CPU, of the device elsewhere.
+"""Learning rates for compressors that apply them: floats on a CPU, tensors on a GPU.
 
-So a device may repeat captured work while rates change, see `tensors.upload`.
+With tensors, captured work can be replayed while rates change, see `tensors.upload`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,12 +14,12 @@ from accordion_bench.tensors.upload import fresh
 
 
 def rates_of(ctx: Context, ids: Iterable[int], like: Tensor) -> list[tuple[Any, list[int]]]:
-    """Each learning rate of some tensors, a float or a tensor without dimensions, and the tensors that have it.
+    """Group tensors by learning rate: (rate, indices), where a rate is a float or a 0-dimensional tensor.
 
     Args:
-        ctx: of the step.
+        ctx: inputs of the exchange of the step.
         ids: indices of the tensors.
-        like: gives type and device.
+        like: tensor with the dtype and the device of the rates.
     """
     groups: dict[float, list[int]] = {}
     for i in ids:
@@ -36,12 +36,12 @@ def rates_of(ctx: Context, ids: Iterable[int], like: Tensor) -> list[tuple[Any, 
 
 
 def rate_of_each(ctx: Context, like: Tensor, ids: Sequence[int]) -> list[Any]:
-    """The learning rate of each of some tensors; arguments as for `rates_of`."""
+    """Return the learning rate of each tensor; arguments as for `rates_of`."""
     of = {i: rate for rate, own in rates_of(ctx, ids, like) for i in own}
     return [of[i] for i in ids]
 
 
 def pattern(ctx: Context) -> tuple[int, ...]:
-    """Which tensors have equal rates, and which a rate of 0: while that stays, captured work may be repeated."""
+    """Return which tensors have equal rates and which a rate of 0; captured work is valid while this is unchanged."""
     first: dict[float, int] = {}
     return tuple(first.setdefault(float(lr), i) if lr else -1 for i, lr in enumerate(ctx.lrs))

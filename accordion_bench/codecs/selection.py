@@ -1,4 +1,4 @@
-"""Which entries to send: exactly the k largest, or about k by a sampled threshold.
+"""Selection of entries to send: exactly the k largest, or about k by a threshold from a sample.
 
 Tensor suffixes: R rows, N elements.
 """
@@ -10,39 +10,39 @@ import torch
 from torch import Tensor
 
 POSITIONS = (1 << 32) - 1
-EXPECTED = 32  # entries of a sample that should lie above the threshold sought: its count is then good to 1/sqrt(32)
+EXPECTED = 32  # expected entries of a sample above the threshold; the relative error of the count is 1/sqrt(32)
 
 
 @functools.lru_cache(4096)
 def kept_entries(numel: int, density: float, at_least: int = 1) -> int:
-    """k = max(at_least, floor(density numel)), the entries that a density stands for; never more than there are."""
+    """Return k = max(at_least, floor(density numel)), at most numel."""
     # 1e-9: a density such as 0.29 times 100 is 28.999999999999996 in floating point
     return min(numel, max(at_least, int(density * numel + 1e-9)))
 
 
 def kept_at_least(n: int, density: float) -> int:
-    """k = ceil(density n), at least 1; never more than there are."""
+    """Return k = ceil(density n), at least 1 and at most n."""
     # 1e-9: a density such as 0.07 times 100 is 7.000000000000001 in floating point
     return min(n, max(1, math.ceil(density * n - 1e-9)))
 
 
 def top_indices(rows_R: Tensor, k: int) -> Tensor:
-    """Per row [R, N] the ascending indices [R, k] of the k largest magnitudes; ties go to the lower index.
+    """Return ascending indices [R, k] of the k largest magnitudes of each row [R, N]; ties go to the lower index.
 
-    NaN counts as the largest magnitude of all, so that it is seen where the values are packed.
+    NaN counts as the largest magnitude, so that it reaches the check of the packed values.
     """
     if k in (0, rows_R.shape[1]):
         return torch.arange(k, device=rows_R.device).expand(rows_R.shape[0], k).contiguous()
-    if rows_R.device.type != "cpu" and rows_R.dtype == torch.float32:  # slower, and without a wait
+    if rows_R.device.type != "cpu" and rows_R.dtype == torch.float32:  # slower, but does not synchronise
         return top_positions(rows_R, rows_R.shape[1], k)
     return torch.stack([_top_of_row(row, k) for row in rows_R])
 
 
 def top_positions(x_R: Tensor, size: int, k: int) -> Tensor:
-    """Ascending positions [R, K] of the k largest magnitudes of each section of `size` coordinates of rows [R, N].
+    """Return ascending positions [R, K] of the k largest magnitudes of each section of `size` entries of rows [R, N].
 
-    Magnitudes are ordered by the bits of |x| as a float32, NaN above infinity; ties go to the first. The host does not
-    wait.
+    Magnitudes are ordered by the bits of |x| as float32, NaN above infinity; ties go to the lower position. The host
+    does not synchronise.
     """
     positions = torch.arange(x_R.shape[1], device=x_R.device)
     keys_R = (x_R.float().abs().view(torch.int32).long() << 32).add_(POSITIONS - positions)  # no two are equal
@@ -61,43 +61,44 @@ def _top_of_row(row: Tensor, k: int) -> Tensor:
 
 
 def kth_largest(magnitudes: Tensor, k: int) -> float:
-    """The k-th largest of magnitudes [N], 0 < k <= N; NaN counts as the largest."""
+    """Return the k-th largest of magnitudes [N], 0 < k <= N; NaN counts as the largest."""
     return float(magnitudes.topk(k, sorted=False).values.min())
 
 
 def at_least(row: Tensor, threshold: float) -> Tensor:
-    """Ascending indices of the entries of a row [N] whose magnitude is not below a threshold; NaN never is."""
+    """Return ascending indices of entries of a row [N] whose magnitude is at least a threshold, or NaN."""
     return (~(row.abs() < threshold)).nonzero()[:, 0]
 
 
 def strided_sample(row: Tensor, size: int, offset: int = 0) -> Tensor:
-    """At least `size` magnitudes of a row [N], evenly spaced; `offset`, any integer, says where the first one is."""
+    """Return at least `size` evenly spaced magnitudes of a row [N]; the first index is `offset` modulo the stride."""
     stride = stride_of(len(row), size)
     return row[offset % stride :: stride].abs()
 
 
 def stride_of(n: int, size: int) -> int:
-    """How far apart the entries of a sample of at least `size` out of n are."""
+    """Return the stride of a sample of at least `size` of n entries."""
     stride = max(1, n // max(size, 1))
-    while math.gcd(stride, n) > 1:  # else the sample would see some rows or filter taps of a tensor only
+    while math.gcd(stride, n) > 1:  # otherwise the sample contains only some rows or filter taps of a tensor
         stride -= 1
     return stride
 
 
 def sampled_top(row: Tensor, k: int, share: float, least: float, most: float, offset: int = 0) -> Tensor:
-    """Ascending indices of about the k largest magnitudes of a row [N]: all from a threshold on, zeros left out.
+    """Return ascending indices of about the k largest magnitudes of a row [N], without zeros.
 
-    The threshold is the one above which a strided sample has its share of the k entries. It is lowered until at least
-    `least` k are found (or all that are not zero); of more than `most` k, exactly the k largest are kept. Where the
-    sample would be more than half of the row, the result is exactly the k largest.
+    The result is all entries of at least a threshold, the one above which a strided sample has its share of k entries.
+    The threshold is lowered until at least `least` k entries, or all non-zero ones, reach it. If more than `most` k
+    entries reach it, exactly the k largest are kept. If `share` exceeds 0.5, or k is below 64, the result is exactly
+    the k largest.
 
     Args:
         row: coordinates.
-        k: entries wanted, at most N.
-        share: of the entries that is sampled; more where fewer than 32 of them would be kept.
+        k: number of entries wanted, at most N.
+        share: fraction of the entries in the sample; larger if fewer than 32 of the sample would be kept.
         least: smallest count accepted, as a multiple of k.
         most: largest count accepted, as a multiple of k.
-        offset: where the sample starts, any integer.
+        offset: index of the first entry of the sample, modulo the stride; any integer.
 
     Source: Lin et al. 2018 (arXiv 1712.01887), section 5 and its hierarchical selection.
     """
@@ -113,7 +114,7 @@ def sampled_top(row: Tensor, k: int, share: float, least: float, most: float, of
         found = at_least(row, threshold)
         if len(found) >= least * k or threshold == smallest_sent:
             break
-        if rank == len(sample):  # the sample has missed the large ones altogether
+        if rank == len(sample):  # the sample contains none of the large entries
             return top_indices(row[None], k)[0]
         rank = min(len(sample), max(rank + 1, math.ceil(rank * k / len(found))))
     if len(found) > most * k:

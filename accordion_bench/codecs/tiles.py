@@ -1,7 +1,7 @@
-"""Tiles: a matrix cut into small ones of equal sides, and messages of the largest entries of each.
+"""Tiles: a matrix cut into tiles of equal shape, and messages of the largest entries of each tile.
 
-Tensor suffixes: W local workers, S senders, R rows (one worker's view of one tensor each), C tiles of a matrix, N
-entries of a tile, K kept entries of all tiles, B bytes.
+Tensor suffixes: W local workers, S senders, R rows (one tensor of one worker each), C tiles of a matrix, N entries of a
+tile, K kept entries of all tiles, B bytes.
 """
 
 import functools
@@ -19,11 +19,11 @@ from accordion_bench.plan import TensorSpec
 
 @dataclass(frozen=True)
 class Tiles:
-    """Matrices [n, m] as tiles [a, b], row by row; the entries of a tile are its N = a b numbers, row by row.
+    """Partition of matrices [n, m] into tiles [a, b] in row-major order; a tile has N = a b entries in that order.
 
     Args:
         n, m: shape of a matrix.
-        a, b: of a tile; divisors of n and m.
+        a, b: shape of a tile; divisors of n and m.
     """
 
     n: int
@@ -33,38 +33,38 @@ class Tiles:
 
     @classmethod
     def of(cls, spec: TensorSpec, limit: int) -> Self:
-        """Each side the largest divisor of its dimension that is at most `limit`; of the matrix view of a tensor."""
+        """Return tiles of the matrix view of a tensor; each side is the largest divisor that is at most `limit`."""
         n, m = spec.matrix if spec.ndim else (1, 1)
         return cls(n, m, largest_divisor(n, limit), largest_divisor(m, limit))
 
     @property
     def numel(self) -> int:
-        """N, entries of a tile."""
+        """N, number of entries of a tile."""
         return self.a * self.b
 
     @property
     def count(self) -> int:
-        """C, tiles of a matrix."""
+        """C, number of tiles of a matrix."""
         return self.n * self.m // self.numel
 
     def grid(self, x_R: Tensor) -> Tensor:
-        """Matrices [R, ...] as a grid of tiles, [R, n / a, m / b, a, b]; a view of contiguous ones."""
+        """Return matrices [R, ...] as a grid of tiles [R, n / a, m / b, a, b]; a view if they are contiguous."""
         return x_R.reshape(len(x_R), self.n // self.a, self.a, self.m // self.b, self.b).transpose(2, 3)
 
     def grid_of_tiles(self, tiles_R: Tensor) -> Tensor:
-        """The same of tiles [R, C, N]."""
+        """Return tiles [R, C, N] as a grid [R, n / a, m / b, a, b]; a view."""
         return tiles_R.unflatten(2, (self.a, self.b)).unflatten(1, (self.n // self.a, self.m // self.b))
 
     def cut(self, x_R: Tensor) -> Tensor:
-        """Matrices [R, ...] as tiles [R, C, N]."""
+        """Return matrices [R, ...] as tiles [R, C, N]."""
         return self.grid(x_R).reshape(len(x_R), self.count, self.numel)
 
     def joined(self, tiles_R: Tensor) -> Tensor:
-        """The inverse of `cut`: matrices [R, n, m]."""
+        """Return tiles [R, C, N] as matrices [R, n, m]; inverse of `cut`."""
         return self.grid_of_tiles(tiles_R).transpose(2, 3).reshape(len(tiles_R), self.n, self.m)
 
     def places(self, positions: Tensor) -> Tensor:
-        """Where in the matrix, row by row, the entries are that stand at these positions in the row of all tiles."""
+        """Return row-major indices in the matrix for positions in the concatenation of all tiles."""
         tile, entry, across = positions // self.numel, positions % self.numel, self.m // self.b
         row, column = tile // across * self.a + entry // self.b, tile % across * self.b + entry % self.b
         return row * self.m + column
@@ -72,21 +72,22 @@ class Tiles:
 
 @functools.cache
 def largest_divisor(n: int, limit: int) -> int:
-    """The largest divisor of n that is at most `limit`; 1 for n = 0."""
+    """Return the largest divisor of n that is at most `limit`; 1 for n = 0."""
     return next((side for side in range(min(n, limit), 0, -1) if n % side == 0), 1)
 
 
-BINS = 4  # what two bits tell apart
-SIGMAS = 6.0  # standard deviations that they span
+BINS = 4  # codes of two bits
+SIGMAS = 6.0  # range of all bins, in standard deviations
 
 
 class TileForm(NamedTuple):
-    """What the message of a tensor looks like: numbers as float32, indices, codes; one tile after the other.
+    """Format of the message of a tensor: float32 numbers, indices and codes, each ordered by tile.
 
     Args:
-        tiles: of the tensor.
-        k: entries kept of each tile.
-        coded: whether the numbers are a table of BINS that codes of two bits point into; else the entries themselves.
+        tiles: tiles of the tensor.
+        k: number of entries kept per tile.
+        coded: whether the numbers are a table of BINS values indexed by codes of two bits; otherwise they are the kept
+            entries.
     """
 
     tiles: Tiles
@@ -95,29 +96,32 @@ class TileForm(NamedTuple):
 
     @property
     def kept(self) -> int:
-        """K."""
+        """K, number of kept entries of all tiles."""
         return self.tiles.count * self.k
 
     @property
     def width(self) -> int:
-        """Bits of an index within its tile, ceil(log2 N)."""
+        """Number of bits of an index within its tile, ceil(log2 N)."""
         return (self.tiles.numel - 1).bit_length()
 
     @property
     def parts(self) -> list[int]:
-        """Bytes of numbers, indices and codes."""
+        """Numbers of bytes of the fields numbers, indices and codes."""
         numbers = BINS if self.coded else self.kept
         return [4 * numbers, -(-self.kept * self.width // 8), code_bytes(self.kept, BINS) if self.coded else 0]
 
 
 def encode_largest(x_R: Tensor, form: TileForm) -> list[Tensor]:
-    """Of each tile of rows [R, N] the largest magnitudes: numbers, float32, indices and codes, bytes; [R, ...] each.
+    """Encode the k largest magnitudes of each tile of rows [R, N].
 
-    Ties go to the lower index. With codes of two bits, from mean mu and deviation sigma (over K - 1) of kept values v:
+    Ties go to the lower index. Codes of two bits depend on mean mu and deviation sigma (over K - 1) of the kept v:
 
         bin = clip(round((v - mu) / (6 sigma / 4)) + 2, 0, 3);   decode = mean of the members of the bin
 
-    NaN is the largest magnitude of all, so that it is seen in the numbers.
+    NaN counts as the largest magnitude, so that it appears in the numbers.
+
+    Returns:
+        numbers, float32; indices and codes, uint8; [R, ...] each.
     """
     row_R = form.tiles.cut(x_R.float()).flatten(1)
     positions_R = top_positions(row_R, form.tiles.numel, form.k)
@@ -130,21 +134,21 @@ def encode_largest(x_R: Tensor, form: TileForm) -> list[Tensor]:
 
 
 def add_largest_(total_R: Tensor, message_R: Tensor, form: TileForm, alpha: float) -> None:
-    """total_R [R, N] += alpha x the entries of messages [R, B] of one sender."""
+    """Add alpha x the entries of messages [R, B] of one sender to total_R [R, N] in place."""
     tiles, last = form.tiles, form.tiles.numel - 1
     starts = tiles.numel * torch.arange(tiles.count, device=total_R.device)[:, None]
     numbers_R, indices_R, codes_R = message_R.split(form.parts, dim=1)
     values_R = floats(numbers_R)
     if form.coded:
         values_R = values_R.gather(1, unpack_codes(codes_R, BINS, form.kept).long())
-    # an index beyond its tile comes from a stranger
+    # only a malformed message contains an index beyond its tile
     entries_R = unpack_numbers(indices_R, form.width, form.kept).clamp_(max=last)
     positions_R = (entries_R.unflatten(1, (tiles.count, form.k)) + starts).flatten(1)
     total_R.scatter_add_(1, tiles.places(positions_R), (values_R * alpha).to(total_R.dtype))
 
 
 def quantised(values_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Values [R, K] as codes, uint8 [R, K], and the table of what they stand for, float32 [R, BINS]."""
+    """Quantise values [R, K]; return codes, uint8 [R, K], and the table of their values, float32 [R, BINS]."""
     v_R, K = values_R.double(), values_R.shape[1]
     centred_R = v_R - (in_order(v_R) / K)[:, None]
     sigma_R = (in_order(centred_R.square()) / max(K - 1, 1)).sqrt()[:, None]
@@ -156,22 +160,22 @@ def quantised(values_R: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_order(values_R: Tensor) -> Tensor:
-    """Sums [R] of rows [R, K], entry after entry: the same for any number of rows and threads, and in kernels."""
+    """Return sums [R] of rows [R, K], added one by one: the same for any number of rows and threads on a CPU."""
     return values_R.cumsum(1)[:, -1]
 
 
 def floats(bytes_R: Tensor) -> Tensor:
-    """The float32 [R, n] in bytes [R, 4 n]; a copy, because a row may begin where no float32 does."""
+    """Reinterpret bytes [R, 4 n] as float32 [R, n]; a copy, because rows may be unaligned."""
     return bytes_R.clone(memory_format=torch.contiguous_format).view(torch.float32)
 
 
 def pack_numbers(numbers_R: Tensor, width: int) -> Tensor:
-    """Numbers below 2^width, int64 [R, n], as bytes [R, ceil(n width / 8)], the least significant bit first."""
+    """Pack numbers below 2^width, int64 [R, n], into bytes [R, ceil(n width / 8)], least significant bit first."""
     places = torch.arange(width, device=numbers_R.device)
     return pack_bits(((numbers_R[:, :, None] >> places) & 1).bool().flatten(1))
 
 
 def unpack_numbers(bytes_R: Tensor, width: int, count: int) -> Tensor:
-    """The inverse of `pack_numbers`: int64 [R, count]."""
+    """Unpack numbers, int64 [R, count]; inverse of `pack_numbers`."""
     bits_R = unpack_bits(bytes_R.contiguous(), count * width).view(len(bytes_R), count, width)
     return (bits_R.long() << torch.arange(width, device=bytes_R.device)).sum(2)

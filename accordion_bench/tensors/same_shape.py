@@ -1,6 +1,6 @@
-"""Blocks: storage for one tensor [W, ...] per spec in which tensors of equal shape lie side by side.
+"""Blocks: one allocation for tensors [W, ...] in which tensors of equal shape are contiguous.
 
-Equal shapes form one block [W, G, ...], so that a batched operation over workers and tensors needs no copy.
+Tensors of equal shape form one block [W, G, ...], so that batched operations over workers and tensors need no copy.
 """
 
 import itertools
@@ -12,21 +12,21 @@ from torch import Tensor
 from accordion_bench.plan import TensorSpec
 
 ALIGNMENT = 128  # bytes
-RUN = 1 << 16  # numbers of a flat tensor at a time
+RUN = 1 << 16  # elements of a flat tensor per pass
 
 
 class Blocks:
-    """Zeroed tensors [W, ...] for every spec in one allocation, those of equal shape in one block of it.
+    """Zeroed tensors [W, ...] for every spec in one allocation, grouped by shape.
 
     Args:
         specs: names and shapes.
-        workers: rows, W.
-        like: gives type and device.
+        workers: number of rows, W.
+        like: tensor with the dtype and the device.
 
     Attributes:
         tensors: one view [W, ...] per spec, in the order of `specs`.
-        blocks: [W, G, ...] per shape; each begins at a multiple of 128 bytes.
-        flat: the allocation, one-dimensional; gaps hold zeros.
+        blocks: one view [W, G, ...] per shape, at a multiple of 128 bytes of the allocation.
+        flat: the allocation, one-dimensional; gaps contain zeros.
     """
 
     def __init__(self, specs: Sequence[TensorSpec], workers: int, like: Tensor) -> None:
@@ -48,13 +48,14 @@ class Blocks:
 
 
 def one_allocation(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Lists of tensors for work on each of their numbers: one flat tensor in the place of all tensors of `Blocks`.
+    """Replace lists of tensors by their flat allocations, for element-wise operations.
 
     Args:
-        lists: tensors of equal shapes, in one order; or parts of tensors, no number in two of them.
+        lists: lists of tensors of equal shapes in the same order; or of disjoint parts of tensors.
 
     Returns:
-        of each list a list; lists of flat tensors only where all of them are that.
+        one list per list: [flat tensor] if every list contains all tensors of `Blocks` of the same layout, otherwise
+        its tensors.
     """
     flat = [x for x in map(_flat_of, lists) if x is not None]
     alike = len(flat) == len(lists) and all(x.shape == flat[0].shape for x in flat)
@@ -65,14 +66,14 @@ def one_allocation(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def runs(*lists: Sequence[Tensor], whole: bool) -> list[list[list[Tensor]]]:
-    """The same for work of several passes: all at once (`whole`), or as much at a time as a CPU's cache holds.
+    """Split lists of tensors for several element-wise passes, so that each part stays in the cache of a CPU.
 
     Args:
         lists: see `one_allocation`.
-        whole: a device takes all tensors in one launch.
+        whole: whether to return one part with all tensors, as for a GPU, where each pass is one launch.
 
     Returns:
-        for each turn a list of each of the lists.
+        for each part, one list of tensors per list.
     """
     found = one_allocation(*lists)
     if whole:
@@ -83,7 +84,7 @@ def runs(*lists: Sequence[Tensor], whole: bool) -> list[list[list[Tensor]]]:
 
 
 def _flat_of(xs: Sequence[Tensor]) -> Tensor | None:
-    """The allocation of `Blocks` of which these have all numbers; None = there is none."""
+    """Return the allocation of `Blocks` that these tensors cover completely; None if there is none."""
     base = xs[0]._base if xs else None
     if base is None or any(x._base is not base for x in xs):
         return None
@@ -93,7 +94,7 @@ def _flat_of(xs: Sequence[Tensor]) -> Tensor | None:
 
 
 def joined(xs: Sequence[Tensor]) -> Tensor:
-    """Contiguous tensors of one type, one behind the other, as one vector; no copy where they lie so."""
+    """Concatenate contiguous tensors of one dtype as a vector; a view if they are adjacent in memory."""
     first, flat = xs[0], sum(x.numel() for x in xs)
     ends = itertools.accumulate((x.numel() for x in xs), initial=first.storage_offset())
     memory = first.untyped_storage().data_ptr()
@@ -105,12 +106,12 @@ def joined(xs: Sequence[Tensor]) -> Tensor:
 
 
 def in_rows(x_W: Tensor) -> Tensor:
-    """A tensor [W, ...] as rows [W, N]; N is 1 where a worker has a single number, without a dimension."""
+    """Return a tensor [W, ...] as rows [W, N]; N is 1 for a tensor [W]."""
     return x_W.flatten(1) if x_W.ndim > 1 else x_W[:, None]
 
 
 def as_matrices(xs_W: Sequence[Tensor], matrix: tuple[int, int]) -> Tensor | None:
-    """Equal-shaped tensors [W, ...] as one batch of matrices [W*G, n, m] without a copy; None where they are apart."""
+    """View tensors [W, ...] of equal shape as one batch of matrices [W*G, n, m]; None if they are not adjacent."""
     first, (n, m) = xs_W[0], matrix
     workers, count, size = first.shape[0], len(xs_W), n * m
     if count == 1:

@@ -1,6 +1,6 @@
-"""Dense codes and drawn coordinates by compiled kernels, for all tensors of a bucket at once.
+"""Engine operations for dense codes and drawn coordinates by compiled kernels, for all tensors of a bucket at once.
 
-On a CPU they are numba's, on a GPU Triton's.
+Kernels are compiled by numba on a CPU and by Triton on a GPU.
 
 Tensor suffixes: W local workers, S senders, M blocks of all tensors.
 """
@@ -26,22 +26,22 @@ from accordion_bench.tensors.kernels.table import Table, bucket_size
 from accordion_bench.tensors.permutations import Draws, draws_of, words_of
 from accordion_bench.tensors.upload import fresh
 
-SLICE = 2048  # coordinates that a program of a GPU encodes, but ternary ones
-MEASURED = (("l2",), ("linf",))  # norms of which such a program makes scales
+SLICE = 2048  # coordinates per program of a GPU, except for ternary codes
+MEASURED = (("l2",), ("linf",))  # norms that such a program can compute
 
 
 class Drawn(NamedTuple):
-    """Drawn coordinates of all tensors, in a buffer [room]; `draws` says whose is what."""
+    """Drawn coordinates of all tensors in one buffer [room]; `draws` contains the offsets of the tensors."""
 
     draws: Draws
     places: Tensor
 
 
 class Compiled(Reference):
-    """Kernels for dense codes and for drawn coordinates.
+    """Engine with compiled kernels for dense codes and drawn coordinates.
 
     Args:
-        kernels: those of where tensors are.
+        kernels: kernels for the device of the tensors.
     """
 
     def __init__(self, kernels: DenseKernels) -> None:
@@ -62,7 +62,7 @@ class Compiled(Reference):
         self.encode_by(self.encoding(bucket, message, coding, numbers), bucket, message, coding)
 
     def encoding(self, bucket: Bucket, message: Message, coding: Coding, numbers: BlockNumbers) -> Encoding:
-        """How kernels encode; arguments as for `encode`."""
+        """Return the arguments of the encoding kernel; arguments as for `encode`."""
         factors, factors_W = message.rows.new_empty(0, 0, dtype=torch.float32), numbers.factors
         if factors_W is not None and factors_W.numel():
             factors = factors_W.expand(len(message.rows), -1)
@@ -72,7 +72,7 @@ class Compiled(Reference):
         return Encoding(kernel_rounding(coding), numbers.scales, factors, streams, middles=numbers.middles)
 
     def encode_by(self, encoding: Encoding, bucket: Bucket, message: Message, coding: Coding) -> None:
-        """Encode as kernels are told."""
+        """Encode by the kernel with these arguments."""
         table = table_of(message.layout, header_of(coding), tile_of(coding))
         finite = self.kernels.encode(bucket.coordinates, table, message.rows, encoding)
         if finite is not None and not finite.all():
@@ -107,22 +107,22 @@ class Compiled(Reference):
 
 
 def values_of(coding: Coding) -> list[np.ndarray]:
-    """What the codes of each stream stand for, as kernels are told."""
+    """Return the values of the codes of each stream, in the format of the kernels."""
     return [np.array(own, np.float32) for own in (coding.values, *([SIGNS] if coding.signs else []))]
 
 
 def _streams(bucket: Bucket, stream: str) -> Tensor:
-    """Where the stream of each worker's tensors begins, the bits of uint64: int64 [W, T]."""
+    """Return the start of the random stream of each tensor, uint64 as int64 [W, T]."""
     return torch.from_numpy(np.stack([streams_of(own) for own in bucket.keys(stream)]).view(np.int64))
 
 
 def tile_of(coding: Coding) -> int:
-    """Coordinates of a tile: whole blocks of random numbers, whole bytes of codes."""
+    """Return the number of coordinates of a tile: whole blocks of random numbers and whole bytes of codes."""
     return BLOCK * (5 if coding.kinds == 3 else 1)
 
 
 def measurable(layout: Layout, coding: Coding) -> bool:
-    """Whether blocks lie within what a program of a GPU encodes, so that one read makes scales and codes."""
+    """Return whether blocks fit into a program of a GPU, so that one read yields scales and codes."""
     rule, size = coding.rule, bucket_size(table_of(layout))
     within = coding.kinds != 3 and 8 <= size <= SLICE and size & (size - 1) == 0
     return within and bool(rule.factor) and rule.norms in MEASURED and rule.over in ("", "largest")
@@ -130,7 +130,7 @@ def measurable(layout: Layout, coding: Coding) -> bool:
 
 @functools.lru_cache(maxsize=4 * KEPT)
 def table_of(layout: Layout, header: str = "", tile: int = BLOCK) -> Table:
-    """Where coordinates, the numbers of one field and the codes of a layout are, as kernels are told; remembered."""
+    """Return the table of coordinates, one field and the codes of a layout for kernels; cached."""
 
     def offsets(name: str) -> list[int]:
         field = layout.fields.get(name)

@@ -1,6 +1,6 @@
-"""Which engine takes which tensors.
+"""Choice of the engine by dtype and device of tensors.
 
-Modules with kernels import numba or Triton, so they are imported where they are used.
+Modules with kernels import numba or Triton, so they are imported on first use.
 """
 
 import functools
@@ -14,11 +14,11 @@ from accordion_bench.tensors import kernels
 from accordion_bench.tensors.kernels import on_gpu
 
 STAND_INS: list[Callable[[Sequence[Tensor]], Engine | None]] = []
-"""Asked first: engines for tensors that pretend to be on a device."""
+"""Functions that are called first: they return the engine of tensors on a pretended device, or None."""
 
 
 def engine_for(xs: Sequence[Tensor]) -> Engine:
-    """The engine for tensors, by their type and by where they are."""
+    """Return the engine for tensors, by dtype and device."""
     for stand_in in STAND_INS:
         if engine := stand_in(xs):
             return engine

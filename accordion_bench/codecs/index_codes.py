@@ -1,12 +1,12 @@
-"""Wire formats: bits into bytes (least significant bit first) and sorted indices into the smaller of two codes.
+"""Index codes: packing of bits (least significant bit first), and sorted indices in the smaller of two codes.
 
-Both index codes have a size that depends on (n, k) alone, so receivers need no header and predictions are exact:
+The size of both codes depends on (n, k) only, so messages need no header and predicted sizes are exact:
 
     bitmap       one bit per coordinate                                            n bits
-    elias-fano   l low bits of each index as they are, the high bits in unary      k l + k + floor((n - 1) / 2^l) bits
+    elias-fano   l low bits of each index in binary, the high bits in unary        k l + k + floor((n - 1) / 2^l) bits
 
-Elias-Fano is Rice coding of the gaps with the quotients in a stream of their own, so that both directions are vector
-operations; a plain int32 list is never smaller. Source: Elias 1974; Fano 1971.
+Elias-Fano is Rice coding of the gaps with a separate stream of quotients, so that encoding and decoding are vector
+operations. A list of int32 is never smaller. Source: Elias 1974; Fano 1971.
 """
 
 import functools
@@ -15,24 +15,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-CACHED = 4096  # sizes remembered; counts that depend on the data never repeat for long
+CACHED = 4096  # cached sizes; counts that depend on the data repeat for a short time only
 
 
 def pack_bits(bits_W: Tensor) -> Tensor:
-    """Booleans [W, N] as bytes [W, ceil(N / 8)]; the first boolean is the least significant bit."""
+    """Pack booleans [W, N] into bytes [W, ceil(N / 8)]; the first boolean is the least significant bit."""
     if bits_W.device.type == "cpu":
         return torch.from_numpy(np.packbits(bits_W.numpy(), axis=1, bitorder="little"))
     return pack_bits_on_device(bits_W)
 
 
 def pack_bits_on_device(bits_W: Tensor) -> Tensor:
-    """The same by torch's operations."""
+    """Pack booleans as `pack_bits`, by operations of torch."""
     padded = torch.nn.functional.pad(bits_W.to(torch.uint8), (0, -bits_W.shape[1] % 8)).unflatten(1, (-1, 8))
     return (padded << torch.arange(8, device=bits_W.device, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
 
 
 def unpack_bits(bytes_W: Tensor, count: int) -> Tensor:
-    """The inverse of `pack_bits`: the first `count` booleans of each row."""
+    """Unpack the first `count` booleans of each row; inverse of `pack_bits`."""
     if bytes_W.device.type == "cpu":
         return torch.from_numpy(np.unpackbits(bytes_W.numpy(), axis=1, count=count, bitorder="little")).bool()
     return _unpack_on_device(bytes_W, count)
@@ -53,9 +53,9 @@ def _bytes(bits: int) -> int:
 
 @functools.lru_cache(CACHED)
 def _low_bits(n: int, k: int) -> int:
-    """The number of low bits with the smallest message."""
-    # one bit more costs k bits and saves (n - 1) / 2^(low + 1): it pays up to about log2((n - 1) / k),
-    # more or less where sizes are rounded to bytes
+    """Return the number of low bits that minimises the size of the message."""
+    # one more bit costs k bits and saves (n - 1) / 2^(low + 1), so the optimum is near log2((n - 1) / k);
+    # rounding to bytes moves it by a few
     near = ((n - 1) // k).bit_length()
     choices = range(max(0, near - 4), min(n.bit_length(), near + 3))
     return min(choices, key=lambda low: sum(map(_bytes, _elias_fano_bits(n, k, low))))
@@ -63,7 +63,7 @@ def _low_bits(n: int, k: int) -> int:
 
 @functools.lru_cache(CACHED)
 def index_bytes(n: int, k: int) -> tuple[str, int]:
-    """The smaller code for k sorted indices below n, and its size in bytes."""
+    """Return the name of the smaller code for k sorted indices below n, and its size in bytes."""
     if k == 0:
         return "bitmap", 0
     elias_fano = sum(map(_bytes, _elias_fano_bits(n, k, _low_bits(n, k))))
@@ -71,12 +71,12 @@ def index_bytes(n: int, k: int) -> tuple[str, int]:
 
 
 def code_shapes(n: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """`index_bytes` of many n and k, and what the codes consist of.
+    """Return the shapes of the smaller codes for many n and k.
 
-    A bitmap is told as high bits alone, of indices as they are.
+    A bitmap counts as a code without low bits, in which the position of a high bit is the index.
 
     Returns:
-        1 where an index's high bits move on by one bit for each index before it, else 0; low bits of an index; bytes
+        1 for Elias-Fano, where each index shifts the high bits of the next by one, else 0; low bits of an index; bytes
         of all low bits; bytes of the high bits. All int64, 0 bytes where k is 0.
     """
     last, some = np.maximum(n - 1, 0), np.maximum(k, 1)
@@ -98,7 +98,7 @@ def _bytes_of(bits: np.ndarray) -> np.ndarray:
 
 
 def encode_indices(indices_W: Tensor, n: int) -> Tensor:
-    """Ascending indices [W, k] below n as bytes [W, index_bytes(n, k)]."""
+    """Encode ascending indices [W, k] below n as bytes [W, index_bytes(n, k)]."""
     workers, k = indices_W.shape
     device = indices_W.device
     if k == 0:
@@ -115,7 +115,7 @@ def encode_indices(indices_W: Tensor, n: int) -> Tensor:
 
 
 def decode_indices(message_W: Tensor, n: int, k: int) -> Tensor:
-    """The inverse of `encode_indices`: ascending indices [W, k]."""
+    """Decode ascending indices [W, k]; inverse of `encode_indices`."""
     workers, device = message_W.shape[0], message_W.device
     if k == 0:
         return torch.empty(workers, 0, dtype=torch.int64, device=device)
@@ -134,7 +134,7 @@ def decode_indices(message_W: Tensor, n: int, k: int) -> Tensor:
 
 
 def _ones_at(bits_W: Tensor, k: int) -> Tensor:
-    """Where the k ones of each row are, [W, k]."""
+    """Return the positions of the k ones of each row, [W, k]."""
     workers = bits_W.shape[0]
     if bits_W.device.type == "cpu":
         return bits_W.nonzero()[:, 1].view(workers, k)

@@ -1,7 +1,4 @@
-"""The engine's operations on matrices and their factors by Triton's kernels.
-
-Where these do not go, because a rank is too high, torch does it.
-"""
+"""Operations of the engine on matrices and their factors by Triton kernels; by torch if the rank is too high."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -13,11 +10,11 @@ from torch import Tensor
 from accordion_bench.codecs import orthonormal
 from accordion_bench.codecs.reference import OnDevice
 
-HIGHEST = 8  # rank of which a kernel makes orthonormal columns
+HIGHEST = 8  # largest rank that the kernel of orthonormalisation supports
 
 
 class LowRankOnGpu(OnDevice):
-    """Matrices of any sizes in a few launches."""
+    """Operations on matrices of different sizes in a few launches."""
 
     one_by_one = True
 

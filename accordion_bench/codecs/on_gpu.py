@@ -1,6 +1,6 @@
-"""The engine of a GPU: Triton's kernels; torch for what is too long for them.
+"""Engine of a GPU by Triton kernels; by torch for tensors and tiles that are too large for them.
 
-This module needs Triton; `engines` imports it where Triton is installed.
+This module requires Triton; `engines` imports it if Triton is installed.
 
 Tensor suffixes: W local workers, R rows of a target.
 """
@@ -42,27 +42,27 @@ from accordion_bench.tensors.kernels.on_gpu.thresholds import WantedEntries
 from accordion_bench.tensors.kernels.table import addresses, contiguous
 from accordion_bench.tensors.upload import upload
 
-LONGEST = 1 << 30  # coordinates of a tensor that kernels take
+LONGEST = 1 << 30  # largest number of coordinates of a tensor that kernels support
 
 
 class Picked(selection.Entries):
-    """A selection of so many entries, known to who has asked."""
+    """Selection of a fixed number of entries."""
 
     @property
     def counts_W(self) -> Tensor:
         """See `Selection`."""
-        raise NotImplementedError("entries are as many as were asked for")
+        raise NotImplementedError("the numbers of entries are those of the call")
 
 
 class TileSections(NamedTuple):
-    """Tiles of a layout, and where their entries are in its messages."""
+    """Tiles of a layout, and the sections of their entries in a message."""
 
     shapes: tuple[tiles.TileShape, ...]
     sections: Sections
 
 
 class FromKeys(NamedTuple):
-    """A selection of the entries from a smallest key on, see `thresholds`."""
+    """Selection of all entries with at least a smallest key, see `thresholds`."""
 
     reached: thresholds.ReachedEntries
 
@@ -73,7 +73,7 @@ class FromKeys(NamedTuple):
 
 
 class OnGpu(Compiled, LowRankOnGpu):
-    """Triton's kernels where there are any. Of small blocks, scales and codes are made in one read of coordinates."""
+    """Engine of a GPU. For small blocks, one kernel reads the coordinates and writes scales and codes."""
 
     name = "triton"
 
@@ -206,7 +206,7 @@ class OnGpu(Compiled, LowRankOnGpu):
 
 
 def longest(rows_R: Sequence[Tensor]) -> int:
-    """Coordinates of the longest tensor."""
+    """Return the number of coordinates of the longest tensor."""
     return max(x_R.shape[1] for x_R in rows_R)
 
 
@@ -222,7 +222,7 @@ def _from_thresholds(rows_W: Sequence[Tensor], wanted: Sequence[WantedEntries]) 
 
 
 def _about(n: int, k: int, sampling: Sampling) -> WantedEntries:
-    """About k of n entries, see `selection.sampled_top`."""
+    """Return the parameters of a selection of about k of n entries, see `selection.sampled_top`."""
     if sampling.share > 0.5 or k < 2 * EXPECTED:
         return WantedEntries(k, k, bits=1)  # all but zeros
     stride = stride_of(n, math.ceil(max(sampling.share * n, EXPECTED * n / k)))
@@ -232,11 +232,11 @@ def _about(n: int, k: int, sampling: Sampling) -> WantedEntries:
 
 
 def _sections_of_each(message: Message, stride: int | None = None) -> Sections:
-    """Where entries of each sender are, counted from the first sender's message on.
+    """Return the sections of all senders' entries, with offsets relative to the first sender's message.
 
     Args:
-        message: of senders whose layouts differ.
-        stride: from the first entry of a sender to that of the next one, where entries are; None = nothing is between.
+        message: messages of senders with different layouts.
+        stride: distance between the first entries of two senders in the buffer of entries; None = contiguous.
     """
     layouts: Sequence[SparseLayout] = message.layouts
     signs, at = layouts[0].signs, [row.data_ptr() - message.rows[0].data_ptr() for row in message.rows]
@@ -253,14 +253,14 @@ def _sections_of_each(message: Message, stride: int | None = None) -> Sections:
 
 @functools.lru_cache(maxsize=4 * KEPT)
 def sections_of(layout: SparseLayout) -> Sections:
-    """Where entries of a layout are, as kernels are told; remembered."""
+    """Return the sections of a layout for kernels; cached."""
     values, codes = layout.fields["values"].offsets, layout.fields["indices"].offsets
     return Sections(layout.numels, layout.kept, (values, codes), layout.codes)
 
 
 @functools.lru_cache(maxsize=4 * KEPT)
 def tiles_of(layout: Layout, forms: tuple[TileForm, ...]) -> TileSections | None:
-    """Tiles of a layout, as kernels are told; None where kernels do not take them; remembered."""
+    """Return the tiles of a layout for kernels, or None if kernels do not support them; cached."""
     at = [layout.fields[name].offsets.tolist() for name in ("numbers", "indices", "codes")]
     shapes = tuple(
         tiles.TileShape(n, form.tiles.m, form.tiles.a, form.tiles.b, form.k, form.width, form.coded, *begins)

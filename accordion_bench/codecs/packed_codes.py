@@ -1,4 +1,4 @@
-"""Dense codes: one small integer per coordinate, packed into bytes; their values straight from the bytes.
+"""Packed codes: one small integer per coordinate, packed into bytes, and decoding by table look-up.
 
     levels K      code                                               bytes for n codes
     1..2          1 bit                                              ceil(n / 8)
@@ -9,8 +9,8 @@
     17..128       5, 6 or 7 bits, 8 codes in as many bytes           (5, 6, 7) ceil(n / 8)
     129..256      8 bits                                             n
 
-Bits are in little-endian order: a code of b bits lies at bits b i .. b i + b - 1 of the message, the least significant
-bit of a byte first. Bits behind the last code are zero. Every 40 codes end at a byte, for every K.
+Bits are in little-endian order: code i of b bits occupies bits b i .. b i + b - 1 of the message, least significant bit
+of a byte first. Bits after the last code are zero. For every K, 40 codes fill whole bytes.
 """
 
 import functools
@@ -25,11 +25,11 @@ from accordion_bench.tensors.upload import table
 
 assert sys.byteorder == "little", "codes are packed by viewing bytes as little-endian words"
 
-_WORDS = {2: torch.int32, 4: torch.int16}  # the word that one byte is squeezed out of; else 8 codes in 64 bits
+_WORDS = {2: torch.int32, 4: torch.int16}  # dtype of a word that is packed into one byte; else 8 codes in 64 bits
 
 
 def code_width(levels: int) -> int:
-    """Bits of one code below `levels`; ternary codes are the exception, 1.6 bits each.
+    """Return the number of bits of a code below `levels`; ternary codes are an exception, 1.6 bits each.
 
     Raises:
         ValueError: levels not in 1..256.
@@ -40,7 +40,7 @@ def code_width(levels: int) -> int:
 
 
 def code_bytes(n: int, levels: int) -> int:
-    """Exact bytes of n packed codes."""
+    """Return the number of bytes of n packed codes."""
     width = code_width(levels)
     if levels == 3:
         return -(-n // 5)
@@ -49,7 +49,7 @@ def code_bytes(n: int, levels: int) -> int:
 
 @functools.cache
 def _joins(width: int) -> list[tuple[int, int, int]]:
-    """Steps that join neighbouring codes, at first one per byte of a word: (shift, mask of the lower, mask of both)."""
+    """Return steps that join adjacent codes, initially one per byte: (shift, mask of the lower, mask of both)."""
     bits = 8 * _WORDS.get(width, torch.int64).itemsize
     steps, lane, used = [], 8, width
     while lane < bits:
@@ -63,7 +63,7 @@ def _joins(width: int) -> list[tuple[int, int, int]]:
 
 @functools.cache
 def _table(values: tuple[float, ...]) -> np.ndarray:
-    """The values of all codes in a byte (3 bits: in 12 bits; 5 bits and more: of one code), float32 [fields, codes]."""
+    """Return the values of all codes in a byte, float32 [bytes, codes]; 3 bits: in 12 bits; 5 or more: of one code."""
     levels, width = len(values), code_width(len(values))
     base, digits = (3, 5) if levels == 3 else (2**width, {1: 8, 2: 4, 3: 4, 4: 2}.get(width, 1))
     fields = np.arange(base**digits)[:, None] // base ** np.arange(digits) % base
@@ -71,7 +71,7 @@ def _table(values: tuple[float, ...]) -> np.ndarray:
 
 
 def pack_codes(codes_R: Tensor, levels: int) -> Tensor:
-    """Codes below `levels`, uint8 [R, N], as bytes [R, code_bytes(N, levels)]."""
+    """Pack codes below `levels`, uint8 [R, N], into bytes [R, code_bytes(N, levels)]."""
     rows, n = codes_R.shape
     width, size = code_width(levels), code_bytes(n, levels)
     if width == 1:
@@ -91,7 +91,7 @@ def pack_codes(codes_R: Tensor, levels: int) -> Tensor:
 
 
 def unpack_codes(bytes_R: Tensor, levels: int, count: int) -> Tensor:
-    """The inverse of `pack_codes`: the first `count` codes of each row, uint8 [R, count]."""
+    """Unpack the first `count` codes of each row, uint8 [R, count]; inverse of `pack_codes`."""
     width = code_width(levels)
     if width == 1:
         return unpack_bits(bytes_R, count).to(torch.uint8)
@@ -110,18 +110,18 @@ def unpack_codes(bytes_R: Tensor, levels: int, count: int) -> Tensor:
 
 
 def look_up(bytes_R: Tensor, values: tuple[float, ...], count: int) -> Tensor:
-    """values[code] of the first `count` packed codes of each row, one value per level: float32 [R, count]."""
+    """Return values[code] of the first `count` packed codes of each row, float32 [R, count]."""
     rows = _table_on(values, bytes_R.device)
-    # all values of a byte at once, where a byte holds whole codes; 3 bits and 5 to 7: by the codes
+    # look up whole bytes where a byte contains whole codes, otherwise (3, 5, 6 and 7 bits) single codes
     fields = unpack_codes(bytes_R, len(values), count) if code_width(len(values)) in (3, 5, 6, 7) else bytes_R
     if code_width(len(values)) == 3:
-        rows = rows[: 1 << 3, :1]  # of one code, not of four
+        rows = rows[: 1 << 3, :1]  # values of one code, not of four
     return rows.index_select(0, fields.flatten().int()).view(len(bytes_R), -1)[:, :count]
 
 
 @functools.lru_cache(maxsize=64)
 def _table_on(values: tuple[float, ...], device: torch.device) -> Tensor:
     rows = _table(values)
-    if len(values) == 3:  # bytes beyond five codes come from a stranger
+    if len(values) == 3:  # bytes above 242 occur in malformed messages only
         rows = np.pad(rows, ((0, 256 - len(rows)), (0, 0)), mode="edge")
     return table(torch.from_numpy(rows), device)

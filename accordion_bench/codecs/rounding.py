@@ -1,15 +1,15 @@
-"""Stochastic rounding to the levels of a codebook: what a coordinate must exceed to be rounded up, and its code.
+"""Stochastic rounding to the levels of a codebook, by comparison with random thresholds.
 
 With r = x / norm clamped to [-1, 1], u uniform in [0, 1) and levels a <= r <= c, the code is that of c with probability
-(r - a) / (c - a), else that of a: E[level] = r, Var[level] = (c - r)(r - a). Three ways to the same distribution:
+(r - a) / (c - a), else that of a: E[level] = r, Var[level] = (c - r)(r - a). Three rules give this distribution:
 
     even grid         floor(r s + s + u), s = (K - 1) / 2
-    symmetric levels  the magnitude: how many j have |r| > l_j + u (l_{j+1} - l_j); the sign is that of r. Without
-                      a zero level it is + where r > l_1 (2 u - 1), which draws it between -l_1 and l_1, nowhere else
-    any levels        how many j have r > L_j + u (L_{j+1} - L_j)
+    symmetric levels  magnitude: number of j with |r| > l_j + u (l_{j+1} - l_j); sign: that of r. Without a zero
+                      level the sign is + if r > l_1 (2 u - 1), which is random between -l_1 and l_1 only
+    any levels        number of j with r > L_j + u (L_{j+1} - L_j)
 
-For one u these thresholds ascend with j, so their count is a code. A coordinate on a level keeps that level. Norm 0
-stands for a bucket of zeros: whatever its codes, it decodes to zeros.
+For a fixed u the thresholds ascend with j, so the count is a code. A coordinate equal to a level keeps that level. A
+bucket of norm 0 decodes to zeros, whatever its codes.
 """
 
 import functools
@@ -24,15 +24,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from accordion_bench.tensors.kernels import rounding as kinds
 from accordion_bench.tensors.upload import table
 
-COUNTED = 2  # up to so many thresholds, each is compared with in turn; beyond, a binary search is faster
+COUNTED = 2  # with more thresholds, a binary search is faster than comparisons one by one
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The thresholds l_j + v width_j of the intervals between adjacent levels.
+    """Thresholds l_j + v width_j of the intervals between adjacent levels.
 
-    v = u 2^bits is an integer below 2^bits, so width_j = (l_{j+1} - l_j) 2^-bits. It is lowered, where rounding asks
-    for it, until l_j + v width_j < l_{j+1} for every v: who sits on a level keeps it.
+    v = u 2^bits is an integer below 2^bits, so width_j = (l_{j+1} - l_j) 2^-bits. If floating-point rounding requires
+    it, the width is reduced until l_j + v width_j < l_{j+1} for every v, so that a coordinate on a level keeps it.
     """
 
     starts: Tensor
@@ -40,7 +40,7 @@ class Thresholds:
     _there: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """The starts without the first one, the starts, the widths, on a device; copied there once."""
+        """Return the starts without the first, the starts and the widths on a device; cached."""
         if device not in self._there:
             first, starts, widths = (table(x, device) for x in (self.starts[1:], self.starts, self.widths))
             self._there[device] = first, starts, widths
@@ -48,26 +48,26 @@ class Thresholds:
 
     @classmethod
     def between(cls, levels: Sequence[float], bits: int) -> "Thresholds":
-        """Those of ascending levels, for `bits` of u."""
+        """Return the thresholds between ascending levels, for `bits` bits of u."""
         ends, largest = np.array(levels, np.float32), np.float32(2**bits - 1)
         starts, widths = ends[:-1], (ends[1:] - ends[:-1]) * np.float32(2.0**-bits)
-        # what is above the middle between the end and the number below it is rounded to the end
+        # numbers above the middle between the end and its predecessor round to the end
         middle = (ends[1:].astype(np.float64) + np.nextafter(ends[1:], starts)) / 2
         widths = np.minimum(widths, np.nextafter(((middle - starts) / largest).astype(np.float32), np.float32(np.inf)))
         while True:
             fused = (starts + largest * widths.astype(np.float64)).astype(np.float32)  # the product is exact
             wide = np.maximum(fused, starts + largest * widths) >= ends[1:]
             if not wide.any():
-                with _disable_current_modes():  # they are remembered, also where tensors of the moment pretend
+                with _disable_current_modes():  # cached tensors must not belong to a pretended device
                     return cls(torch.from_numpy(starts.copy()), torch.from_numpy(widths))
             widths = np.where(wide, np.nextafter(widths, np.float32(0)), widths)
 
     def at(self, j: int, v: Tensor) -> Tensor:
-        """Threshold j; product and sum are rounded one after the other, as everywhere."""
+        """Return threshold j; product and sum are rounded separately."""
         return (v * float(self.widths[j])).add_(float(self.starts[j]))
 
     def around(self, r: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The index of the interval that holds each r, int32, and its threshold."""
+        """Return the index of the interval that contains each r, int32, and its threshold."""
         inner, *tables = self._on(r.device)
         j = torch.bucketize(r, inner, out_int32=True)
         starts, widths = (numbers.index_select(0, j.view(-1)).view(r.shape) for numbers in tables)
@@ -76,13 +76,13 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Rounding:
-    """How to round to K levels.
+    """Rule of rounding to K levels.
 
     kind: `even`, `symmetric` or `any`.
-    scale: what coordinates are normalised to, s for an even grid, else 1.
-    bits: of u; K - 1 + u is then exact in float32.
-    intervals: between the levels; `symmetric`: between the positive ones, and zero where it is a level.
-    central: from -l_1 to l_1 where zero is none, its threshold decides on the sign.
+    scale: largest magnitude of normalised coordinates: s for an even grid, else 1.
+    bits: number of bits of u, such that K - 1 + u is exact in float32.
+    intervals: thresholds between the levels; `symmetric`: between the non-negative levels.
+    central: thresholds from -l_1 to l_1, which determine the sign if zero is no level.
     """
 
     K: int
@@ -94,16 +94,16 @@ class Rounding:
 
 
 def random_bits(K: int) -> int:
-    """Bits of u for K levels: K - 1 + u is exact in float32."""
+    """Return the number of bits of u for K levels, such that K - 1 + u is exact in float32."""
     return 24 - (K - 1).bit_length()
 
 
 @functools.lru_cache(maxsize=256)
 def rounding_to(levels: tuple[float, ...]) -> Rounding:
-    """How to round to these levels.
+    """Return the rule of rounding to these levels; cached.
 
     Raises:
-        ValueError: not 2 to 256 of them in ascending order from -1 to 1.
+        ValueError: unless levels are 2 to 256 numbers in ascending order from -1 to 1.
     """
     K, singles = len(levels), np.array(levels, np.float32)
     if not 2 <= K <= 256 or levels[0] != -1 or levels[-1] != 1 or not (singles[1:] > singles[:-1]).all():
@@ -118,13 +118,13 @@ def rounding_to(levels: tuple[float, ...]) -> Rounding:
 
 
 def round_to_levels(x: Tensor, factor: Tensor, draws: Tensor, rounding: Rounding) -> Tensor:
-    """Codes of coordinates, rounded to norm x level at random without bias: uint8 [..., N].
+    """Round coordinates to norm x level at random and unbiased; return codes, uint8 [..., N].
 
     Args:
         x: coordinates, float32 [..., N].
-        factor: what they are multiplied by, see `block_numbers.level_factors`, float32 [..., 1].
+        factor: factor of the coordinates, see `block_numbers.level_factors`, float32 [..., 1].
         draws: random integers below 2^bits, int32 [..., N].
-        rounding: to which levels.
+        rounding: rule of rounding.
 
     Source: Alistarh et al. 2017 (arXiv 1610.02132) for even grids; Faghri et al. 2020 (arXiv 2010.12460) for any.
     """
@@ -140,7 +140,7 @@ def round_to_levels(x: Tensor, factor: Tensor, draws: Tensor, rounding: Rounding
 
 
 def count_below(r: Tensor, v: Tensor, intervals: Thresholds) -> Tensor:
-    """How many thresholds lie below each r, uint8."""
+    """Return the number of thresholds below each r, uint8."""
     if len(intervals.starts) > COUNTED:
         j, threshold = intervals.around(r, v)
         return (j + (r > threshold)).to(torch.uint8)
@@ -149,7 +149,7 @@ def count_below(r: Tensor, v: Tensor, intervals: Thresholds) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def for_kernel(levels: tuple[float, ...]) -> kinds.KernelRounding:
-    """`rounding_to` these levels, as kernels are told."""
+    """Return `rounding_to(levels)` in the format of the kernels; cached."""
     own = rounding_to(levels)
     kind = {"even": kinds.EVEN, "symmetric": kinds.SYMMETRIC, "any": kinds.ANY}[own.kind]
     central = [] if own.central is None else [float(own.central.starts[0]), float(own.central.widths[0])]

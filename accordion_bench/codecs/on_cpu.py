@@ -1,6 +1,6 @@
-"""The engine of a CPU: loops compiled by numba.
+"""Engine of a CPU: loops compiled by numba.
 
-This module needs numba; `engines` imports it where numba is installed.
+This module requires numba; `engines` imports it if numba is installed.
 
 Tensor suffixes: W local workers, R rows, S senders, T tensors, N elements.
 """
@@ -27,16 +27,16 @@ from accordion_bench.tensors.kernels.table import contiguous
 from accordion_bench.tensors.kernels.tiles import add_tiles, encode_tiles
 from accordion_bench.tensors.kernels.top import ChosenKeys, choose_from, choose_largest, key, leave_zeros, sampled_keys
 
-HEADER = 8  # bytes of scale and count before entries that are told by their signs
+HEADER = 8  # bytes of scale and count in messages of signs
 
 
 class KeySelection:
-    """A selection as the smallest key of each row, and counts for each tile.
+    """Selection stored as the smallest key of each row, and counts per tile.
 
     Args:
         rows: coordinates.
-        chosen: of them.
-        workers: W.
+        chosen: smallest keys and counts.
+        workers: number of local workers, W.
     """
 
     def __init__(self, rows: Rows, chosen: ChosenKeys, workers: int) -> None:
@@ -45,7 +45,7 @@ class KeySelection:
 
 
 class OnCpu(Compiled):
-    """Compiled loops over all tensors of a bucket."""
+    """Engine of a CPU: compiled loops over all tensors of a bucket."""
 
     name = "numba"
 
@@ -82,7 +82,7 @@ class OnCpu(Compiled):
             raise NonFiniteRow(int(bad.argmax()))
 
     def _write_scales(self, bucket: Bucket, selection: KeySelection, message: Message) -> None:
-        """Scale and count in front of the entries of each tensor."""
+        """Write scale and number of entries of each tensor."""
         scales_W = self.largest_of(bucket).numpy()
         for out, layout, scales, counts in zip(
             message.rows, message.layouts, scales_W, selection.counts_W.numpy(), strict=True
@@ -117,7 +117,7 @@ class OnCpu(Compiled):
 
 
 def _shapes(rows_R: Sequence[Tensor], forms: Sequence[TileForm]) -> list[tuple[int, ...]]:
-    """What a kernel must know of each tensor: `kernels.tiles.SHAPE`."""
+    """Return the columns `kernels.tiles.SHAPE` of each tensor."""
     return [
         (x_R.shape[1], form.tiles.m, form.tiles.a, form.tiles.b, form.k, form.width, form.coded)
         for x_R, form in zip(rows_R, forms, strict=True)
@@ -129,7 +129,7 @@ def _rows(rows_W: Sequence[Tensor]) -> Rows:
 
 
 def _table(message: Message) -> np.ndarray:
-    """Where values and index codes are, one line for each sender and tensor."""
+    """Return the table of values and index codes, one row per sender and tensor."""
     layouts: Sequence[SparseLayout] = message.layouts
     signs = layouts[0].signs
     first = "scales" if signs else "values"
@@ -140,7 +140,7 @@ def _table(message: Message) -> np.ndarray:
 
 
 def choose_about(rows: Rows, k: np.ndarray, sampling: Sampling) -> ChosenKeys:
-    """`selection.sampled_top` of all rows; k is [R]."""
+    """Return `selection.sampled_top` of all rows; k is [R]."""
     n = rows.table[:-1, N]
     exact = (k < 2 * EXPECTED) | (sampling.share > 0.5)
     sizes = [
@@ -152,11 +152,11 @@ def choose_about(rows: Rows, k: np.ndarray, sampling: Sampling) -> ChosenKeys:
     rank = np.maximum(1, np.rint(k * sampled / np.maximum(n, 1))).astype(np.int64)
     smallest_sent = key(float(np.finfo(rows.dtype).tiny), rows.dtype)
     chosen, pending, largest = ChosenKeys(rows), ~exact, exact.copy()
-    while True:  # once in any case, so that small tensors, too, have all kernels compiled
+    while True:  # at least once, so that small tensors also compile all kernels
         threshold = np.maximum(sampled_keys(rows, np.where(pending, rank, 0), first, stride), smallest_sent)
         choose_from(rows, np.where(pending, threshold, -1), chosen)
         pending &= (chosen.kept < sampling.least * k) & (threshold > smallest_sent)
-        largest |= pending & (rank == sampled)  # the sample has missed the large ones altogether
+        largest |= pending & (rank == sampled)  # the sample contains none of the large entries
         pending &= ~largest
         lower = np.ceil(rank * k / np.maximum(chosen.kept, 1)).astype(np.int64)
         rank = np.where(pending, np.minimum(sampled, np.maximum(rank + 1, lower)), rank)

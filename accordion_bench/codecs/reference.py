@@ -1,6 +1,6 @@
-"""Reference: every operation of an engine in plain torch, tensor by tensor: short, and of no speed.
+"""Reference engine: every operation in plain torch, one tensor at a time; simple and slow.
 
-It serves where numba or Triton is missing, and tests compare the other engines with it.
+It is the fallback without numba or Triton, and tests compare the other engines with it.
 
 Tensor suffixes: W local workers, S senders, R rows, M blocks of all tensors, N coordinates.
 """
@@ -36,27 +36,27 @@ from accordion_bench.tensors.upload import fresh, table, upload
 
 ORDERS = {"l1": 1, "l2": 2, "linf": math.inf}
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
-E3M0_SIGN = 3  # its bit
+E3M0_SIGN = 3  # position of the sign bit
 
 
 @dataclass(frozen=True)
 class Lists:
-    """A selection as ascending indices.
+    """Selection stored as ascending indices.
 
-    indices: [T][W], one tensor [k] each.
+    indices: one tensor [k] per tensor and worker, [T][W].
     """
 
     indices: list[list[Tensor]]
 
     @functools.cached_property
     def counts_W(self) -> Tensor:
-        """How many these are, int32 [W, T]."""
+        """Number of indices, int32 [W, T]."""
         counts = [list(map(len, own_T)) for own_T in zip(*self.indices, strict=True)]
         return upload(torch.tensor(counts, dtype=torch.int32), self.indices[0][0].device)
 
 
 class Reference(Engine):
-    """Every operation in plain torch, tensor by tensor."""
+    """Engine in plain torch, one tensor at a time."""
 
     name = "torch"
 
@@ -67,7 +67,7 @@ class Reference(Engine):
 
     @staticmethod
     def _norms_of(cells: Sequence[Tensor], kind: str) -> Tensor:
-        """Of blocks [W, m, size] of each tensor, float64 [W, M]."""
+        """Return the norms of blocks [W, m, size] of all tensors, float64 [W, M]."""
         if kind in ORDERS:
             found = [torch.linalg.vector_norm(x_W, ORDERS[kind], dim=2, dtype=torch.float64) for x_W in cells]
         elif kind == "count":
@@ -110,7 +110,7 @@ class Reference(Engine):
 
     @staticmethod
     def _draws(bucket: Bucket, coding: Coding) -> list[Tensor]:
-        """Random integers below 2^bits for whole blocks of each tensor, [W, blocks x BLOCK]."""
+        """Return random integers below 2^bits for each tensor, padded to whole blocks, [W, blocks x BLOCK]."""
         counts, cpu = [-(-n // BLOCK) for n in bucket.numels], torch.device("cpu")
         device = bucket.rows_W[0].device
         blocks_W = fresh(lambda moment: blocks_of(bucket.at(moment).keys(coding.stream), counts, cpu), bucket, device)
@@ -138,7 +138,7 @@ class Reference(Engine):
                 row_R.div_(target.divisor)
 
     def _values(self, message: Message, coding: Coding, t: int) -> Tensor:
-        """What the codes of tensor t stand for, without scales: float32 [S, N]."""
+        """Return the decoded values of tensor t without scales, float32 [S, N]."""
         n = int(message.layout.numels[t])
         start, stop = message.layout.fields["codes"].spans[t]
         values_S = look_up(message.rows[:, start:stop].contiguous(), coding.values, n)
@@ -262,7 +262,7 @@ class Reference(Engine):
     def put(self, target: Target, values_R: Sequence[Tensor], places: Any, factors: Sequence[float]) -> None:
         target = target.begun()
         for row_R, own_R, index, factor in zip(target.rows_R, values_R, places, factors, strict=True):
-            for row, own in zip(row_R, own_R, strict=True):  # along the second dimension, torch is 40 times slower
+            for row, own in zip(row_R, own_R, strict=True):  # index_add_ along the second dimension is 40 times slower
                 row.index_add_(0, index, own, alpha=target.alpha * factor)
 
     # ---- factors
@@ -312,7 +312,7 @@ class Reference(Engine):
 
 
 class OnDevice(Reference):
-    """The same on a device that has no kernels."""
+    """Engine of a device without kernels, in plain torch."""
 
     looks, copies, fills = False, True, True
 
@@ -321,13 +321,13 @@ class OnDevice(Reference):
 
 
 def codes_of(x: Tensor, factor: Tensor | None, draws: Tensor | None, coding: Coding) -> Tensor:
-    """Codes of coordinates, uint8 [..., N].
+    """Return the codes of coordinates, uint8 [..., N].
 
     Args:
         x: coordinates, float32 [..., N].
-        factor: of their blocks, float32 [..., 1]; None = 1.
-        draws: random integers below 2^bits, int32 [..., N], where any are drawn.
-        coding: how.
+        factor: factors of the blocks, float32 [..., 1]; None = 1.
+        draws: random integers below 2^bits, int32 [..., N]; None for deterministic codings.
+        coding: rounding and values of the codes.
     """
     if coding.rounding == "sign":
         return (x < 0).to(torch.uint8)
@@ -350,11 +350,11 @@ def codes_of(x: Tensor, factor: Tensor | None, draws: Tensor | None, coding: Cod
 
 
 def _powers(magnitude: Tensor, draws: Tensor, kinds: int) -> Tensor:
-    """Exponents of powers of two, the upper one where the mantissa carries; of 128 kinds from 2^-63 to 2^63."""
+    """Return exponents of powers of two, plus one if mantissa + draw carries; with 128 kinds from 2^-63 to 2^63."""
     exponents = (magnitude.view(torch.int32) + draws).bitwise_right_shift_(MANTISSA)
     if kinds == 256:
         return exponents.clamp_max_(254).to(torch.uint8)
-    below = draws < magnitude * 2.0 ** (63 + MANTISSA)  # smaller than 2^-63: that or nothing
+    below = draws < magnitude * 2.0 ** (63 + MANTISSA)  # magnitudes below 2^-63 become 2^-63 or 0
     return torch.where(magnitude < 2.0**-63, below.int(), exponents.sub_(63).clamp_max_(127)).to(torch.uint8)
 
 
@@ -363,7 +363,10 @@ E3M0_MAGNITUDES = (0.0, *(2.0**exponent for exponent in range(-6, 1)))
 
 @functools.lru_cache(maxsize=8)
 def e3m0_borders(device: torch.device) -> Tensor:
-    """Between neighbouring magnitudes; what equals a border has the lower code, so those of odd codes end below it."""
+    """Return the borders between adjacent magnitudes, such that ties go to the even code.
+
+    A magnitude equal to a border gets the lower code, so borders above odd codes are reduced by one ulp.
+    """
     magnitudes = torch.tensor(E3M0_MAGNITUDES)
     middles = (magnitudes[:-1] + magnitudes[1:]) / 2
     odd = torch.arange(len(middles)) % 2 == 1
@@ -371,25 +374,25 @@ def e3m0_borders(device: torch.device) -> Tensor:
 
 
 def in_blocks(x_R: Tensor, size: int) -> Tensor:
-    """Rows [R, N] as blocks [R, m, size], zeros behind their ends."""
+    """Return rows [R, N] as blocks [R, m, size], padded with zeros."""
     return pad(x_R, (0, -x_R.shape[1] % size)).unflatten(1, (-1, size))
 
 
 def per_tensor(numbers: Tensor | None, layout: Layout) -> list[Any]:
-    """Numbers of all blocks [S, M] as those of each tensor [S, m]; None for each where there are none."""
+    """Split numbers of all blocks [S, M] by tensor, [S, m] each; a list of None for None."""
     counts = (-(-layout.numels // layout.blocks)).tolist()
     return [None] * len(counts) if numbers is None else list(numbers.split(counts, dim=1))
 
 
 def floats_in(bytes_S: Tensor) -> Tensor:
-    """The float32 [..., m] in bytes [..., 4 m]; a copy, because a field may begin where no float32 does."""
+    """Reinterpret bytes [..., 4 m] as float32 [..., m]; a copy, because fields may be unaligned."""
     if not bytes_S.shape[-1]:
-        return bytes_S.float()  # strides of nothing cannot be divided
+        return bytes_S.float()  # torch cannot view empty tensors with other strides
     return bytes_S.clone(memory_format=torch.contiguous_format).view(torch.float32)
 
 
 def refuse_non_finite(x_W: Tensor, t: int, tensors: int) -> None:
-    """Raise NonFiniteRow w T + t for the first worker whose part [N] of tensor t is not finite."""
+    """Raise NonFiniteRow w T + t for the first worker w whose row [N] of tensor t is non-finite."""
     finite_W = x_W.float().isfinite().all(1)
     if not finite_W.all():
         raise NonFiniteRow(int((~finite_W).nonzero()[0]) * tensors + t)

@@ -1,9 +1,9 @@
-"""Kernels: plain loops over the tensors of a bucket, compiled by numba where it is installed (the extra `fast`).
+"""Kernels: loops over the tensors of a bucket, compiled by numba if it is installed (the extra `fast`).
 
-Nothing here knows a compressor. A kernel reads tensors by their addresses, and writes into a message or a sum that
-exists; one call does for all tensors of a bucket. Modules of this package import numba, and those of `on_gpu` Triton,
-so they are imported where they are used; `usable` is asked first. What torch computes without them is the same, to the
-bit where codes are concerned.
+Kernels do not depend on compressors. A kernel reads tensors by their addresses and writes into an existing message or
+sum; one call handles all tensors of a bucket. Modules of this package import numba, and those of `on_gpu` Triton.
+Import them on first use, after a check of `usable`. Without kernels, torch computes the same results, and the same
+codes bit for bit.
 """
 
 import functools
@@ -17,17 +17,17 @@ from torch import Tensor
 
 @functools.cache
 def installed() -> bool:
-    """Whether numba is."""
+    """Return whether numba is installed."""
     return importlib.util.find_spec("numba") is not None
 
 
 def version() -> str:
-    """Of numba; "" without it."""
+    """Return the version of numba; "" if it is not installed."""
     return importlib.metadata.version("numba") if installed() else ""
 
 
 def usable(xs: Sequence[Tensor]) -> bool:
-    """Whether compiled loops take these tensors: of one type, float32 or float64, in the memory of a CPU."""
+    """Return whether compiled loops support these tensors: on a CPU, all float32 or all float64."""
     if not xs or not installed():
         return False
     kind = xs[0].dtype

@@ -1,4 +1,4 @@
-"""Rounding: what a kernel is told of how coordinates become codes."""
+"""Parameters of rounding, in the format of the kernels."""
 
 from typing import NamedTuple
 
@@ -9,15 +9,15 @@ _NONE = np.empty(0, np.float32)
 
 
 class KernelRounding(NamedTuple):
-    """How coordinates become codes.
+    """Parameters of rounding from coordinates to codes.
 
-    kind: EVEN, SYMMETRIC, ANY: to levels, see `levels`; INTEGER, RANDOM_INTEGER, E4M3, E5M2: 8-bit numbers; E3M0: 4-bit
-        ones; POWERS: exponents, and signs as a second stream; SIGNS.
-    K: codes of the first stream.
-    bits: of a random number, 0 = none.
-    scale: of an even grid.
-    starts, widths: of the thresholds between levels.
-    central: start and width of the threshold that decides on the sign; empty = zero does.
+    kind: EVEN, SYMMETRIC, ANY: to levels, see `codecs.rounding`; INTEGER, RANDOM_INTEGER, E4M3, E5M2: to 8-bit numbers;
+        E3M0: to 4-bit numbers; POWERS: to exponents, with signs as a second stream; SIGNS.
+    K: number of codes of the first stream.
+    bits: number of random bits per coordinate; 0 = deterministic.
+    scale: scale of an even grid.
+    starts, widths: thresholds between levels.
+    central: start and width of the threshold for the sign; empty = the threshold is zero.
     """
 
     kind: int

@@ -1,4 +1,4 @@
-"""Rows: each worker's part of each tensor of a bucket, for kernels that look at every row by itself.
+"""Rows: one row per worker and tensor of a bucket, for kernels that process rows independently.
 
 Tensor suffixes: T tensors, W workers, R rows.
 """
@@ -12,21 +12,21 @@ from torch import Tensor
 from accordion_bench.tensors.kernels.table import addresses
 
 ADDRESS, N, TILE = range(3)  # columns of `Rows.table`
-SIZE = 1 << 16  # coordinates of a tile: what stays in a second-level cache while it is looked at again
+SIZE = 1 << 16  # coordinates of a tile; fits into a second-level cache
 
 
 class Rows:
-    """Where rows lie, cut into tiles.
+    """Addresses of rows, partitioned into tiles.
 
     Args:
-        rows_W: tensors [W, N] of one type; each row contiguous. They are kept, since they may be copies.
+        rows_W: tensors [W, N] of one dtype with contiguous rows. References are kept, since they may be copies.
 
     Attributes:
-        table: int64 [R + 1, 3], the columns above: address, coordinates, tiles before the row's first. Row w T + t
-            is worker w's part of tensor t; the last line tells the number of tiles.
-        count: R.
-        tiles: of all rows.
-        dtype: of coordinates, for NumPy.
+        table: int64 [R + 1, 3], the columns above: address, number of coordinates, number of tiles of previous rows.
+            Row w T + t is worker w's part of tensor t; the last row contains the total number of tiles.
+        count: number of rows, R.
+        tiles: number of tiles of all rows.
+        dtype: NumPy dtype of coordinates.
     """
 
     def __init__(self, rows_W: Sequence[Tensor]) -> None:
@@ -41,12 +41,12 @@ class Rows:
 
 
 def sent_to_rows(message_A: Tensor, starts: Sequence[int], rows: int) -> np.ndarray:
-    """Addresses of messages [A, B] whose sender a adds to row a mod R: int64 [R, T, A / R].
+    """Return addresses of messages [A, B], where sender a adds to row a mod R: int64 [R, T, A / R].
 
     Args:
-        message_A: bytes, one line for each sender.
-        starts: where in a line the message of each tensor begins.
-        rows: R.
+        message_A: bytes, one row per sender.
+        starts: first byte of each tensor in a row.
+        rows: number of rows of sums, R.
     """
     senders = np.arange(rows)[:, None, None] + rows * np.arange(len(message_A) // rows)
     return message_A.data_ptr() + message_A.stride(0) * senders + np.array(starts, np.int64)[:, None]

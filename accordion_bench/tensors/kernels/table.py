@@ -1,4 +1,4 @@
-"""Where coordinates, scales and codes of several tensors lie: what a kernel is told of them.
+"""Table: positions of the coordinates, scales and codes of several tensors, for kernels.
 
 Tensor suffixes: T tensors, M buckets of all of them, W local workers.
 """
@@ -12,30 +12,31 @@ from torch import Tensor
 from accordion_bench.tensors.counter_rng import BLOCK
 
 N, SIZE, BUCKET, TILE, PIECE, HEADER, CODES, MORE = range(8)
-"""Columns of a table: coordinates; coordinates of a bucket; buckets, tiles and pieces before the tensor's first; where
-in a message its scales, its codes and its second stream of codes begin, in bytes."""
+"""Columns of a table: number of coordinates; coordinates per bucket; buckets, tiles and pieces of previous tensors;
+first byte in a message of the scales, of the codes and of the second stream of codes."""
 
 LONGEST = 1 << 16  # coordinates of a piece of a long bucket
-ONE, DIFFERENT = 0, -1  # in the place of the size of all buckets: tensors are whole ones; sizes differ
+ONE, DIFFERENT = 0, -1  # results of `bucket_size`: each tensor is one bucket; sizes differ
 
 
 class Table:
-    """Several tensors, cut into tiles and into buckets.
+    """Several tensors, partitioned into tiles and into buckets.
 
-    A tile is what one thread encodes or decodes at once: whole blocks of random numbers, whole bytes of codes. A piece
-    is a bucket, or a part of a long one, of which one thread makes a sum.
+    A tile is the unit of encoding and decoding for one thread: whole blocks of random numbers, whole bytes of codes. A
+    piece is a bucket or a part of a long bucket, the unit of partial sums for one thread.
 
     Args:
-        lengths: coordinates of each tensor.
-        sizes: coordinates of its buckets; the last one may be shorter.
-        tile: coordinates of a tile.
-        headers, streams: where its scales and each stream of its codes begin in a message, in bytes.
+        lengths: number of coordinates of each tensor.
+        sizes: coordinates per bucket of each tensor; the last bucket may be shorter.
+        tile: coordinates per tile.
+        headers: first byte in a message of the scales of each tensor.
+        streams: first byte in a message of each stream of codes, for each tensor.
 
     Attributes:
-        rows: int64 [T + 1, 8], see above; the last one tells how many buckets, tiles and pieces there are.
-        buckets, tiles, pieces: how many there are.
-        tile: coordinates of a tile.
-        entries: coordinates of each bucket, float64 [M].
+        rows: int64 [T + 1, 8], see above; the last row contains the total numbers of buckets, tiles and pieces.
+        buckets, tiles, pieces: numbers of all tensors.
+        tile: coordinates per tile.
+        entries: number of coordinates of each bucket, float64 [M].
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Table:
 
 @functools.lru_cache(maxsize=256)
 def bucket_size(table: Table) -> int:
-    """Coordinates of a bucket, where all tensors that are longer than one have the same; else ONE or DIFFERENT."""
+    """Return the coordinates per bucket if equal for all tensors longer than a bucket; else ONE or DIFFERENT."""
     n, size = table.rows[:-1, N], table.rows[:-1, SIZE]
     several = set(size[n > size].tolist())
     if not several:
@@ -75,12 +76,12 @@ def bucket_size(table: Table) -> int:
 
 
 def contiguous(x_W: Tensor) -> Tensor:
-    """[W, N] with coordinates of a row side by side."""
+    """Return [W, N] with contiguous rows; a copy if necessary."""
     return x_W if x_W.stride(1) == 1 else x_W.contiguous()
 
 
 def addresses(rows_W: Sequence[Tensor]) -> np.ndarray:
-    """Where each worker's part [N] of tensors [W, N] lies, int64 [W, T]; parts must be contiguous."""
+    """Return the address of each row of tensors [W, N], int64 [W, T]; rows must be contiguous."""
     starts = np.array([x_W.data_ptr() for x_W in rows_W], np.int64)
     if len(rows_W[0]) == 1:
         return starts[None]

@@ -1,4 +1,4 @@
-"""Kernels in several threads: each takes a part of the tiles."""
+"""Execution of kernels in several threads, with a part of the tiles for each thread."""
 
 import itertools
 import os
@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-LEAST = 16  # tiles for a thread: fewer are done before it has woken up
+LEAST = 16  # fewest tiles per thread; fewer take less time than waking a thread
 
 _pool: ThreadPoolExecutor | None = None
 
 
 def over_tiles(kernel: Callable[..., Any], tiles: int, *args: Any) -> None:
-    """Call kernel(*args, first, last) for parts of the tiles, in as many threads as torch uses here.
+    """Call kernel(*args, first, last) for parts of the tiles, in at most `torch.get_num_threads()` threads.
 
     Args:
-        kernel: does not hold the interpreter's lock; what it writes hangs on the tile alone.
-        tiles: how many there are.
-        args: of the kernel.
+        kernel: function that releases the GIL and whose writes depend on the tile only.
+        tiles: number of tiles.
+        args: arguments of the kernel.
     """
     threads = min(torch.get_num_threads(), max(1, tiles // LEAST))
     if threads == 1:
@@ -37,7 +37,7 @@ def over_tiles(kernel: Callable[..., Any], tiles: int, *args: Any) -> None:
 
 def _forget() -> None:
     global _pool
-    _pool = None  # a forked process has none of its parent's threads
+    _pool = None  # a forked process does not inherit threads
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -12,7 +12,7 @@ def check_clipping(norm: object, at: object) -> None:
     """Check the options `clip_norm` and `clip_at`.
 
     Raises:
-        ValueRefused: one breaks its rule.
+        ValueRefused: if one is invalid.
     """
     if norm is not None:
         checks.number("clip_norm", norm, above=0, instead=1.0)
@@ -21,9 +21,9 @@ def check_clipping(norm: object, at: object) -> None:
 
 
 def clip_factor(xs: Sequence[Tensor], norm: float) -> Tensor:
-    """What takes the global L2 norm of some tensors down to `norm`; 1 where it is not above, or not finite."""
-    # row by row: one float32 sum over millions of entries would be wrong in its third digit
+    """Return the factor that reduces the global L2 norm of tensors to `norm`; 1 if it is at most that or non-finite."""
+    # by row, because the third digit of one float32 sum over millions of entries would be wrong
     rows = [torch.linalg.vector_norm(x.flatten(1) if x.ndim > 1 else x, dim=-1).flatten() for x in xs]
     total = torch.cat(rows).norm()
-    # what is not finite stays as it is, so that the refusal names the right parameter
+    # non-finite tensors stay unchanged, so that the error names the right parameter
     return torch.where(total.isfinite(), (norm / total).clamp_max(1.0), 1.0)

@@ -1,4 +1,4 @@
-"""How much a piece of code computes: floating-point operations by torch's own formulas, and operations that it starts.
+"""Counts of floating-point operations, by torch's formulas, and of started operations in a block of code.
 
 `torch.utils.flop_counter.FlopCounterMode` counts the same, and imports torch's compiler to do so: 4 seconds, 140 MB.
 """
@@ -13,12 +13,12 @@ CONVOLUTIONS = "convolution"  # in the names of the operations that are one
 
 
 class CountedWork(TorchDispatchMode):
-    """Counts what is computed inside, on tensors with or without data.
+    """Context manager that counts operations on tensors with or without data.
 
     Attributes:
-        convolved: floating-point operations of convolutions.
-        multiplied: those of other products.
-        started: operations of torch, without views.
+        convolved: number of floating-point operations of convolutions.
+        multiplied: number of floating-point operations of other products.
+        started: number of torch operations, without views.
 
     Example:
         with CountedWork() as work:
@@ -33,12 +33,12 @@ class CountedWork(TorchDispatchMode):
 
     @property
     def flops(self) -> float:
-        """Of all products."""
+        """Number of floating-point operations of all products."""
         return self.convolved + self.multiplied
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled in here, so that torch need not import its compiler to leave it out."""
+        """Return False, so that torch does not import its compiler; nothing is compiled in this mode."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -60,7 +60,7 @@ class CountedWork(TorchDispatchMode):
         return found
 
     def count_as_one(self, recurrent: nn.Module) -> None:
-        """All time steps of a recurrent layer are one operation on a GPU, and so is their backward pass."""
+        """Count all time steps of a recurrent layer as one operation, as on a GPU; likewise its backward pass."""
 
         def begin(*_: Any) -> None:
             self.started, self._inside = self.started + 1, True

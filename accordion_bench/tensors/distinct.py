@@ -1,4 +1,4 @@
-"""Distinct random numbers: every set of so many equally likely."""
+"""Sampling of distinct random integers, uniform over all sets."""
 
 import numpy as np
 import torch
@@ -10,17 +10,17 @@ FEW = (
 
 
 def draw_distinct(n: int, k: int, generator: torch.Generator) -> Tensor:
-    """k of the numbers below n, ascending, every set of k equally likely.
+    """Return k ascending integers below n, uniform over all sets of k.
 
-    The first k distinct values of a stream of independent draws are such a set. No round draws more than are still
-    missing, so that none is one too many; of more than n/2, the n - k others are drawn, so that few rounds do.
+    The result is the first k distinct values of a stream of independent draws. Each round draws at most the missing
+    number of values, so that no value is discarded. For k > n/2 the n - k others are drawn, which needs few rounds.
     """
     wanted = min(k, n - k)
 
     def draw(missing: int) -> Tensor:
         return torch.empty(missing, dtype=torch.int64).random_(generator=generator) % n  # of 63 bits: bias n / 2^63
 
-    if FEW * k < n:  # nothing is done for each of the n
+    if FEW * k < n:  # no work is proportional to n
         found = torch.empty(0, dtype=torch.int64)
         while len(found) < k:
             found = torch.cat([found, draw(k - len(found))]).sort().values.unique_consecutive()

@@ -1,7 +1,7 @@
-"""Memory for gradient-sized results on a CPU, which touches it for the first time at the price of a whole pass.
+"""Memory for gradient-sized results on a CPU, where page faults of fresh memory cost as much as a pass over it.
 
-NumPy asks the system for large pages, torch does not. What `empty` has handed out is used again once it is no longer
-held: a step asks for the same sizes as the one before.
+NumPy requests large pages from the system, torch does not. `empty` reuses memory that is no longer referenced, because
+consecutive steps request the same sizes.
 """
 
 import threading
@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SMALL = 1 << 20  # bytes; less than that the C library keeps itself
-RECENT = 1000  # requests, after which unused memory is given back
+SMALL = 1 << 20  # bytes; the C library reuses smaller memory itself
+RECENT = 1000  # number of requests after which unused memory is released
 
 
 class Memory(NamedTuple):
-    """Memory, who holds it (a dead reference: it is free), and when it was handed out: a number of requests."""
+    """Memory, a weak reference to its holder (dead = free), and the number of requests when it was assigned."""
 
     memory: np.ndarray
     holder: weakref.ref
@@ -30,7 +30,7 @@ _requests = 0
 
 
 def empty(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Uninitialised [n]."""
+    """Return an uninitialised tensor [n]."""
     nbytes = n * dtype.itemsize
     if device.type != "cpu" or nbytes < SMALL:
         return torch.empty(n, dtype=dtype, device=device)
@@ -38,7 +38,7 @@ def empty(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _handed_out(nbytes: int) -> np.ndarray:
-    """Bytes that are not held elsewhere; they are held for as long as this array is."""
+    """Return bytes that are not in use; they are in use as long as the returned array exists."""
     global _requests
     with _lock:
         _requests += 1
@@ -53,8 +53,8 @@ def _handed_out(nbytes: int) -> np.ndarray:
 
 
 def zeros(rows: int, n: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Zeros [rows, n], to be written in few places or added to once."""
-    if device.type == "cpu":  # memory comes zeroed from the system: no pass over all of it
+    """Return zeros [rows, n], for sparse writes or one addition."""
+    if device.type == "cpu":  # the system provides zeroed memory without a pass over it
         flat = torch.from_numpy(np.zeros(max(rows * n, 1) * dtype.itemsize, np.uint8)).view(dtype)
         return flat[: rows * n].view(rows, n)
     return torch.zeros(rows, n, dtype=dtype, device=device)

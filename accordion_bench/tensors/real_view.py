@@ -1,23 +1,23 @@
-"""What is exchanged of a parameter: of a complex one its real parts, [..., 2]; of a DTensor this process's shard."""
+"""Views of parameters for exchange: real and imaginary parts [..., 2] of complex tensors, local shards of DTensors."""
 
 import torch
 from torch import Tensor
 
 
 def is_sharded(x: Tensor) -> bool:
-    """Whether it is a DTensor, such as a parameter of FSDP2; its class, whose import takes a second, is not asked."""
+    """Return whether x is a DTensor, as with FSDP2; without the import of the class, which takes a second."""
     return hasattr(x, "device_mesh")
 
 
 def as_real(x: Tensor) -> Tensor:
-    """What is exchanged of a tensor, in the same memory; a tensor that is neither complex nor sharded as it is."""
+    """Return the view of a tensor for exchange; x itself if it is neither complex nor sharded."""
     if is_sharded(x):
         x = x.detach().to_local()  # type: ignore[attr-defined]
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 def as_kind_of(x: Tensor, like: Tensor) -> Tensor:
-    """What `as_real` was made of, in the same memory where two parts lie side by side: of the kind that `like` is."""
+    """Return the tensor of the kind of `like` for a result of `as_real`; a view if the two parts are adjacent."""
     if like.is_complex():
         x = torch.view_as_complex(x if x.stride(-1) == 1 else x.contiguous())
     if not is_sharded(like):

@@ -1,6 +1,6 @@
-"""DenseKernels: what compiled kernels do for dense codes and drawn coordinates, and what they are told.
+"""DenseKernels: interface of compiled kernels for dense codes and drawn coordinates, with their parameters.
 
-Nothing here imports numba or Triton.
+This module imports neither numba nor Triton.
 
 Tensor suffixes: W local workers, T tensors, M buckets of all of them, A senders, R rows of the sums, B bytes.
 """
@@ -25,13 +25,13 @@ NORMS = ("l1", "l2", "linf", "sum", "below", "count")
 
 
 class Fed(NamedTuple):
-    """What is read in the place of x: p = a x + (d e + b u). Who makes codes writes e <- m (p - what they stand for).
+    """Residuals and momenta: kernels read p = a x + (d e + b u) in place of x; encoders write e <- m (p - decoded).
 
-    Each product and each sum is rounded once; a sum with a product with the weight or with b, as a whole.
+    Each product and each sum is rounded once, but a sum with a product with the weight or with b is one operation.
 
-    residuals_W: e [W, N] of each tensor, coordinates of a part side by side.
+    residuals_W: e [W, N] of each tensor, with contiguous rows.
     weight: a of all tensors.
-    rates: a of each tensor, on the device; empty = the weight.
+    rates: a of each tensor, on the device; empty = `weight`.
     decay: d.
     masks: m [N] of each tensor, or None for 1; empty = 1 for all.
     momenta: u [N] of each tensor; empty, or None for each, = 0.
@@ -49,11 +49,11 @@ class Fed(NamedTuple):
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Tensors of one type, by where the part of each worker begins.
+    """Addresses of tensors of one dtype.
 
     Args:
-        rows_W: the tensors [W, N]; the coordinates of a part lie side by side.
-        fed: by what, where that is added as they are read; on a GPU alone.
+        rows_W: tensors [W, N] with contiguous rows.
+        fed: residuals and momenta that kernels add in their read; on a GPU only.
     """
 
     rows_W: Sequence[Tensor]
@@ -61,17 +61,17 @@ class Coordinates:
 
     @classmethod
     def of(cls, rows_W: Sequence[Tensor], fed: Fed | None = None) -> "Coordinates":
-        """Of any tensors [W, N]: copied where the coordinates of a part lie apart."""
+        """Return the addresses of any tensors [W, N]; rows that are not contiguous are copied."""
         return cls(list(map(contiguous, rows_W)), fed)
 
     @functools.cached_property
     def addresses(self) -> np.ndarray:
-        """Int64 [W, T]."""
+        """Address of each row, int64 [W, T]."""
         return addresses(self.rows_W)
 
     @functools.cached_property
     def fed_addresses(self) -> np.ndarray:
-        """Of residuals [W, T], rates, masks and momenta, int64 [W + 3, T]; 0 where there is none."""
+        """Addresses of residuals [W, T], rates, masks and momenta, int64 [W + 3, T]; 0 = none."""
         if self.fed is None:
             return self.addresses[:0]
         none, fed = [None] * len(self.rows_W), self.fed
@@ -80,27 +80,27 @@ class Coordinates:
 
     @functools.cached_property
     def on_device(self) -> Tensor:
-        """Both, one below the other, where the tensors are: uploaded once for all kernels that read these tensors."""
+        """Both tables of addresses, concatenated, on the device of the tensors; uploaded once for all kernels."""
         return upload(torch.from_numpy(np.concatenate([self.addresses, self.fed_addresses])), self.like.device)
 
     @property
     def like(self) -> Tensor:
-        """A tensor of their type, where they are."""
+        """Tensor with the dtype and the device of the coordinates."""
         return self.rows_W[0]
 
 
 class BlockRule(NamedTuple):
-    """How norms of a block of n coordinates become the float32 numbers that codes need.
+    """Rule from norms of a block of n coordinates to the float32 numbers of its codes.
 
-    kind: `scale`: the norm over a divisor, as a scale, and the factor of coordinates where it has one. `means`: of the
-        non-negative and of the negative coordinates, as middle + half and middle - half. `largest`: the largest
-        magnitude, at most `clip` standard deviations; alike coordinates are not cut.
-    norms: of which it is made, in order.
-    over: divisor: `n`, `root n`, `largest`, where what is no normal float32 counts as zero; "" = 1.
-    largest: the largest value of a code.
+    kind: `scale`: norm / divisor, and the factor of coordinates if `factor` is set. `means`: means of the non-negative
+        and of the negative coordinates, as middle + half and middle - half. `largest`: largest magnitude, clipped at
+        `clip` standard deviations; blocks of equal coordinates are not clipped.
+    norms: required norms, in order.
+    over: divisor: `n`; `root n`; `largest`, with scales that are not normal float32 set to zero; "" = 1.
+    largest: largest value of a code.
     factor: `inverse` of the scale; `levels`: see `codecs.block_numbers.level_factors`; "" = 1.
-    top: the level that a coordinate as large as its scale is multiplied to.
-    clip: standard deviations.
+    top: scaled value of a coordinate that equals its scale.
+    clip: number of standard deviations.
     """
 
     kind: str
@@ -113,15 +113,15 @@ class BlockRule(NamedTuple):
 
 
 class Encoding(NamedTuple):
-    """How coordinates become codes.
+    """Parameters of encoding.
 
-    rounding: to which codes.
-    scales: of the buckets, float32 [W, M], written in front of the codes; None = there are none.
-    factors: what the coordinates of each bucket are multiplied by, float32 [W, M]; empty = 1.
-    streams: of random numbers, the bits of uint64 as int64 [W, T]; empty where nothing is drawn.
-    measured: how scales and factors come from the coordinates that are read; None = they are given. On a GPU alone.
-    values: what the codes of each stream stand for, see `Decoding`; where coordinates are fed.
-    middles: of these values, see `Decoding`.
+    rounding: rounding to codes.
+    scales: scales of the buckets, float32 [W, M], written to the header; None = no header.
+    factors: factors of the coordinates of each bucket, float32 [W, M]; empty = 1.
+    streams: starts of random streams, uint64 as int64 [W, T]; empty if deterministic.
+    measured: rule from coordinates to scales and factors in the same read, on a GPU only; None = scales are given.
+    values: values of the codes of each stream, see `Decoding`; required if coordinates have residuals.
+    middles: offsets of these values, see `Decoding`.
     """
 
     rounding: KernelRounding
@@ -134,14 +134,14 @@ class Encoding(NamedTuple):
 
 
 class Decoding(NamedTuple):
-    """How codes become values.
+    """Parameters of decoding.
 
-    values: what the codes of each stream stand for, float32 [K]; those of a second stream are signs.
-    scales: by which values are multiplied, float32 [A, M]; None = those in front of the codes; empty = 1.
-    alpha: by which scales are multiplied first.
-    middles: what is added to values of two codes after they are scaled, float32 [A, M]; None = nothing.
-    divisor: of the sum.
-    empty: the targets count as zeros, whatever they hold.
+    values: values of the codes of each stream, float32 [K]; those of a second stream are signs.
+    scales: factors of the values, float32 [A, M]; None = scales in the header; empty = 1.
+    alpha: factor of the scales.
+    middles: offsets of the scaled values of two codes, float32 [A, M]; None = 0.
+    divisor: divisor of the sum.
+    empty: whether targets are uninitialised, and count as zeros.
     """
 
     values: Sequence[np.ndarray]
@@ -153,57 +153,57 @@ class Decoding(NamedTuple):
 
 
 class DenseKernels(Protocol):
-    """What kernels do, where the tensors are."""
+    """Kernels of one device."""
 
     def bucket_norms(self, x: Coordinates, table: Table, kinds: Sequence[str]) -> list[Tensor]:
-        """Norms of every bucket, float64 [W, M] of each kind; NaN or infinity where one of its coordinates is.
+        """Return norms of every bucket, float64 [W, M] for each kind; non-finite if a coordinate is non-finite.
 
         Args:
-            x: coordinates; they are read as float32.
+            x: coordinates, which are read as float32.
             table: lengths and buckets.
-            kinds: some of `NORMS`: `l1`, `l2`, `linf`; `sum` of coordinates, `below`: of the negative ones, `count`:
-                how many these are.
+            kinds: some of `NORMS`: `l1`, `l2`, `linf`; `sum` of the coordinates; `below`: sum of the negative ones;
+                `count`: number of the negative ones.
         """
 
     def write_headers(self, scales: Tensor, table: Table, message: Tensor) -> None:
-        """Scales, float32 [W, M], into the messages [W, B]."""
+        """Write scales, float32 [W, M], into messages [W, B]."""
 
     def read_headers(self, message: Tensor, table: Table, alpha: float) -> Tensor:
-        """Scales [A, M] of messages [A, B], times alpha."""
+        """Return the scales [A, M] of messages [A, B], times alpha."""
 
     def encode(self, x: Coordinates, table: Table, message: Tensor, encoding: Encoding) -> np.ndarray | None:
-        """Scales and codes of coordinates into the messages [W, B].
+        """Write scales and codes of coordinates into messages [W, B].
 
         Returns:
-            whether the coordinates of each tensor are finite, bool [W, T], looked at for powers and signs alone; None
-            on a GPU, where it is not looked at.
+            whether the coordinates of each tensor are finite, bool [W, T], checked for powers and signs only; None on
+            a GPU, where it is not checked.
         """
 
     def add_values(self, targets: Coordinates, table: Table, message: Tensor, decoding: Decoding) -> None:
-        """target [R, N] += the sum, in order, of alpha x scale x value of code of each sender; then / divisor.
+        """Add alpha x scale x decoded value of each sender, in order, to target [R, N]; then divide by the divisor.
 
-        Sender a of the messages [A, B] goes to row a mod R. Each product and each sum is rounded once.
+        Sender a of the messages [A, B] adds to row a mod R. Each product and each sum is rounded once.
         """
 
     def draw(self, draws: "Draws", words: Tensor) -> Tensor:
-        """The images of all tensors, each at its place in a buffer [draws.room], for words int32 [T, 24] of keys."""
+        """Return the drawn coordinates of all tensors in one buffer [draws.room], for words int32 [T, 24] of keys."""
 
     def gather(self, x: Coordinates, draws: "Draws", places: Tensor) -> Tensor:
-        """The coordinates of rows at drawn places, [W, draws.room]."""
+        """Return the values at drawn coordinates, [W, draws.room]."""
 
     def scatter(
         self, targets: Coordinates, draws: "Draws", places: Tensor, values: Coordinates, factors: tuple[float, ...]
     ) -> None:
-        """Coordinates of rows at drawn places += factor x value; each product and each sum is rounded once.
+        """Add factor x value at drawn coordinates; each product and each sum is rounded once.
 
         Args:
-            targets: the sums [R, N].
+            targets: sums [R, N].
             draws, places: see `draw`.
             values: k values of each row, [R, k].
-            factors: of each tensor.
+            factors: factor of each tensor.
         """
 
 
 def array_like(x: Tensor) -> np.ndarray:
-    """An empty array of the type of a CPU's tensor."""
+    """Return an empty array with the dtype of a CPU tensor."""
     return x.numpy()[:0].reshape(0)

@@ -1,11 +1,10 @@
-"""The same kernels for GPUs, in Triton, which comes with torch on Linux.
+"""Kernels for GPUs in Triton, which is part of torch on Linux.
 
-Modules have the names of their twins, and compute the same to the bit. Arguments are the same, but that numbers lie on
-the GPU; addresses, tables, streams and codebooks come from the host. The host does not wait. Where Triton is
-missing, torch does it. Modules import Triton, so they are imported where they are used; `usable` is asked first.
+A module equals the module of the same name in `kernels` in results, bit for bit, and in arguments, except that numbers
+are on the GPU; addresses, tables, streams and codebooks come from the host. The host does not synchronise. Without
+Triton, torch computes the same. Import these modules on first use, after a check of `usable`.
 
-A program does one slice of a tensor: groups of codes that fill whole bytes. All threads are in step, so a slice is an
-array [groups, 8].
+A program processes one slice of a tensor: groups of codes that fill whole bytes, as an array [groups, 8].
 """
 
 import functools
@@ -18,12 +17,12 @@ from torch import Tensor
 
 @functools.cache
 def installed() -> bool:
-    """Whether Triton is."""
+    """Return whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 def usable(xs: Sequence[Tensor]) -> bool:
-    """Whether kernels take these tensors: of one type, float32 or float64, on a GPU of CUDA."""
+    """Return whether kernels support these tensors: on CUDA, all float32 or all float64."""
     if not xs or not installed():
         return False
     kind = xs[0].dtype

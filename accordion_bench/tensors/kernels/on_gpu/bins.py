@@ -1,7 +1,7 @@
-"""Bins of consecutive coordinates on a GPU: in each, those that one more gradient would lift to its largest magnitude.
+"""Selection in bins of consecutive coordinates on a GPU, see `Engine.lifted`.
 
-A program has as many bins of a tensor as make about 4,096 coordinates, in rows of a power of two. Tensors whose rows
-are equally long share launches.
+A program processes bins of one tensor with about 4,096 coordinates, each padded to a power of two. Tensors of equal
+padded bins share launches.
 
 Tensor suffixes: W workers, T tensors, P programs of all tensors.
 """
@@ -19,17 +19,17 @@ from accordion_bench.tensors.kernels.on_gpu.blocks import parts_of
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
 from accordion_bench.tensors.upload import upload
 
-WIDEST = 4096  # coordinates of a bin, at most
-NARROWEST = 64  # coordinates for which a row of a program has room, at least
+WIDEST = 4096  # most coordinates of a bin
+NARROWEST = 64  # smallest padded size of a bin
 COLUMNS = tl.constexpr(3)
 N, SIZE, FIRST = (tl.constexpr(column) for column in range(COLUMNS.value))
-"""Columns of a tensor: coordinates; those of a bin; programs of the tensors before. One more row has their sum."""
+"""Columns of a tensor: coordinates; coordinates per bin; programs of previous tensors. A last row has the totals."""
 
 
 def send_lifted(
     residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
 ) -> tuple[list[Tensor], Tensor]:
-    """See `Engine.lifted`; bins of at most WIDEST coordinates. One launch, and two for each length of rows."""
+    """See `Engine.lifted`; for bins of at most WIDEST coordinates. One launch, and two per padded size of bins."""
     grown, news, like = Coordinates(residuals_W), Coordinates.of(news_W), residuals_W[0]
     (W, T), there = grown.addresses.shape, like.device
     sent_W = [torch.empty(x_W.shape, dtype=x_W.dtype, device=there) for x_W in residuals_W]
@@ -58,13 +58,13 @@ def send_lifted(
 
 
 def _by_width(parts: np.ndarray, width: np.ndarray) -> list[np.ndarray]:
-    """Programs, those of equally long rows next to each other."""
+    """Return programs grouped by the padded size of their bins."""
     return [parts[width[parts[:, 0]] == one].ravel() for one in sorted(set(width.tolist()))]
 
 
 @triton.jit
 def _bins(addresses, T, rows, parts, TYPE: tl.constexpr, WIDE: tl.constexpr, BINS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The program's tensor and number; its bins [BINS, WIDE]: where they are, which exist, residuals and gradients."""
+    """Tensor and number of a program; its bins [BINS, WIDE]: addresses, which exist, residuals and gradients."""
     p, w, W = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(1)
     t, number = tl.load(parts + 2 * p), tl.load(parts + 2 * p + 1)
     row = rows + t * COLUMNS
@@ -81,7 +81,7 @@ def _bins(addresses, T, rows, parts, TYPE: tl.constexpr, WIDE: tl.constexpr, BIN
 
 @triton.jit
 def _largest(x, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The largest magnitude of each bin, by its bits: NaN is above infinity."""
+    """Largest magnitude of each bin by its bits, with NaN above infinity."""
     if tl.float32 == TYPE:
         most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
         return most.to(tl.float32, bitcast=True)
@@ -97,7 +97,7 @@ def _sum_largest(  # type: ignore[no-untyped-def]
     w, _, number, row, _, exists, at, x, newest = _bins(addresses, T, rows, parts, TYPE, WIDE, BINS)
     x = x + newest
     tl.store(at, x, mask=exists)
-    total = tl.sum(_largest(x, TYPE).to(tl.float64), axis=0)  # bins that are not there count 0
+    total = tl.sum(_largest(x, TYPE).to(tl.float64), axis=0)  # bins that do not exist add 0
     tl.store(totals + w * P + tl.load(row + FIRST) + number, total)
 
 

@@ -1,7 +1,7 @@
-"""Blocks of coordinates for an exact selection: what the host tells its kernels.
+"""Blocks of coordinates for the kernels of an exact selection.
 
-A block is a part of a tensor, one program's work. Keys are the bits of |x| as a float32, whose order is that of
-magnitudes; NaN is above infinity.
+A block is the part of a tensor that one program processes. Keys are the bits of |x| as float32, whose order is that of
+magnitudes, with NaN above infinity.
 
 Tensor suffixes: T tensors.
 """
@@ -19,17 +19,17 @@ from torch import Tensor
 from accordion_bench.tensors import upload
 from accordion_bench.tensors.kernels.on_gpu.table import KEPT
 
-BLOCK = 1 << 14  # coordinates of a block, at most
-SAMPLE = 1 << 14  # least coordinates of a tensor that are looked at for bounds, where it has as many
-SECTOR = tl.constexpr(8)  # coordinates side by side in a sample: GPUs read 32 bytes at once
-SPARSEST = 64  # at least about one of so many coordinates is in the sample
-DEVIATIONS = 5  # of a rank in a sample, on either side of what is expected
+BLOCK = 1 << 14  # most coordinates of a block
+SAMPLE = 1 << 14  # fewest coordinates of the sample for bounds, if the tensor has as many
+SECTOR = tl.constexpr(8)  # contiguous coordinates of a sample: 32 bytes, the unit of reads on a GPU
+SPARSEST = 64  # inverse of the smallest fraction of coordinates in a sample, approximately
+DEVIATIONS = 5  # standard deviations of a rank in a sample between its bounds and its expectation
 
 COLUMNS = tl.constexpr(9)
 N, WANTED, FIRST, BLOCKS, FIRST_BLOCK, SAMPLED, STEP, RANK = (tl.constexpr(column) for column in range(8))
-"""Columns of a tensor: coordinates; entries wanted; entries of the tensors before; blocks; blocks before; coordinates
-of its sample, if its last sector were full; of its sectors every how many-th is in the sample; ranks in the sample, of
-a key that is too low and one that is too high."""
+"""Columns of a tensor: coordinates; entries wanted; entries of previous tensors; blocks; blocks of previous tensors;
+coordinates of the sample with a full last sector; stride of the sectors in the sample; ranks in the sample of a lower
+and of an upper bound of the key."""
 
 
 class BlockTable(NamedTuple):
@@ -37,8 +37,8 @@ class BlockTable(NamedTuple):
 
     tensors: int64 [T, COLUMNS].
     blocks: int64 [B, 2]: the tensor, and the block's first coordinate.
-    samples: int64 [P, 2]: the tensor, and the first entry of its sample.
-    wanted: entries of all tensors.
+    samples: int64 [P, 2]: the tensor, and the first entry of a part of its sample.
+    wanted: number of wanted entries of all tensors.
     """
 
     tensors: Tensor
@@ -49,9 +49,9 @@ class BlockTable(NamedTuple):
 
 @functools.lru_cache(maxsize=KEPT)
 def blocks_on(numels: tuple[int, ...], wanted: tuple[int, ...], device: torch.device) -> BlockTable:
-    """Blocks of tensors of which some entries are wanted, at most all; of which none is wanted, there are no blocks."""
+    """Return blocks of tensors with at least one wanted entry; cached."""
     n, k = np.array(numels, np.int64), np.array(wanted, np.int64)
-    step = np.clip(n // SAMPLE, 1, SPARSEST) | 1  # odd, so that few patterns of a tensor meet it
+    step = np.clip(n // SAMPLE, 1, SPARSEST) | 1  # odd, since tensors often have patterns of even periods
     sectors = -(-n // (step * SECTOR.value))
     seen = (sectors - 1) * SECTOR.value + np.minimum(SECTOR.value, n - (sectors - 1) * step * SECTOR.value)
     counts = np.where(k > 0, -(-n // BLOCK), 0)
@@ -67,7 +67,7 @@ def blocks_on(numels: tuple[int, ...], wanted: tuple[int, ...], device: torch.de
 
 
 def _ranks(n: int, k: int, seen: int) -> tuple[int, int]:
-    """Ranks in a sample of so many of n entries, between whose keys the k-th largest of all is expected."""
+    """Return ranks in a sample of `seen` of n entries, whose keys are expected to enclose the k-th largest of all."""
     if seen >= n:
         return k, k
     expected = k * seen / n
@@ -77,12 +77,12 @@ def _ranks(n: int, k: int, seen: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=KEPT)
 def parts_on(counts: tuple[int, ...], size: int, device: torch.device) -> Tensor:
-    """See `parts_of`; on a device, remembered."""
+    """Return `parts_of` on a device; cached."""
     return upload.table(torch.from_numpy(parts_of(np.array(counts, np.int64), size)), device)
 
 
 def parts_of(counts: np.ndarray, size: int) -> np.ndarray:
-    """So many parts of each tensor, int64 [P, 2]: the tensor, and the part's first entry."""
+    """Return a table of `counts` parts of each tensor, int64 [P, 2]: the tensor, and the first entry of the part."""
     of = np.repeat(np.arange(len(counts)), counts)
     begin = (np.arange(len(of)) - (counts.cumsum() - counts)[of]) * size
     return np.stack([of, begin], axis=1)
@@ -90,5 +90,5 @@ def parts_of(counts: np.ndarray, size: int) -> np.ndarray:
 
 @triton.jit
 def key_of(number):  # type: ignore[no-untyped-def]
-    """The bits of |x|, int32."""
+    """Bits of |x| as float32, int32."""
     return number.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF

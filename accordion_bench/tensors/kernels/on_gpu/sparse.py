@@ -1,4 +1,4 @@
-"""Entries of tensors into messages and from there into sums: values, and indices as `codecs.index_codes` has them.
+"""Sparse messages on a GPU: encoding of entries as values and `codecs.index_codes`, and sums of decoded messages.
 
 Tensor suffixes: W workers, S senders, R rows of the sums, T tensors, K entries of all tensors.
 """
@@ -25,30 +25,30 @@ COLUMNS = tl.constexpr(12)
 N, ENTRIES, FIRST, HEAD, LOWS, HIGHS, BY_RANK, LOW, LOW_BYTES, HIGH_BYTES, LOW_WORD, HIGH_WORD = (
     tl.constexpr(column) for column in range(COLUMNS.value)
 )
-"""Columns of a tensor: coordinates; entries; entries of the tensors before; where in a message values begin, or scale
-and count, the low bits of its indices and the high ones, in bytes; whether a high bit moves on for each entry before;
-low bits of an index; bytes of low bits and of high bits; where these begin, in words, where codes are made."""
+"""Columns of a tensor: coordinates; entries; entries of previous tensors; first byte in a message of values (or scale
+and count), of low bits and of high bits of indices; whether each entry shifts the high bits of the next by one; low
+bits of an index; bytes of low bits and of high bits; first words of both in the buffer of codes."""
 
-TOGETHER = 1024  # entries, or bytes, of a program
-CHUNK = tl.constexpr(128)  # bytes of high bits that a program decodes; of more, few fit on a GPU at once
+TOGETHER = 1024  # entries, or bytes, per program
+CHUNK = tl.constexpr(128)  # bytes of high bits per decoding program; larger chunks reduce occupancy
 
 
 class Sections:
-    """Where the entries of each tensor are in messages of one length. Compared by identity: make it once.
+    """Offsets of the entries of each tensor in messages of one length. Compared by identity, so create it once.
 
     Args:
-        n: coordinates of each tensor, at most 2^30.
-        kept: entries.
-        at: where in a message values begin, or scale and count of signs; and index codes; in bytes. Values of a tensor
-            for which this is negative are not written.
-        shapes: of the codes, see `codecs.index_codes.code_shapes`.
-        signs: whether entries are told by their signs.
-        first: entries of the tensors before; None = all those.
+        n: number of coordinates of each tensor, at most 2^30.
+        kept: number of entries of each tensor.
+        at: first byte in a message of values (or scale and count), and of index codes. Values of a tensor with a
+            negative offset are not written.
+        shapes: shapes of the codes, see `codecs.index_codes.code_shapes`.
+        signs: whether an entry is one scale with a sign.
+        first: index of the first entry of each tensor in the buffer of entries; None = contiguous.
 
     Attributes:
         rows: int64 [T, COLUMNS].
-        kept, words: of all tensors, entries, and words of their codes.
-        low_reads: bytes that are read for the low bits of an index.
+        kept, words: number of entries, and of words of codes, of all tensors.
+        low_reads: number of bytes to read for the low bits of an index.
     """
 
     def __init__(
@@ -71,20 +71,20 @@ class Sections:
 
     @functools.cached_property
     def chunks(self) -> np.ndarray:
-        """Parts of high bits of each tensor."""
+        """Number of chunks of high bits of each tensor."""
         return -(-self.rows[:, HIGH_BYTES.value] // CHUNK.value)
 
 
 class Tables(NamedTuple):
-    """The same on a GPU.
+    """Sections on a GPU.
 
-    sections: these.
+    sections: the sections.
     rows: int64 [T, COLUMNS].
-    entries, chunks: parts of each tensor's entries and high bits, int64 [P, 2].
-    codes: of the low bits of each tensor and of the high ones, int64 [2 T, 3]: the first word, the first byte in a
-        message, and bytes.
-    of_codes: parts of these, int64 [P, 2].
-    first_chunk: chunks of the tensors before, int64 [T].
+    entries, chunks: parts of the entries and of the high bits of each tensor, int64 [P, 2].
+    codes: first word, first byte in a message and number of bytes of the low bits and of the high bits of each tensor,
+        int64 [2 T, 3].
+    of_codes: parts of `codes`, int64 [P, 2].
+    first_chunk: chunks of previous tensors, int64 [T].
     """
 
     sections: Sections
@@ -97,7 +97,7 @@ class Tables(NamedTuple):
 
     @classmethod
     def of(cls, own: Sections, there: torch.device, put: Callable[[Tensor, torch.device], Tensor]) -> Self:
-        """Tables of sections, in one upload."""
+        """Return the tables of sections, in one upload."""
         parts = ((LOW_WORD, LOWS, LOW_BYTES), (HIGH_WORD, HIGHS, HIGH_BYTES))
         codes = np.concatenate([np.stack([own.rows[:, column.value] for column in part], axis=1) for part in parts])
         of_entries = parts_of(-(-own.rows[:, ENTRIES.value] // TOGETHER), TOGETHER)
@@ -111,7 +111,7 @@ class Tables(NamedTuple):
 
 @functools.lru_cache(maxsize=KEPT)
 def tables_on(own: Sections, there: torch.device) -> Tables:
-    """Tables of sections that are the same in every step."""
+    """Return the tables of sections that are equal in every step; cached."""
     return Tables.of(own, there, upload.table)
 
 
@@ -125,23 +125,23 @@ def write_entries(entries: Entries, on: Tables, message: Tensor) -> None:
 
 
 def write_heads(scales: Tensor, on: Tables, message: Tensor) -> None:
-    """Write a scale of each tensor, float32 [T], and how many entries it has, into a message, uint8 [B]."""
+    """Write the scale, float32 [T], and the number of entries of each tensor into a message, uint8 [B]."""
     T = len(on.rows)
     launch(_write_heads, (-(-T // TOGETHER),), message.device, on.rows, T, scales, message, TOGETHER=TOGETHER)
 
 
 def add_entries(targets: np.ndarray, on: Tables, message: Tensor, alpha: float, like: Tensor, senders: int = 1) -> None:
-    """target [R, N] += alpha x the entries of each sender, in their order.
+    """Add alpha x the entries of each sender, in order, to target [R, N].
 
-    One launch for R senders; what a message says of coordinates that do not exist is not followed.
+    One launch per R senders. Indices beyond the tensor are ignored.
 
     Args:
-        targets: addresses of the sums, int64 [R, T]; sender s goes to row s mod R.
-        on: where entries are.
-        message: of the senders, uint8 [S, B].
-        alpha: by which values are multiplied first; NaN = sums become 0 where there is an entry.
-        like: a tensor of the type of the sums.
-        senders: whose tensors are told one after the other, in one row: then each has sections of its own.
+        targets: addresses of the sums, int64 [R, T]; sender s adds to row s mod R.
+        on: sections of the entries.
+        message: messages of the senders, uint8 [S, B].
+        alpha: factor of the values; NaN = set sums to 0 at the entries.
+        like: tensor with the dtype and the device of the sums.
+        senders: number of senders in one row of `message`, each with its own sections.
     """
     there, R, S, C, own = message.device, len(targets), len(message), len(on.chunks), on.sections
     counts = torch.empty(S, C, dtype=torch.int32, device=there)
@@ -186,7 +186,7 @@ def _write_entries(  # type: ignore[no-untyped-def]
         index = 2 * index + (value > 0).to(tl.int32)
     elif tl.load(row + HEAD) >= 0:
         write_float(message + w * row_bytes + tl.load(row + HEAD) + 4 * rank, value, exists)
-    # an index code of n coordinates has at most n bits
+    # an index code of n coordinates has at most n bits, so int32 suffices
     low, by_rank = tl.load(row + LOW).to(tl.int32), tl.load(row + BY_RANK).to(tl.int32)
     if tl.load(row + HIGH_BYTES) > 0:
         bit = (index >> low) + by_rank * rank

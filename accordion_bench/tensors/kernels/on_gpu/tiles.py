@@ -1,7 +1,7 @@
-"""The largest entries of each tile of matrices on a GPU: chosen in one read, added from messages into sums.
+"""Largest entries of each tile of matrices on a GPU: selection in one read, and sums of decoded messages.
 
-A program reads its tiles once and keeps the keys in registers, where the smallest key to send is found by bisection. A
-tile [a, b] is read as an array whose rows have room for a power of two; tensors that need the same room share a launch.
+A program reads its tiles once, keeps their keys in registers and finds the smallest selected key by bisection. A tile
+[a, b] is padded to powers of two; tensors of equal padded sizes share a launch.
 
 Tensor suffixes: W workers, S senders, R rows of sums, T tensors, C tiles of all tensors, K entries of all tensors.
 """
@@ -22,30 +22,30 @@ from accordion_bench.tensors.kernels.on_gpu.selection import Entries, vector_of
 from accordion_bench.tensors.kernels.on_gpu.sums import read_float
 from accordion_bench.tensors.kernels.on_gpu.table import KEPT
 
-WIDEST = 4096  # coordinates for which a program has room
-NARROWEST = 64  # room of a tile, at least
-LANES = 1024  # entries that a program adds
-ALIKE = 4  # sides and rows that are multiples of so many coordinates are read 16 bytes at once
+WIDEST = 4096  # coordinates per program
+NARROWEST = 64  # smallest padded size of a tile
+LANES = 1024  # entries per program that adds
+ALIKE = 4  # rows and tiles whose widths are multiples of 4 are read 16 bytes at a time
 
 COLUMNS = tl.constexpr(9)
 M, A, B, KEPT_EACH, WIDTH, INVERSE, NUMBERS, INDICES, CODES = (tl.constexpr(column) for column in range(COLUMNS.value))
-"""Columns of a tensor: columns of the matrix; sides of a tile; entries kept of a tile; bits of an index; 2^32 / b,
-rounded up; where in a message its numbers, indices and codes begin, in bytes. Without codes, CODES is -1."""
+"""Columns of a tensor: columns of the matrix; sides of a tile; entries kept per tile; bits of an index; 2^32 / b,
+rounded up; first byte in a message of the numbers, the indices and the codes. CODES is -1 without codes."""
 OF_TILE = tl.constexpr(4)
 TENSOR, CORNER, RANK, ENTRY = (tl.constexpr(column) for column in range(OF_TILE.value))
-"""Columns of a tile: its tensor; the tile's first coordinate; entries of the tiles before, of its tensor and of all."""
+"""Columns of a tile: tensor; first coordinate; entries of previous tiles of the tensor, and of all tensors."""
 
 
 class TileShape(NamedTuple):
-    """Tiles of a tensor, and where in a message their entries are.
+    """Tiles of a tensor, and offsets of their entries in a message.
 
-    numel: coordinates.
-    m: columns of the matrix.
-    a, b: sides of a tile, divisors of the sides of the matrix.
-    k: entries kept of a tile.
-    width: bits of an index within its tile.
-    coded: whether the numbers of a message are a table of four, into which codes of two bits point.
-    numbers, indices, codes: where these begin in a message, in bytes.
+    numel: number of coordinates.
+    m: number of columns of the matrix.
+    a, b: shape of a tile; divisors of the shape of the matrix.
+    k: number of entries kept per tile.
+    width: number of bits of an index within its tile.
+    coded: whether the numbers in a message are a table of four values indexed by codes of two bits.
+    numbers, indices, codes: first byte of each field in a message.
     """
 
     numel: int
@@ -61,7 +61,7 @@ class TileShape(NamedTuple):
 
     @property
     def room(self) -> tuple[int, int]:
-        """Coordinates for which a program has room, of a tile and of its row; powers of two."""
+        """Padded numbers of coordinates of a tile and of its rows; powers of two."""
         across = triton.next_power_of_2(self.b)
         return max(NARROWEST, across * triton.next_power_of_2(self.a)), across
 
@@ -69,11 +69,11 @@ class TileShape(NamedTuple):
 class TileGroup(NamedTuple):
     """Tiles that share launches.
 
-    first, count: in the table of all tiles.
-    tensors: whose tiles these are.
+    first, count: range in the table of all tiles.
+    tensors: indices of the tensors.
     room, across: see `TileShape.room`.
-    entries: for which a program has room, of a tile; a power of two.
-    even: whether sides and rows are multiples of ALIKE.
+    entries: padded number of entries per tile; a power of two.
+    even: whether the widths of tiles and matrices are multiples of ALIKE.
     """
 
     first: int
@@ -89,9 +89,9 @@ class TileTables(NamedTuple):
     """Tiles of several tensors, on a GPU.
 
     rows: int64 [T, COLUMNS].
-    tiles: int64 [C, OF_TILE], group by group.
-    groups: of the tiles.
-    kept: entries of all tensors, K.
+    tiles: int64 [C, OF_TILE], ordered by group.
+    groups: groups of tiles.
+    kept: number of entries of all tensors, K.
     """
 
     rows: Tensor
@@ -102,7 +102,7 @@ class TileTables(NamedTuple):
 
 @functools.lru_cache(maxsize=KEPT)
 def tables_on(shapes: tuple[TileShape, ...], device: torch.device) -> TileTables:
-    """Tables of tensors; remembered."""
+    """Return the tables of tensors on a device; cached."""
     counts = [shape.numel // (shape.a * shape.b) for shape in shapes]
     kept = [count * shape.k for count, shape in zip(counts, shapes, strict=True)]
     before = list(itertools.accumulate(kept, initial=0))
@@ -130,14 +130,14 @@ def _tiles_of(shape: TileShape, t: int, before: int) -> np.ndarray:
 
 
 def largest(addresses: np.ndarray, on: TileTables, like: Tensor) -> Entries:
-    """Return the largest magnitudes of each tile, ascending by index within it; ties go to the lower index.
+    """Return the largest magnitudes of each tile by ascending index within the tile; ties go to the lower index.
 
-    Indices are within their tiles. One launch for each group of tiles.
+    NaN counts as the largest magnitude. One launch per group of tiles.
 
     Args:
-        addresses: of the coordinates, int64 [W, T].
-        on: the tiles, at most WIDEST room each.
-        like: a tensor of the type that is there.
+        addresses: addresses of the coordinates, int64 [W, T].
+        on: tiles of at most WIDEST padded coordinates each.
+        like: tensor with the dtype and the device of the coordinates.
     """
     there, (W, T) = like.device, addresses.shape
     found = Entries(*(torch.empty(W, on.kept, dtype=kind, device=there) for kind in (torch.int32, torch.float32)))
@@ -153,16 +153,16 @@ def largest(addresses: np.ndarray, on: TileTables, like: Tensor) -> Entries:
 
 
 def add(targets: np.ndarray, on: TileTables, message: Tensor, alpha: float, like: Tensor) -> None:
-    """target [R, N] += alpha x the entries of each sender, in their order.
+    """Add alpha x the entries of each sender, in order, to target [R, N].
 
-    One launch for R senders and each group of tiles. An index beyond its tile means its last coordinate.
+    One launch per R senders and group of tiles. An index beyond its tile selects the last coordinate of the tile.
 
     Args:
-        targets: addresses of the sums, int64 [R, T]; sender s goes to row s mod R.
-        on: the tiles.
-        message: of the senders, uint8 [S, B].
-        alpha: by which values are multiplied first.
-        like: a tensor of the type of the sums.
+        targets: addresses of the sums, int64 [R, T]; sender s adds to row s mod R.
+        on: tiles.
+        message: messages of the senders, uint8 [S, B].
+        alpha: factor of the values.
+        like: tensor with the dtype and the device of the sums.
     """
     there, (R, T), S = message.device, targets.shape, len(message)
     given = upload.upload(torch.from_numpy(targets), there)
@@ -177,7 +177,7 @@ def add(targets: np.ndarray, on: TileTables, message: Tensor, alpha: float, like
 
 @triton.jit
 def _tiles(rows, tiles, C, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A program's tiles [TILES, 1]: which exist, their tensors and rows of the tables, entries kept of each."""
+    """Tiles of a program [TILES, 1]: which exist, tensors, rows of both tables, entries kept."""
     c = tl.program_id(0) * TILES + tl.arange(0, TILES)[:, None]
     there = c < C
     tile = tiles + OF_TILE * c.to(tl.int64)
@@ -202,9 +202,9 @@ def _choose(  # type: ignore[no-untyped-def]
     line = i * tl.multiple_of(tl.load(row + M), [1, VECTOR])
     exists = there & (i < a) & (j < b)
     bits = tl.load(x + line + j, mask=exists, other=0).to(tl.float32).to(tl.uint32, bitcast=True)
-    signed = (bits << 1) | (bits >> 31)  # twice the key, and the sign: one register for both
+    signed = (bits << 1) | (bits >> 31)  # 2 key + sign, so that one register holds both
     low, most = tl.zeros([TILES, 1], tl.uint32), tl.max(signed, axis=1, keep_dims=True) >> 1
-    # the k-th largest key is from `low` to `most`; where exactly k keys reach `middle`, it need not be known
+    # the k-th largest key is in [low, most]; if exactly k keys are at least `middle`, that is enough
     while tl.max((most - low).to(tl.int32)) > 0:
         middle = most - ((most - low) >> 1)
         count = tl.sum((signed >= (middle << 1)).to(tl.int32), axis=1, keep_dims=True)
@@ -237,7 +237,7 @@ def _add_tiles(  # type: ignore[no-untyped-def]
     width, a, b = tl.load(row + WIDTH), tl.load(row + A), tl.load(row + B)
     bit = rank * width
     word = tl.zeros([TILES, ENTRIES], tl.int32)
-    for byte in tl.static_range(3):  # bits of an index: 7 before it, at most 12
+    for byte in tl.static_range(3):  # an index has at most 12 bits and begins at one of 8 bits
         inside = exists & ((bit & 7) + width > 8 * byte)
         at = own + tl.load(row + INDICES) + (bit >> 3) + byte
         word |= tl.load(at, mask=inside, other=0).to(tl.int32) << (8 * byte)

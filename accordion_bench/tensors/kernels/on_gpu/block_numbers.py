@@ -1,4 +1,4 @@
-"""What norms of a block become before its coordinates are encoded, see `codecs.block_numbers`; to the bit."""
+"""Numbers derived from norms on a GPU, equal to `codecs.block_numbers` bit for bit."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ L2, LINF, SUM, BELOW, COUNT = (tl.constexpr(NORMS.index(name)) for name in ("l2"
 
 
 def factors(scales: Tensor, rule: BlockRule) -> Tensor:
-    """What coordinates are multiplied by, of the shape of the scales. One launch."""
+    """Return the factors of coordinates, with the shape of the scales. One launch."""
     scales = scales.contiguous()
     out = torch.empty_like(scales)
     grid, top = (triton.cdiv(scales.numel(), TOGETHER),), float(rule.top)
@@ -29,12 +29,12 @@ def factors(scales: Tensor, rule: BlockRule) -> Tensor:
 
 
 def above(number: float) -> float:
-    """The float32 that comes after one."""
+    """Return the next larger float32."""
     return float(np.nextafter(np.float32(number), np.float32(np.inf)))
 
 
 def constants_of(rule: BlockRule | None) -> dict[str, Any]:
-    """What kernels are compiled for."""
+    """Return the constants of kernels for a rule."""
     if rule is None:
         return {"RULE": "", "OVER": "", "MOST": 1.0, "FACTOR": "", "CLIP": 0.0}
     return {"RULE": rule.kind, "OVER": rule.over, "MOST": rule.largest, "FACTOR": rule.factor, "CLIP": rule.clip}
@@ -57,7 +57,7 @@ def scale_of(norm, n, OVER: tl.constexpr, MOST: tl.constexpr):  # type: ignore[n
 
 @triton.jit
 def factor_of(scale, top, next_above, FACTOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What the coordinates of blocks are multiplied by."""
+    """Factors of the coordinates of blocks."""
     if FACTOR == "inverse":
         inverse = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
         return tl.where(inverse < float("inf"), inverse, 0.0)
@@ -70,13 +70,13 @@ def factor_of(scale, top, next_above, FACTOR: tl.constexpr):  # type: ignore[no-
 
 @triton.jit
 def at_least(x, least):  # type: ignore[no-untyped-def]
-    """The larger one; NaN stays."""
+    """Maximum that propagates NaN."""
     return tl.where(x < least, least, x)
 
 
 @triton.jit
 def means_of(sums, n):  # type: ignore[no-untyped-def]
-    """Middle and half of blocks of n coordinates, of all sums."""
+    """Middle and half of blocks of n coordinates, from their sums."""
     high = at_least(sums[SUM] - sums[BELOW], 0.0) / at_least(n - sums[COUNT], 1.0)
     low = sums[BELOW] / at_least(sums[COUNT], 1.0)
     return ((high + low) / 2).to(tl.float32), ((high - low) / 2).to(tl.float32)
@@ -84,7 +84,7 @@ def means_of(sums, n):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def clipped_of(sums, n, CLIP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The largest magnitudes of blocks of n coordinates, at most CLIP standard deviations, of all sums."""
+    """Largest magnitudes of blocks of n coordinates, clipped at CLIP standard deviations, from their sums."""
     square, constant = sums[L2] * sums[L2], sums[SUM] * sums[SUM] / n
     most = CLIP * tl.sqrt(at_least(square - constant, 0.0) / at_least(n - 1, 1.0))
     largest = tl.where(sums[LINF] > most, most, sums[LINF])

@@ -1,6 +1,6 @@
-"""Casts to 16 bits on a GPU: the local workers' shares of a mean into one message, and a message in 32 bits or more.
+"""Casts on a GPU: local workers' shares of a mean to a 16-bit message, and messages to 32 or 64 bits.
 
-What is computed is that of `kernels.casts`: x / A, rounded to the type, cut to +-most, added up in float32.
+The result equals that of `kernels.casts`: x / A, rounded to the dtype, clamped to [-most, most], summed in float32.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ SLICE = 2048  # coordinates of a program
 
 
 def sum_of_shares(rows_W: Sequence[Tensor], table: Table, workers: int, most: float, total_B: Tensor) -> None:
-    """Shares of tensors [W, N], side by side and added up; one launch.
+    """Concatenate and sum the shares of tensors [W, N]; one launch.
 
     Args:
-        rows_W: the tensors.
-        table: their lengths, and where their shares begin, in bytes.
-        workers: of the whole run, A.
+        rows_W: tensors.
+        table: lengths of the tensors, and first bytes of their shares.
+        workers: number of workers of the run, A.
         most: largest share.
-        total_B: float16 or bfloat16, is written.
+        total_B: output, float16 or bfloat16.
     """
     there, where = total_B.device, addresses(rows_W)
     launch(
@@ -47,14 +47,14 @@ def sum_of_shares(rows_W: Sequence[Tensor], table: Table, workers: int, most: fl
 
 
 def widen(narrow_B: Tensor, wide_B: Tensor) -> None:
-    """A message of 16-bit numbers in float32 or float64; one launch."""
+    """Convert a message of 16-bit numbers to float32 or float64; one launch."""
     grid = (triton.cdiv(len(wide_B), SLICE),)
     half = narrow_B.dtype == torch.float16
     launch(_widen, grid, wide_B.device, _taken(narrow_B), wide_B, len(wide_B), HALF=half, SLICE=SLICE)
 
 
 def _taken(narrow_B: Tensor) -> Tensor:
-    """As kernels take it: bfloat16 by its bits."""
+    """Return the tensor for kernels: bfloat16 as int16."""
     return narrow_B if narrow_B.dtype == torch.float16 else narrow_B.view(torch.int16)
 
 
@@ -86,7 +86,7 @@ def _add_up(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _share(x, workers, most, HALF: tl.constexpr, DIVIDED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """x / A as the 16-bit type has it, in float32."""
+    """x / A rounded to the 16-bit dtype, in float32."""
     if DIVIDED:
         x = tl.div_rn(x, workers) if x.dtype == tl.float32 else x / workers
     x = x.to(tl.float32)
@@ -99,7 +99,7 @@ def _share(x, workers, most, HALF: tl.constexpr, DIVIDED: tl.constexpr):  # type
 
 @triton.jit
 def _narrow(x, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float32 rounded to 16 bits, halves to the even one."""
+    """float32 rounded to 16 bits, ties to even."""
     if HALF:
         return x.to(tl.float16)
     else:
@@ -110,7 +110,7 @@ def _narrow(x, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _wide(narrow, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The inverse."""
+    """Inverse of `_narrow`."""
     if HALF:
         return narrow.to(tl.float32)
     else:

@@ -1,8 +1,7 @@
-"""Coordinates to which residuals are added as they are read, see `Fed`.
+"""Reads of coordinates with residuals, see `Fed`.
 
-Their kernels get one table of addresses, int64 [2 W + 3, T]: of the coordinates of each worker, of their residuals, of
-the rates, of the masks and of the momenta, whose address is 0 where there is none. Without residuals it has the first W
-rows.
+Kernels receive one table of addresses, int64 [2 W + 3, T]: coordinates of each worker, residuals of each worker, rates,
+masks and momenta; 0 = none. Without residuals the table has the first W rows only.
 """
 
 from typing import Any
@@ -18,7 +17,7 @@ NOT, ADDED, WEIGHTED, RATED = (tl.constexpr(kind) for kind in range(4))  # how c
 
 
 def told(x: Coordinates) -> tuple[tuple[Tensor, float, float, float], dict[str, Any]]:
-    """What kernels are told of coordinates: the table of addresses, weight, decay and momentum; and their constants."""
+    """Return the arguments (table of addresses, weight, decay, momentum) and the constants of kernels."""
     fed, kind = x.fed, NOT
     numbers = (1.0, 1.0, 0.0) if fed is None else (float(fed.weight), float(fed.decay), float(fed.momentum))
     weight, decay, _ = numbers
@@ -38,14 +37,14 @@ def told(x: Coordinates) -> tuple[tuple[Tensor, float, float, float], dict[str, 
 
 @triton.jit
 def row_at(addresses, row, T, t, TYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where numbers of a tensor begin."""
+    """Address of a row of the table of addresses."""
     where = tl.load(addresses + row * T + t).to(tl.pointer_type(TYPE))
     return tl.multiple_of(where, 16 if ALIGNED else 4)
 
 
 @triton.jit
 def rate_of(addresses, W, T, t, TYPE: tl.constexpr, FED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tensor's rate; 1 where there is none."""
+    """Rate of a tensor; 1 without rates."""
     if FED == RATED:
         return tl.load(tl.load(addresses + 2 * W * T + t).to(tl.pointer_type(TYPE)))
     else:
@@ -56,7 +55,7 @@ def rate_of(addresses, W, T, t, TYPE: tl.constexpr, FED: tl.constexpr):  # type:
 def fed_by(  # type: ignore[no-untyped-def]
     x, kept, u, weight, decay, momentum, rate, FED: tl.constexpr, DECAYED: tl.constexpr, LED: tl.constexpr
 ):
-    """p, rounded as torch rounds: a sum with a weight is one operation, one with a rate two; `u` counts where LED."""
+    """p, rounded as by torch: a weight is fused with the sum, a rate is not; `u` is used if LED."""
     if DECAYED:
         kept = kept * decay
     if LED:

@@ -1,7 +1,7 @@
-"""Codes of a slice into the bytes of a message and back; the layout is that of `codecs.packed_codes`.
+"""Packing and unpacking of the codes of a slice, in the format of `codecs.packed_codes`.
 
-A group is what fills whole bytes: 8 codes, or 5 ternary ones. A slice is an array [groups, 8] of codes, whose last
-columns are empty where codes are ternary.
+A group of codes fills whole bytes: 8 codes, or 5 ternary ones. A slice is an array [groups, 8] of codes; for ternary
+codes the last 3 columns are unused.
 """
 
 import triton
@@ -11,13 +11,13 @@ GROUPS = tl.constexpr(256)  # of a slice
 
 
 def slice_size(K: int) -> int:
-    """Coordinates of a slice, for codes below K."""
+    """Return the number of coordinates of a slice, for codes below K."""
     return GROUPS.value * (5 if K == 3 else 8)
 
 
 @triton.constexpr_function
 def width_of(K):  # type: ignore[no-untyped-def]
-    """Bits of a code below K; ternary codes are the exception."""
+    """Bits of a code below K; ternary codes are an exception."""
     return max(1, (K - 1).bit_length())
 
 
@@ -35,20 +35,20 @@ def group_of(K):  # type: ignore[no-untyped-def]
 
 @triton.constexpr_function
 def codes_in_byte(K):  # type: ignore[no-untyped-def]
-    """Codes below K in a byte, where bytes hold whole ones; 0 = they do not, or are ternary."""
+    """Codes below K per byte, if a byte contains whole codes; otherwise, and for ternary codes, 0."""
     return 0 if K == 3 or 8 % width_of(K) else 8 // width_of(K)
 
 
 @triton.jit
 def places(K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The coordinates [groups, 8] of a slice, counted from its first, and which of these are any."""
+    """Offsets of the coordinates [groups, 8] of a slice, and which exist."""
     k = tl.arange(0, 8)[None, :]
     return tl.arange(0, GROUPS)[:, None] * group_of(K) + k, k < group_of(K)
 
 
 @triton.jit
 def read_slice(x, begin, j, n, exists, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The coordinates at addresses `x` [groups, 8]; whole slices are read without a mask, 16 bytes at once."""
+    """Read coordinates at addresses `x` [groups, 8]; full slices without a mask, 16 bytes per load."""
     if K == 3:
         return tl.load(x, mask=exists & (begin + j < n), other=0)
     else:
@@ -61,7 +61,7 @@ def read_slice(x, begin, j, n, exists, K: tl.constexpr):  # type: ignore[no-unty
 
 @triton.jit
 def write_slice(x, values, begin, j, n, exists, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The inverse."""
+    """Write coordinates; inverse of `read_slice`."""
     if K == 3:
         tl.store(x, values, mask=exists & (begin + j < n))
     else:
@@ -84,9 +84,9 @@ def packed_bytes(n, K: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def byte_places(begin, n, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the bytes of a slice are behind a tensor's first, and which of these are any.
+    """Offsets of the bytes of a slice, and which exist.
 
-    [bytes] where a byte holds whole codes or a group, else [groups, 8].
+    [bytes] if a byte contains whole codes or a group, otherwise [groups, 8].
     """
     if codes_in_byte(K):
         at = begin // codes_in_byte(K) + tl.arange(0, GROUPS * 8 // codes_in_byte(K))
@@ -102,7 +102,7 @@ def byte_places(begin, n, K: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def byte_shifts(K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of a group's bytes in its word; 0 where there is no byte, since a shift beyond the word has no result."""
+    """Shifts of the bytes of a group in a word; 0 for missing bytes, since shifts beyond the word are undefined."""
     b = tl.arange(0, 8)[None, :]
     return tl.where(b < group_bytes(K), 8 * b, 0)
 
@@ -121,7 +121,7 @@ def by_power_of_3(byte, k):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def pack(codes, exists, begin, n, K: tl.constexpr, out):  # type: ignore[no-untyped-def]
-    """Codes, int32 [groups, 8], as bytes of a tensor of n coordinates whose first byte is at `out`."""
+    """Write codes, int32 [groups, 8], of a tensor of n coordinates whose first byte is at `out`."""
     k = tl.arange(0, 8)[None, :]
     at, any_byte = byte_places(begin, n, K)
     codes = tl.where(exists, codes, 0)
@@ -139,7 +139,7 @@ def pack(codes, exists, begin, n, K: tl.constexpr, out):  # type: ignore[no-unty
 
 @triton.jit
 def unpack(message, begin, n, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The inverse: codes, int32 [groups, 8]."""
+    """Read codes, int32 [groups, 8]; inverse of `pack`."""
     k = tl.arange(0, 8)[None, :]
     at, any_byte = byte_places(begin, n, K)
     own = tl.load(message + at, mask=any_byte, other=0)

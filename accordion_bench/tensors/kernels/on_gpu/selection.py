@@ -1,14 +1,14 @@
-"""The largest magnitudes of every tensor, exactly: ties go to the lower index. The host does not wait.
+"""Exact selection of the largest magnitudes of every tensor, ties to the lower index, without synchronisation.
 
-The key of the last entry that is wanted is searched, four bits in a round, from the highest ones on: a round counts the
-keys with each digit, of those whose higher digits are known. This is done
+A radix search finds the key of the last selected entry, four bits per round from the highest bits on. A round counts
+the keys of each digit among the keys with the known higher digits. The search runs
 
-    1  with a sample, twice: for a key that should be too low, and one that should be too high;
-    2  with the keys from one to the other, which one read of all coordinates has put aside, block by block;
-    3  where the key is not between the two, or too many keys are, with all coordinates.
+    1  on a sample, twice, for a lower and an upper bound of the key;
+    2  on the keys between the bounds, which one read of all coordinates stores for each block;
+    3  on all coordinates, if the key is not between the bounds or too many keys are.
 
-A tensor takes the second way or the third, in the same launches. The numbers of larger and of equal keys of each block
-then say where its entries go. All counts are whole numbers: they are exact in any order.
+Each tensor takes way 2 or way 3 in the same launches. The numbers of larger and of equal keys per block determine the
+positions of its entries. All counts are integers, so they are exact in any order of summation.
 
 Tensor suffixes: W workers, T tensors, B blocks, K entries of all tensors.
 """
@@ -35,16 +35,16 @@ KEY_BITS = tl.constexpr(31)
 HIGHEST = tl.constexpr((1 << 31) - 1)
 WAY_BITS, WAYS = tl.constexpr(4), tl.constexpr(16)
 ROUNDS = 8  # of WAY_BITS bits each
-ABOVE, BETWEEN, FULL = (tl.constexpr(number) for number in range(3))  # what of a tensor's keys is counted
+ABOVE, BETWEEN, FULL = (tl.constexpr(number) for number in range(3))  # counted: keys above, keys between, overflows
 COUNTED = tl.constexpr(4)
-LANES = 1024  # coordinates at a time; so many keys of a block can be put aside; a byte counts to BLOCK / LANES
-ALIGNED = 16  # bytes that a thread loads at once
+LANES = 1024  # coordinates per iteration; most stored keys of a block; bytes count to BLOCK / LANES
+ALIGNED = 16  # bytes per load of a thread
 
 
 class Entries(NamedTuple):
-    """Entries of tensors, ascending in each, one tensor after the other.
+    """Selected entries, ordered by tensor and index.
 
-    indices: in their tensors, int32 [W, K].
+    indices: indices within the tensor, int32 [W, K].
     values: float32 [W, K].
     """
 
@@ -53,11 +53,11 @@ class Entries(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Memory of a search.
+    """Buffers of a radix search.
 
-    states: at the begin of each round the lowest key that may be sought, and the rank that is sought among the keys
-        that have its higher digits, int32 [rounds, W, T, sides, 2].
-    counts: of the digits of each round, int32 [rounds, W, T, sides, WAYS]; zeros at first.
+    states: for each round, the lowest possible key and the rank among the keys with the same higher digits, int32
+        [rounds, W, T, sides, 2].
+    counts: counts of the digits of each round, int32 [rounds, W, T, sides, WAYS]; initially zeros.
     """
 
     states: Tensor
@@ -65,13 +65,13 @@ class Search(NamedTuple):
 
 
 def largest(addresses: np.ndarray, numels: tuple[int, ...], wanted: tuple[int, ...], like: Tensor) -> Entries:
-    """The largest magnitudes of each tensor.
+    """Return the largest magnitudes of each tensor.
 
     Args:
-        addresses: of the coordinates, int64 [W, T].
-        numels: coordinates of each tensor, at most 2^30.
-        wanted: entries of each tensor, at most all.
-        like: a tensor of the type that is there.
+        addresses: addresses of the coordinates, int64 [W, T].
+        numels: number of coordinates of each tensor, at most 2^30.
+        wanted: number of entries of each tensor, at most all.
+        like: tensor with the dtype and the device of the coordinates.
     """
     there, (W, T) = like.device, addresses.shape
     parts = blocks_on(numels, wanted, there)
@@ -105,7 +105,7 @@ def largest(addresses: np.ndarray, numels: tuple[int, ...], wanted: tuple[int, .
 
 
 def vector_of(addresses: np.ndarray, like: Tensor) -> int:
-    """Numbers of tensors that begin at these addresses that are loaded at once."""
+    """Return the number of elements per load for tensors at these addresses."""
     return 1 if (addresses % ALIGNED).any() else ALIGNED // like.element_size()
 
 
@@ -116,7 +116,7 @@ def _search(counts: Tensor, shape: tuple[int, int, int]) -> Search:
 
 @triton.jit
 def narrowed(states, counts, at, shift):  # type: ignore[no-untyped-def]
-    """The lowest key that a round leaves, and the rank that is sought among the keys that it leaves."""
+    """Lowest possible key after a round, and the rank among the remaining keys."""
     low, rank = tl.load(states + 2 * at), tl.load(states + 2 * at + 1)
     digit = tl.arange(0, WAYS)
     count = tl.load(counts + at * WAYS + digit)
@@ -127,7 +127,7 @@ def narrowed(states, counts, at, shift):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def one_in(keys, low, most, shift):  # type: ignore[no-untyped-def]
-    """Of each key from `low` to `most` a one in the byte of its digit, uint64: of digits below 8, and from 8 on."""
+    """A one in the byte of the digit of each key in [low, most], uint64: for digits below 8, and from 8 on."""
     digit = ((keys - low) >> shift).to(tl.uint64)
     one = tl.where((keys >= low) & (keys <= most), 1, 0).to(tl.uint64) << ((digit & 7) * 8)
     return tl.where(digit < 8, one, 0), tl.where(digit < 8, 0, one)
@@ -135,7 +135,7 @@ def one_in(keys, low, most, shift):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def add_counts(counts, at, ones, digits):  # type: ignore[no-untyped-def]
-    """Add the bytes of ones, one for each of 8 digits, to what is counted of a tensor."""
+    """Add bytes, one per digit of 8, to the counts of a tensor."""
     i = tl.arange(0, 8)
     each = (ones[:, None] >> (8 * i).to(tl.uint64)[None, :]).to(tl.int32) & 0xFF
     tl.atomic_add(counts + at * WAYS + digits + i, tl.sum(each, axis=0), sem="relaxed")
@@ -143,19 +143,19 @@ def add_counts(counts, at, ones, digits):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def numbers_at(x, j, n, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Coordinates j below n, VECTOR of them loaded at once; what is loaded beyond n is in the same 16 bytes."""
+    """Coordinates j below n, VECTOR per load; elements beyond n are loaded only within the same 16 bytes."""
     return tl.load(x + j, mask=j < (n + VECTOR - 1) // VECTOR * VECTOR, other=0)
 
 
 @triton.jit
 def keys_at(x, j, n, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Keys of coordinates; -1 from n on."""
+    """Keys of coordinates; -1 for j >= n."""
     return tl.where(j < n, key_of(numbers_at(x, j, n, VECTOR)), -1)
 
 
 @triton.jit
 def keys_aside(aside, of_blocks, B, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Keys of a program's block that were put aside; -1 behind them."""
+    """Stored keys of the block of a program, padded with -1."""
     b, w, i = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, LANES)
     some = tl.load(of_blocks + (w * 2 + BETWEEN) * B + b)
     return tl.load(aside + (w * B + b) * LANES + i, mask=i < some, other=-1)
@@ -163,7 +163,7 @@ def keys_aside(aside, of_blocks, B, LANES: tl.constexpr):  # type: ignore[no-unt
 
 @triton.jit
 def block_of(addresses, T, rows, blocks, TYPE: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A program's block: its tensor, its first coordinate, where it is, and how many coordinates it has."""
+    """Block of a program: tensor, first coordinate, address, number of coordinates."""
     b, w = tl.program_id(0), tl.program_id(1).to(tl.int64)
     t, begin = tl.load(blocks + 2 * b), tl.load(blocks + 2 * b + 1)
     x = tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE)) + begin
@@ -174,16 +174,16 @@ def block_of(addresses, T, rows, blocks, TYPE: tl.constexpr, VECTOR: tl.constexp
 
 @triton.jit
 def bits_of(number):  # type: ignore[no-untyped-def]
-    """Bits of a number that is not negative."""
+    """Bit length of a non-negative number."""
     return tl.sum((number >> tl.arange(0, 32) > 0).to(tl.int32), axis=0)
 
 
 @triton.jit
 def held(totals, between, at, wanted):  # type: ignore[no-untyped-def]
-    """What is known of a tensor after its keys were put aside.
+    """State of the search of a tensor after the read of all coordinates.
 
-    Returns the lowest key and the highest that the last one wanted may be, the rank that is sought among keys from one
-    to the other, and where these are: 0 all over the tensor, 1 put aside, 2 they are equal.
+    Returns the lowest and the highest possible key of the last selected entry, its rank among keys in this range, and
+    their location: 0 in the tensor, 1 stored, 2 all equal.
     """
     above, some = tl.load(totals + at * COUNTED + ABOVE), tl.load(totals + at * COUNTED + BETWEEN)
     full = tl.load(totals + at * COUNTED + FULL) > 0
@@ -234,7 +234,7 @@ def _put_aside(  # type: ignore[no-untyped-def]
     most = tl.where(tl.load(rows + t * COLUMNS + RANK + 1) > 0, most, HIGHEST)
     tl.store(between + 2 * at, least, mask=begin == 0)
     tl.store(between + 2 * at + 1, most, mask=begin == 0)
-    size = tl.where(least < most, LANES, 0)  # keys that are equal need not be put aside
+    size = tl.where(least < most, LANES, 0)  # equal keys need not be stored
     own, taken = aside + (w * B + b) * LANES, places + w * B + b
     zero = tl.zeros([LANES], tl.int32)
     both = zero
@@ -242,7 +242,7 @@ def _put_aside(  # type: ignore[no-untyped-def]
         key = keys_at(x, start + tl.arange(0, LANES), n, VECTOR)
         inside = (key >= least) & (key <= most)
         both += (key > most).to(tl.int32) + (inside.to(tl.int32) << 16)
-        # in any order: they are counted
+        # the order of stored keys does not matter
         apart = inside & (zero < size)
         place = tl.atomic_add(taken + zero, 1, mask=apart, sem="relaxed")
         tl.store(own + place, key, mask=apart & (place < size))
@@ -315,7 +315,7 @@ def _tally(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def before(until, b):  # type: ignore[no-untyped-def]
-    """The sum in front of b, of sums that include their last number."""
+    """Exclusive prefix sum at b, from inclusive ones."""
     return tl.load(until + b - 1, mask=b > 0, other=0)
 
 

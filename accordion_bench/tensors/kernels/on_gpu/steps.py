@@ -1,7 +1,6 @@
-"""Momenta and steps in one read and one write of each number; one launch for all tensors. Of float32.
+"""Updates of momenta and parameters in one launch for all tensors, with one read and one write per element; float32.
 
-Kernels get a table int64 [rows, T]: where numbers begin, of each list of tensors the part of each worker, and the
-tensors' lengths in the last row.
+Kernels receive a table int64 [rows, T]: addresses of each list of tensors and worker, and in the last row the lengths.
 
 Tensor suffixes: W local workers, T tensors.
 """
@@ -67,7 +66,7 @@ def _launch(
 
 @triton.jit
 def _own(parts):  # type: ignore[no-untyped-def]
-    """The program's tensor, its first coordinate, all of its coordinates counted from there, and its worker."""
+    """Tensor, first coordinate, offsets of the coordinates, and worker of a program."""
     p = tl.program_id(0)
     j, exists = places(SLICED)
     begin = tl.multiple_of(tl.load(parts + 2 * p + 1), 16)

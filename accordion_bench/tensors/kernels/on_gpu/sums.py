@@ -1,4 +1,4 @@
-"""Sums of decoded messages, straight from their bytes into the sum."""
+"""Sums of decoded messages on a GPU, in one read of the messages."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ from accordion_bench.tensors.kernels.on_gpu.table import (
 )
 from accordion_bench.tensors.kernels.table import Table, bucket_size
 
-TOGETHER = 256  # buckets of a program
+TOGETHER = 256  # buckets per program
 
 
 def write_headers(scales: Tensor, table: Table, message: Tensor) -> None:
@@ -52,7 +52,7 @@ def read_headers(message: Tensor, table: Table, alpha: float) -> Tensor:
 
 @triton.jit
 def write_float(out, number, exists):  # type: ignore[no-untyped-def]
-    """Float32 numbers at addresses of their first bytes."""
+    """Write float32 numbers at unaligned addresses."""
     bits = number.to(tl.uint32, bitcast=True)
     for byte in tl.static_range(4):
         tl.store(out + byte, (bits >> (8 * byte)).to(tl.uint8), mask=exists)
@@ -60,7 +60,7 @@ def write_float(out, number, exists):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def read_float(message, exists):  # type: ignore[no-untyped-def]
-    """The inverse."""
+    """Read float32 numbers at unaligned addresses."""
     bits = tl.load(message, mask=exists, other=0).to(tl.uint32)
     for byte in tl.static_range(1, 4):
         bits |= tl.load(message + byte, mask=exists, other=0).to(tl.uint32) << (8 * byte)
@@ -84,10 +84,10 @@ def _read_headers(scales, M, at, message, row_bytes, alpha, TOGETHER: tl.constex
 
 
 def add_values(targets: Coordinates, table: Table, message: Tensor, decoding: Decoding) -> None:
-    """See `DenseKernels.add_values`. One launch; two where scales in the message are of blocks of different sizes."""
+    """See `DenseKernels.add_values`. One launch; two if scales are in the message and block sizes differ."""
     there, (R, T), K = message.device, targets.addresses.shape, len(decoding.values[0])
     slices, scales = slices_on(table, slice_size(K), there), decoding.scales
-    if scales is None and bucket_size(table) == DIFFERENT.value:  # else their bytes are read for each coordinate
+    if scales is None and bucket_size(table) == DIFFERENT.value:  # reading their bytes per coordinate is slower
         scales = read_headers(message, table, 1.0)
     given = torch.empty(0, device=there) if scales is None else scales
     launch(
@@ -112,14 +112,14 @@ def add_values(targets: Coordinates, table: Table, message: Tensor, decoding: De
 
 
 def books_on(values: Sequence[np.ndarray], there: torch.device) -> tuple[Tensor, Tensor]:
-    """What codes of the first and of the last stream stand for; of the first, of every byte that may come."""
-    book = np.pad(values[0], (0, 256 - len(values[0])), mode="edge")  # bytes from a stranger may hold unknown codes
+    """Return the values of the codes of the first stream, padded to 256, and of the last stream."""
+    book = np.pad(values[0], (0, 256 - len(values[0])), mode="edge")  # malformed messages may contain unknown codes
     return on_device(book.tobytes(), there), on_device(values[-1].tobytes(), there)
 
 
 @triton.jit
 def value_of(values, codes, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What codes stand for; where there are two, none is looked up for each coordinate."""
+    """Values of codes; two values are selected without a look-up per coordinate."""
     if K == 2:
         return tl.where(codes == 0, tl.load(values), tl.load(values + 1))
     else:

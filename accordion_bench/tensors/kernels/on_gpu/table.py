@@ -1,4 +1,4 @@
-"""A `Table` on a GPU, and what each program is to do."""
+"""Tables on a GPU: a `Table`, and the slice of each program."""
 
 import functools
 
@@ -15,24 +15,24 @@ from accordion_bench.tensors.kernels.table import Table
 N, SIZE, BUCKET = tl.constexpr(table.N), tl.constexpr(table.SIZE), tl.constexpr(table.BUCKET)
 HEADER, CODES, MORE = tl.constexpr(table.HEADER), tl.constexpr(table.CODES), tl.constexpr(table.MORE)
 ONE, DIFFERENT = tl.constexpr(table.ONE), tl.constexpr(table.DIFFERENT)
-KEPT = 256  # tables remembered
+KEPT = 256  # cached tables
 SLICE = tl.constexpr(5)
 TENSOR, BEGIN, OF_BUCKET, LEFT, INVERSE = (tl.constexpr(column) for column in range(5))
 """Columns of slices: the tensor; the slice's first coordinate, the bucket it is of, and how many of its coordinates are
 left from there on; what divides a number below 2^16 by the size of a bucket: the upper half of the product, where the
 size is not 1."""
-LONG = 1 << 30  # more coordinates than a slice has
+LONG = 1 << 30  # exceeds the coordinates of a slice
 
 
 @functools.lru_cache(maxsize=KEPT)
 def rows_on(own: Table, device: torch.device) -> Tensor:
-    """The rows of a table, int64 [T + 1, columns]."""
+    """Return the rows of a table on a device, int64 [T + 1, columns]; cached."""
     return upload.table(torch.from_numpy(own.rows), device)
 
 
 @functools.lru_cache(maxsize=KEPT)
 def slices_on(own: Table, size: int, device: torch.device) -> Tensor:
-    """Slices of so many coordinates, int64 [programs, SLICE]: see `TENSOR` and the columns behind it."""
+    """Return slices of `size` coordinates, int64 [programs, SLICE], with the columns `TENSOR` and following; cached."""
     n, most = own.rows[:-1, table.N], own.rows[:-1, table.SIZE]
     counts = -(-n // size)
     of = np.repeat(np.arange(len(n)), counts)
@@ -45,7 +45,7 @@ def slices_on(own: Table, size: int, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=KEPT)
 def buckets_on(own: Table, device: torch.device) -> Tensor:
-    """Where the scale of each bucket is in a message, int64 [M]."""
+    """Return the first byte of the scale of each bucket in a message, int64 [M]; cached."""
     rows = own.rows
     counts = np.diff(rows[:, table.BUCKET])
     of = np.repeat(np.arange(len(counts)), counts)
@@ -55,28 +55,28 @@ def buckets_on(own: Table, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=KEPT)
 def on_device(numbers: bytes, device: torch.device) -> Tensor:
-    """Float32 numbers of a codebook, given as bytes."""
+    """Return the float32 numbers of a codebook, given as bytes, on a device; cached."""
     return upload.table(torch.from_numpy(np.frombuffer(numbers, np.float32).copy()), device)
 
 
 def aligned(addresses: np.ndarray, element: torch.dtype) -> bool:
-    """Whether each row of coordinates begins where 16 bytes can be read at once."""
+    """Return whether all rows are float32 and aligned to 16 bytes."""
     return element == torch.float32 and not (addresses % 16).any()
 
 
 @triton.jit
 def slice_of(slices, K_GROUPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A program's row of the slices, its tensor and its first coordinate, which is a multiple of so many."""
+    """Row of a program in the table of slices, tensor, and first coordinate, a multiple of K_GROUPS."""
     own = slices + SLICE * tl.program_id(0)
     return own, tl.load(own + TENSOR), tl.multiple_of(tl.load(own + BEGIN), K_GROUPS)
 
 
 @triton.jit
 def buckets_at(own, begin, j, n, size, GROUP: tl.constexpr, BUCKET: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The buckets that coordinates begin + j lie in, int64; which of them begin there, and which there are.
+    """Buckets of coordinates begin + j, int64; which coordinates are the first of a bucket, and which exist.
 
-    Of the shape of `j` [groups, 8], or broadcast to it: one for each group, where no bucket ends within one, or one
-    for all. A bucket's size is known when the kernel is compiled, or the slice's row `own` says how to divide by it.
+    The shape is that of `j` [groups, 8] or broadcasts to it: one per group if no bucket ends within a group, or one for
+    all. The size of a bucket is a constant, or the row `own` of the slice contains its inverse.
     """
     if BUCKET == ONE:
         none = tl.zeros([1, 1], tl.int64)

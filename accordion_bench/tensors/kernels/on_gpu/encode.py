@@ -1,4 +1,4 @@
-"""Coordinates to packed codes: a slice of a tensor in each program."""
+"""Encoding of coordinates as packed codes on a GPU; one slice of a tensor per program."""
 
 import numpy as np
 import triton
@@ -37,12 +37,12 @@ from accordion_bench.tensors.kernels.on_gpu.table import (
 )
 from accordion_bench.tensors.kernels.table import Table, bucket_size
 
-COUNTED = tl.constexpr(16)  # up to so many thresholds each is compared with; beyond, a binary search is faster
+COUNTED = tl.constexpr(16)  # with more thresholds, a binary search is faster than comparisons one by one
 
 
 @triton.jit
 def round_evenly(r, v, scale, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """floor(r + s + u), r cut to [-s, s]."""
+    """floor(r + s + u), with r clamped to [-s, s]."""
     unit: tl.constexpr = 1.0 / (1 << BITS)
     return (tl.minimum(tl.maximum(r + scale, 0.0), scale + scale) + v * unit).to(tl.int32)
 
@@ -51,7 +51,7 @@ def round_evenly(r, v, scale, BITS: tl.constexpr):  # type: ignore[no-untyped-de
 def round_symmetrically(  # type: ignore[no-untyped-def]
     r, v, starts, widths, central_start, central_width, K: tl.constexpr, COUNT: tl.constexpr
 ):
-    """The magnitude's code, and the sign's half of the codebook."""
+    """Code of the magnitude, in the half of the codebook of the sign."""
     positive = r > central_start + v * central_width
     code = count_below(tl.abs(r), v, starts, widths, COUNT) + K // 2
     return tl.where(positive, code, K - 1 - code)
@@ -59,7 +59,7 @@ def round_symmetrically(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def count_below(r, v, starts, widths, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many thresholds lie below each r; they ascend."""
+    """Number of ascending thresholds below each r."""
     if COUNT > COUNTED:
         return search(r, v, starts, widths, COUNT)
     else:
@@ -71,7 +71,7 @@ def count_below(r, v, starts, widths, COUNT: tl.constexpr):  # type: ignore[no-u
 
 @triton.jit
 def search(r, v, starts, widths, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The same: thresholds of the intervals below that of r lie below it, those of intervals above do not."""
+    """Number of thresholds below each r, by a binary search for its interval and one comparison within."""
     low = tl.zeros(r.shape, tl.int32)
     for k in tl.static_range(8):
         step = low + (128 >> k)
@@ -85,7 +85,7 @@ MANTISSA = tl.constexpr(23)
 
 @triton.jit
 def round_to_powers(x, v, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The code of the exponent: of float32 (K = 256), or 1 to 127 for 2^-63 to 2^63 and 0 for zero (K = 128).
+    """Code of the exponent: that of float32 (K = 256); or 1 to 127 for 2^-63 to 2^63, 0 for zero (K = 128).
 
     v are random integers below 2^23.
     """
@@ -95,17 +95,17 @@ def round_to_powers(x, v, K: tl.constexpr):  # type: ignore[no-untyped-def]
     exponent = (magnitude.to(tl.int32, bitcast=True) + v.to(tl.int32)) >> MANTISSA
     if K == 256:
         return tl.minimum(exponent, 254)
-    else:  # below 2^-63: that or nothing
+    else:  # magnitudes below 2^-63 become 2^-63 or 0
         up = (v < magnitude * steps).to(tl.int32)
         return tl.where(magnitude < smallest, up, tl.minimum(exponent - 63, 127))
 
 
-ROUNDER = tl.constexpr(1.5 * 2.0**23)  # a sum with it leaves whole numbers, halves as the even one
+ROUNDER = tl.constexpr(1.5 * 2.0**23)  # adding it rounds to integers, ties to even
 
 
 @triton.jit
 def round_to_nearest(steps):  # type: ignore[no-untyped-def]
-    """int8; halves to the even one."""
+    """int8; ties to even."""
     return ((steps + ROUNDER) - ROUNDER).to(tl.int32) & 255
 
 
@@ -115,33 +115,33 @@ def round_at_random(steps, v, BITS: tl.constexpr):  # type: ignore[no-untyped-de
     unit: tl.constexpr = 1.0 / (1 << BITS)
     up = tl.minimum(tl.maximum(steps + v * unit, -127.0), 127.0)
     whole = up.to(tl.int32)
-    # not tl.floor, which takes the tiniest numbers below zero for zero
+    # not tl.floor, which returns 0 for the smallest negative numbers
     return (whole - (up < whole.to(tl.float32)).to(tl.int32)) & 255
 
 
 @triton.jit
 def round_to_e4m3(steps):  # type: ignore[no-untyped-def]
-    """4 bits of exponent, 3 of mantissa; halves to the even one, for magnitudes up to 448."""
+    """4 bits of exponent, 3 of mantissa; ties to even; for magnitudes up to 448."""
     return narrowed(steps.to(tl.int32, bitcast=True), 20, 7, 7)
 
 
 @triton.jit
 def round_to_e5m2(steps):  # type: ignore[no-untyped-def]
-    """5 bits of exponent, 2 of mantissa; halves to the even one, for magnitudes up to 57,344."""
+    """5 bits of exponent, 2 of mantissa; ties to even; for magnitudes up to 57,344."""
     return narrowed(steps.to(tl.int32, bitcast=True), 21, 15, 7)
 
 
 @triton.jit
 def round_to_e3m0(steps):  # type: ignore[no-untyped-def]
-    """3 bits of exponent, none of mantissa; halves to the even code, for magnitudes up to 1."""
+    """3 bits of exponent, none of mantissa; ties to the even code; for magnitudes up to 1."""
     return narrowed(steps.to(tl.int32, bitcast=True), 23, 7, 3)
 
 
 @triton.jit
 def narrowed(bits, DROPPED: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The bits of a float32 without DROPPED of its mantissa, its exponent counted from -BIAS, below a sign."""
+    """Bits of a float32 rounded by DROPPED bits of the mantissa, with exponent bias BIAS and the sign on top."""
     magnitude = bits & 0x7FFFFFFF
-    # below the smallest normal number: a sum with a power of two leaves whole steps in its last bits
+    # subnormal results: adding a power of two rounds to whole steps in the last bits
     power = tl.full(bits.shape, (128 - BIAS + DROPPED) << 23, tl.int32)
     added = magnitude.to(tl.float32, bitcast=True) + power.to(tl.float32, bitcast=True)
     small = added.to(tl.int32, bitcast=True) - power
@@ -158,7 +158,7 @@ POWERS, SIGNS = tl.constexpr(kinds.POWERS), tl.constexpr(kinds.SIGNS)
 
 
 def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) -> None:
-    """See `DenseKernels.encode`. One launch; one more for scales of blocks of different sizes.
+    """See `DenseKernels.encode`. One launch; one more to write scales if block sizes differ.
 
     Whether all is finite, the exchange looks itself, once per step.
     """
@@ -201,9 +201,9 @@ def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) ->
 
 @triton.jit
 def norms_of(x, NORM: tl.constexpr, BUCKET: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The norms of the buckets of a slice [groups, 8], float64."""
+    """Norms of the buckets of a slice [groups, 8], float64."""
     if NORM == "linf":
-        # by the bits of float32, whose order is that of magnitudes, and in which NaN is above infinity
+        # by the bits of float32: their order is that of magnitudes, with NaN above infinity
         most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
         most = tl.max(tl.reshape(most, [GROUPS * 8 // BUCKET, BUCKET // 8]), axis=1)
         return most.to(tl.float32, bitcast=True).to(tl.float64)
@@ -215,7 +215,7 @@ def norms_of(x, NORM: tl.constexpr, BUCKET: tl.constexpr):  # type: ignore[no-un
 
 @triton.jit
 def to_groups(of_bucket, BUCKET: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A number of each bucket of a slice for its groups, [groups, 1]."""
+    """Broadcast a number per bucket of a slice to its groups, [groups, 1]."""
     wide = tl.broadcast_to(of_bucket[:, None], [GROUPS * 8 // BUCKET, BUCKET // 8])
     return tl.reshape(wide, [GROUPS, 1])
 
@@ -287,7 +287,7 @@ def _encode(  # type: ignore[no-untyped-def]
         codes = negative
     pack(codes, exists, begin, n, K, out + tl.load(row + CODES))
     if FED != NOT:
-        value = value_of(values, codes.to(tl.int32) & 255, K)  # of NaN a code may be any number
+        value = value_of(values, codes.to(tl.int32) & 255, K)  # the code of NaN is arbitrary
         if SIGNED:
             value = value * value_of(signs, negative, 2)
         if NORM != "":

@@ -1,6 +1,6 @@
-"""Sums over buckets: of magnitudes, squares, coordinates, negative ones, how many these are, and the largest magnitude.
+"""Norms of buckets on a GPU: sums of magnitudes, squares, coordinates and negative ones, counts, largest magnitudes.
 
-Accumulated in float64.
+Sums are accumulated in float64.
 """
 
 import functools
@@ -30,18 +30,18 @@ from accordion_bench.tensors.kernels.table import BUCKET, LONGEST, SIZE, N, Tabl
 
 KINDS = tl.constexpr(len(NORMS))
 L1, L2, LINF, SUM, BELOW, COUNT = (tl.constexpr(kind) for kind in range(len(NORMS)))
-WIDEST = 2048  # coordinates at a time
-TOGETHER, WIDE = 4, 256  # buckets of a program that joins pieces, and pieces at a time
+WIDEST = 2048  # coordinates per iteration
+TOGETHER, WIDE = 4, 256  # buckets per program that joins pieces, and pieces per iteration
 
 
 class Pieces(NamedTuple):
-    """Buckets, and parts of long ones, on a GPU.
+    """Buckets, and parts of long buckets, on a GPU.
 
-    of: int64 [pieces, 3]: the tensor, and the piece's first coordinate and the one behind its last.
-    in_bucket: int64 [M, 3]: the first piece of each bucket, how many it has, and its coordinates.
-    most: pieces of a bucket.
-    width: coordinates at a time, a power of two.
-    aligned: whether each begins where 16 bytes can be read at once, if its tensor does.
+    of: int64 [pieces, 3]: tensor, first coordinate, and end of each piece.
+    in_bucket: int64 [M, 3]: first piece, number of pieces and number of coordinates of each bucket.
+    most: largest number of pieces of a bucket.
+    width: coordinates per iteration, a power of two.
+    aligned: whether all pieces are aligned to 16 bytes if their tensors are.
     """
 
     of: Tensor
@@ -53,7 +53,7 @@ class Pieces(NamedTuple):
 
 @functools.lru_cache(maxsize=KEPT)
 def pieces_on(table: Table, device: torch.device) -> Pieces:
-    """The pieces of a table's buckets."""
+    """Return the pieces of the buckets of a table; cached."""
     n, size = table.rows[:-1, N], table.rows[:-1, SIZE]
     buckets = np.diff(table.rows[:, BUCKET])
     t = np.repeat(np.arange(len(n)), buckets)
@@ -74,24 +74,24 @@ def pieces_on(table: Table, device: torch.device) -> Pieces:
 
 
 def _numbers_within(counts: np.ndarray) -> np.ndarray:
-    """0, 1, ... for each of the counts, one behind the other."""
+    """Return the concatenation of 0, 1, ..., count - 1 for each count."""
     return np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
 
 
 def bucket_norms(x: Coordinates, table: Table, kinds: Sequence[str]) -> list[Tensor]:
-    """See `DenseKernels.bucket_norms`. One launch, which reads once; two where a bucket is longer than a piece."""
+    """See `DenseKernels.bucket_norms`. One launch with one read; two launches if a bucket is longer than a piece."""
     which = sorted(map(NORMS.index, kinds))
     out = _summed(x, table, which, None)
     return [out[which.index(NORMS.index(kind))] for kind in kinds]
 
 
 def block_numbers(x: Coordinates, table: Table, rule: BlockRule) -> list[Tensor]:
-    """What a rule makes of norms of every bucket, float32 [W, M] each. As many launches."""
+    """Return the numbers that a rule derives from norms, float32 [W, M] each. Launches as for `bucket_norms`."""
     return list(_summed(x, table, sorted(map(NORMS.index, rule.norms)), rule))
 
 
 def _summed(x: Coordinates, table: Table, which: Sequence[int], rule: BlockRule | None) -> Tensor:
-    """Norms, float64 [kinds, W, M], or what a rule makes of them, float32 [numbers, W, M]."""
+    """Return norms, float64 [kinds, W, M], or the numbers of a rule, float32 [numbers, W, M]."""
     there, (W, T) = x.like.device, x.addresses.shape
     pieces, mask = pieces_on(table, there), sum(1 << kind for kind in which)
     whole, finish = pieces.most == 1, constants_of(rule)
@@ -130,25 +130,25 @@ def _summed(x: Coordinates, table: Table, which: Sequence[int], rule: BlockRule 
 
 @triton.constexpr_function
 def chosen(MASK, kind):  # type: ignore[no-untyped-def]
-    """Whether a kind is among those of a mask."""
+    """Whether a mask contains a kind."""
     return bool(MASK >> kind & 1)
 
 
 @triton.constexpr_function
 def in_integers(kind):  # type: ignore[no-untyped-def]
-    """Whether what is added up are integers, or the bits of magnitudes."""
+    """Whether a kind is accumulated in integers: counts, or bits of magnitudes."""
     return kind in (LINF.value, COUNT.value)
 
 
 @triton.constexpr_function
 def number_of(MASK, kind):  # type: ignore[no-untyped-def]
-    """How many of a mask's kinds come before this one."""
+    """Number of kinds of a mask before this one."""
     return (MASK & ((1 << kind) - 1)).bit_count()
 
 
 @triton.constexpr_function
 def only(MASK):  # type: ignore[no-untyped-def]
-    """The kind of a mask that has one."""
+    """Kind of a mask with a single kind."""
     return MASK.bit_length() - 1
 
 
@@ -197,7 +197,7 @@ def _sum_pieces(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _joined(lanes, MASK: tl.constexpr, kind: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A number of all lanes of a piece."""
+    """Reduction over the lanes of a piece."""
     if not chosen(MASK, kind):
         return 0.0
     elif kind == LINF:
@@ -213,7 +213,7 @@ def _store(  # type: ignore[no-untyped-def]
     out, stride, exists, sums, n, top, next_above, MASK: tl.constexpr, RULE: tl.constexpr, OVER: tl.constexpr,
     MOST: tl.constexpr, FACTOR: tl.constexpr, CLIP: tl.constexpr,
 ):  # fmt: skip
-    """Sums of blocks of n coordinates, each kind so far from the one before; or what a rule makes of them."""
+    """Store sums of blocks of n coordinates, or the numbers that a rule derives from them."""
     if RULE == "":
         for kind in tl.static_range(KINDS):
             if chosen(MASK, kind):
@@ -233,7 +233,7 @@ def _store(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _nothing(MASK: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A number of each lane for each kind; of kinds that are not asked for one that is never used."""
+    """Zeros per lane for each kind; a single unused zero for kinds outside of the mask."""
     totals = ()
     for kind in tl.static_range(KINDS):
         totals += (_zeros(WIDTH if chosen(MASK, kind) else 1, kind),)  # type: ignore[assignment]
@@ -247,7 +247,7 @@ def _zeros(LANES: tl.constexpr, kind: tl.constexpr):  # type: ignore[no-untyped-
 
 @triton.jit
 def _with(totals, some, MASK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The same, and one more coordinate of each lane."""
+    """Totals with one more coordinate per lane."""
     narrow = some.to(tl.float32)
     wide = narrow.to(tl.float64)
     more = ()
@@ -255,7 +255,7 @@ def _with(totals, some, MASK: tl.constexpr):  # type: ignore[no-untyped-def]
         if not chosen(MASK, kind):
             more += (totals[kind],)  # type: ignore[assignment]
         elif kind == LINF:
-            # by the bits of float32, whose order is that of magnitudes, and in which NaN is above infinity
+            # by the bits of float32: their order is that of magnitudes, with NaN above infinity
             magnitude = narrow.to(tl.int32, bitcast=True) & 0x7FFFFFFF
             more += (tl.maximum(totals[kind], magnitude),)  # type: ignore[assignment]
         elif kind == L1:
@@ -293,7 +293,7 @@ def _join_pieces(  # type: ignore[no-untyped-def]
 def _of_pieces(  # type: ignore[no-untyped-def]
     own, count, most, k, MASK: tl.constexpr, kind: tl.constexpr, TOGETHER: tl.constexpr, WIDE: tl.constexpr
 ):
-    """A number of each of the buckets of a program."""
+    """Reduction over the pieces of each bucket of a program."""
     if not chosen(MASK, kind):
         return tl.zeros([TOGETHER], tl.float64)
     else:
@@ -301,7 +301,7 @@ def _of_pieces(  # type: ignore[no-untyped-def]
         for start in range(0, most, WIDE):
             part = tl.load(own + start + k, mask=start + k < count, other=0)
             if kind == LINF:
-                total = tl.maximum(total, part.to(tl.int64, bitcast=True))  # by its bits, too
+                total = tl.maximum(total, part.to(tl.int64, bitcast=True))  # by bits as well
             else:
                 total += part
         if kind == LINF:

@@ -1,6 +1,6 @@
-"""Orthonormal columns of many thin matrices at once, as `codecs.orthonormal` has them, and what takes their place.
+"""Orthonormalisation of the columns of many thin matrices on a GPU, by the method of `codecs.orthonormal`.
 
-A program has one matrix. Its numbers are read again rather than kept: a thin matrix stays in the cache.
+A program processes one matrix. Each pass reads the matrix again, because a thin matrix stays in the cache.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ are."""
 
 
 class Numbers(NamedTuple):
-    """What the first factors of `codecs.orthonormal` are made with.
+    """Constants of `codecs.orthonormal`.
 
-    shift, last_shift: shares that are added to the diagonal in the first and in the last pass.
-    tiny: added to the diagonal.
-    fill: share of fixed numbers that are added between the passes.
-    fixed: these, float64.
+    shift, last_shift: relative increments of the diagonal in the first and in the last pass.
+    tiny: absolute increment of the diagonal.
+    fill: factor of the fixed numbers that are added between the passes.
+    fixed: fixed numbers, float64.
     """
 
     shift: float
@@ -58,12 +58,12 @@ def _table(factors: Sequence[Tensor], results: Sequence[Tensor], others: Sequenc
 
 
 def orthonormalise(factors: Sequence[Tensor], passes: int, numbers: Numbers) -> list[Tensor]:
-    """See `Engine.orthonormalise`; the columns lie in rows. One launch.
+    """See `Engine.orthonormalise`; results are transposed views of contiguous rows. One launch.
 
     Args:
-        factors: batches [G, n, r], r at most 8: X^T X is kept in registers.
+        factors: batches [G, n, r] with r at most 8, so that X^T X fits into registers.
         passes: 1 or 2.
-        numbers: how.
+        numbers: constants.
     """
     found, there = rooms([(len(X), X.shape[2], X.shape[1]) for X in factors], factors[0]), factors[0].device
     rows, highest = _table(factors, found, factors), max(X.shape[2] for X in factors)
@@ -103,7 +103,7 @@ def renewed(news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
 
 @triton.jit
 def _vectors(x, entry, vector, c, n, r, R: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Some entries of each vector in float64; vectors that are not there are 0."""
+    """Entries of each vector in float64; 0 for missing vectors."""
     i = c + tl.arange(0, BLOCK)
     found = ()
     for k in tl.static_range(R):
@@ -114,7 +114,7 @@ def _vectors(x, entry, vector, c, n, r, R: tl.constexpr, BLOCK: tl.constexpr):  
 
 @triton.jit
 def _combined(xs, factor, R: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Lower triangular factors of vectors."""
+    """Products of vectors with a lower triangular factor."""
     found = ()
     for i in tl.static_range(R):
         total = xs[0] * factor[i * (i + 1) // 2]
@@ -126,7 +126,7 @@ def _combined(xs, factor, R: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _filled(xs, fixed, scale, c, n, r, R: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Vectors, and a little of fixed ones."""
+    """Vectors plus scaled fixed numbers."""
     i = c + tl.arange(0, BLOCK)
     found = ()
     for k in tl.static_range(R):
@@ -137,7 +137,7 @@ def _filled(xs, fixed, scale, c, n, r, R: tl.constexpr, BLOCK: tl.constexpr):  #
 
 @triton.jit
 def _none(R: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sums of nothing, for each pair of vectors."""
+    """Zeros for each pair of vectors."""
     found = ()
     for _ in tl.static_range(R * (R + 1) // 2):
         found += (tl.zeros([BLOCK], tl.float64),)  # type: ignore[assignment]
@@ -146,7 +146,7 @@ def _none(R: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _with_products(sums, xs, R: tl.constexpr):  # type: ignore[no-untyped-def]
-    """And the products of each pair of vectors."""
+    """Sums plus the products of each pair of vectors."""
     found = ()
     for i in tl.static_range(R):
         for j in tl.static_range(i + 1):
@@ -156,7 +156,7 @@ def _with_products(sums, xs, R: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _inverse_factor(sums, R: tl.constexpr, SHIFT: tl.constexpr, TINY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The inverse of the Cholesky factor of X X^T, lower triangular."""
+    """Inverse of the Cholesky factor of X X^T, lower triangular."""
     lower = ()
     for i in tl.static_range(R):
         for j in tl.static_range(i + 1):

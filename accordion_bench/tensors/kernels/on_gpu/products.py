@@ -1,8 +1,8 @@
-"""Products of matrices with thin factors: of all matrices at once, each of which is read or written once.
+"""Products of many matrices with thin factors on a GPU, with one read or write of each matrix.
 
-Beside a matrix M [n, m] stand rows L [r, n] and R [r, m]. Made are L from M R^T, R from L M, and M from L^T R. Sums are
-parts of fixed spans, which are added in a fixed order: they hang neither on how many workers there are nor on where a
-matrix lies.
+For a matrix M [n, m] with rows L [r, n] and R [r, m], kernels compute L = (M R^T)^T, R = L M, and M = L^T R. Partial
+sums cover fixed spans and are added in a fixed order, so results depend neither on the number of workers nor on the
+address of a matrix.
 
 Tensor suffixes: W local workers, G matrices of one size.
 """
@@ -43,7 +43,7 @@ SIZE, PARTS, JOINED = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
 class ProductBatch(NamedTuple):
     """Matrices of one size and their factors.
 
-    matrices_W: M [W, G, n, m], numbers of a row side by side.
+    matrices_W: M [W, G, n, m], with contiguous rows.
     lefts_W: L [W, G, r, n], each contiguous.
     rights_W: R [W, G, r, m], each contiguous.
     """
@@ -58,7 +58,7 @@ class ProductBatch(NamedTuple):
         return self.lefts_W.shape[2]
 
     def rows(self) -> np.ndarray:
-        """Of a table, int64 [G, WIDTH]."""
+        """Return the rows of the table of kernels, int64 [G, WIDTH]."""
         (W, G, n, m), size = self.matrices_W.shape, self.matrices_W.element_size()
         rows, numbers = np.zeros((G, WIDTH.value), np.int64), np.arange(G)
         columns = ((MATRIX, STEP), (LEFT, LEFT_STEP), (RIGHT, RIGHT_STEP))
@@ -76,26 +76,26 @@ class ProductBatch(NamedTuple):
 
 
 def fits(shapes: Sequence[Sequence[int]], ranks: Sequence[int]) -> bool:
-    """Whether these kernels take matrices [..., n, m] of such ranks."""
+    """Return whether kernels support matrices [..., n, m] with factors of these ranks."""
     return bool(shapes) and max(ranks) <= HIGHEST and max(side for shape in shapes for side in shape[-2:]) < LARGEST
 
 
 def in_rows(factors: Tensor) -> Tensor:
-    """Columns [..., n, r] as rows [..., r, n], each matrix contiguous; copied only where they are not."""
+    """Return columns [..., n, r] as contiguous rows [..., r, n]; a view if possible."""
     rows = factors.mT
     apart = rows.stride(-1) != 1 or rows.stride(-2) != rows.shape[-1]
     return rows.contiguous() if apart else rows
 
 
 def rooms(shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
-    """Uninitialised tensors in one allocation."""
+    """Return uninitialised tensors in one allocation."""
     sizes = [-(-int(np.prod(shape)) // EDGE) * EDGE for shape in shapes]
     parts = torch.empty(sum(sizes), dtype=like.dtype, device=like.device).split(sizes)
     return [part[: int(np.prod(shape))].view(*shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def multiply(matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:
-    """See `Engine.multiply`. One launch; one more for sums in parts, one more where only some are transposed."""
+    """See `Engine.multiply`. One launch; one more for partial sums, one more if only some matrices are transposed."""
     shapes = [(*M_W.shape[:2], F.shape[2], M_W.shape[2]) for M_W, F in zip(matrices_W, factors, strict=True)]
     found = rooms(shapes, matrices_W[0])
     lying: list[tuple[ProductBatch, Tensor]] = []
@@ -115,19 +115,19 @@ def multiply(matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Te
 
 
 class Sums(NamedTuple):
-    """Parts of sums: parts_W [W, G, parts, numbers], what they are parts of [W, G, ...]."""
+    """Partial sums parts_W [W, G, parts, numbers], and the sums [W, G, ...]."""
 
     parts_W: Tensor
     sums_W: Tensor
 
 
 def _multiplied(kernel: triton.JITFunction, batches: Sequence[ProductBatch], column: int) -> list[Sums]:
-    """Fill one side of batches; gives what is left to be added.
+    """Compute one side of batches; return the partial sums to add.
 
     Args:
-        kernel: `_times_right`, which fills the left side, or `_times_left`.
-        batches: where.
-        column: of a table, that says where the side is.
+        kernel: `_times_right`, which computes the left side, or `_times_left`.
+        batches: matrices and factors.
+        column: column of the table with the address of that side.
     """
     if not batches:
         return []
@@ -187,7 +187,7 @@ def _start(
 
 @functools.lru_cache(maxsize=KEPT)
 def pieces_on(sizes: tuple[tuple[int, int], ...], spans: tuple[int, int], device: torch.device) -> Tensor:
-    """Pieces of so many rows and columns of matrices, int32 [programs, 3]: the matrix, its first row and column."""
+    """Return pieces of matrices with `spans` rows and columns, int32 [programs, 3]: matrix, first row and column."""
     found = []
     for t, (n, m) in enumerate(sizes):
         i, j = np.meshgrid(np.arange(0, n, spans[0]), np.arange(0, m, spans[1]), indexing="ij")
@@ -222,7 +222,7 @@ def _join(sums: Sequence[Sums], like: Tensor) -> None:
 def _tile(  # type: ignore[no-untyped-def]
     matrix, at, stride, rows, columns, TYPE: tl.constexpr, EVEN: tl.constexpr
 ):
-    """Where the numbers of a tile [TALL, WIDE] are that begins at a number of a matrix, and which of them exist."""
+    """Offsets of the elements of a tile [TALL, WIDE] of a matrix, and which exist."""
     i, j, first = tl.arange(0, TALL), tl.arange(0, WIDE), matrix.to(tl.pointer_type(TYPE)) + at
     if EVEN:  # the same numbers; the compiler sees that they are multiples of 4
         first, stride, columns = tl.multiple_of(first, 16), (stride >> 2) * 4, (columns >> 2) * 4
@@ -231,7 +231,7 @@ def _tile(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _load_tile(matrix, at, stride, rows, columns, even, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tile; numbers that do not exist are 0. However it is loaded, threads hold the same of its numbers."""
+    """Read a tile, with 0 for missing elements. The assignment of elements to threads does not depend on alignment."""
     if even != 0:
         where, exists = _tile(matrix, at, stride, rows, columns, TYPE, True)
         x = tl.load(where, mask=exists, other=0)
@@ -243,7 +243,7 @@ def _load_tile(matrix, at, stride, rows, columns, even, TYPE: tl.constexpr):  # 
 
 @triton.jit
 def _piece_of(table, pieces):  # type: ignore[no-untyped-def]
-    """A program's row of a table, first row and column; rows, columns and rank of its matrix."""
+    """Row of a program in the table, first row and column; rows, columns and rank of its matrix."""
     piece = pieces + 3 * tl.program_id(0)
     row = table + tl.load(piece) * WIDTH
     n, m = tl.load(row + ROWS).to(tl.int32), tl.load(row + COLUMNS).to(tl.int32)
@@ -252,7 +252,7 @@ def _piece_of(table, pieces):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _side(row, WHERE: tl.constexpr, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The worker's L or R."""
+    """Address of L or R of a worker."""
     return tl.load(row + WHERE).to(tl.pointer_type(TYPE)) + tl.program_id(1).to(tl.int64) * tl.load(row + WHERE + 1)
 
 

@@ -43,14 +43,14 @@ WARPS = 8
 
 
 class WantedEntries(NamedTuple):
-    """What of a tensor is sent.
+    """Parameters of the selection of one tensor.
 
-    cut: so many entries where more than `most` are above the threshold, or none of the sample is low enough.
-    most: largest number of entries above the threshold.
-    bits: of a threshold that is known.
-    least: smallest number of entries above; with fewer the threshold is lowered.
-    sample: coordinates that are tried as thresholds; empty = the threshold is known.
-    rank: of the sample's entry that is tried first, from 1 on.
+    cut: number of entries if more than `most` reach the threshold, or if no entry of the sample is low enough.
+    most: largest number of entries that may reach the threshold.
+    bits: bits of a given threshold.
+    least: smallest number of entries that must reach the threshold; with fewer it is lowered.
+    sample: coordinates whose magnitudes are candidates for the threshold; empty = the threshold is given.
+    rank: rank in the sample of the first candidate, from 1 on.
     """
 
     cut: int
@@ -61,20 +61,19 @@ class WantedEntries(NamedTuple):
     rank: int = 1
 
     def listed(self, n: int) -> int:
-        """How many of the largest of n entries must be known: one more than may be sent shows that it is too much."""
+        """Number of largest of n entries to list; one more than `most` shows that too many reach the threshold."""
         return min(n, self.most + bool(self.sample))
 
 
 class ReachedEntries(NamedTuple):
-    """Entries from a smallest key on.
+    """Selection of entries from a smallest key on.
 
-    source: of the entries, with which kernels are called: values, indices, how many of each worker; or addresses.
-    constants: of kernels, with that source.
-    blocks: of the source, int64 [B, 2].
-    first: entry of the source at which each tensor begins, int64 [T].
-    ends: of each tensor the smallest key, and the last index that is sent of keys equal to it, int32 [W, T, 2].
-    until: entries sent of each block and of those before, int32 [W, B].
-    counts: entries sent of each tensor, int32 [W, T].
+    source: arguments of kernels for the candidates: listed indices and values, or addresses of tensors.
+    constants: constants of kernels for that source.
+    blocks: blocks of the source, int64 [B, 2].
+    ends: smallest key of each tensor, and last selected index among keys equal to it, int32 [W, T, 2].
+    until: inclusive prefix sums of the selected entries per block, int32 [W, B].
+    counts: number of selected entries of each tensor, int32 [W, T].
     """
 
     source: tuple[Any, ...]
@@ -88,14 +87,14 @@ class ReachedEntries(NamedTuple):
 def from_thresholds(
     listed: Entries, addresses: np.ndarray, wanted: Sequence[WantedEntries], counts: Sequence[int], like: Tensor
 ) -> ReachedEntries:
-    """Entries of each tensor from a threshold on.
+    """Select the entries of each tensor that reach a threshold.
 
     Args:
-        listed: the largest of each tensor.
-        addresses: of the coordinates, int64 [W, T].
-        wanted: of each tensor.
-        counts: how many are listed of each, see `WantedEntries.listed`.
-        like: a tensor of the type that is there.
+        listed: largest entries of each tensor.
+        addresses: addresses of the coordinates, int64 [W, T].
+        wanted: parameters for each tensor.
+        counts: number of listed entries of each tensor, see `WantedEntries.listed`.
+        like: tensor with the dtype and the device of the coordinates.
     """
     there, (W, T), L = like.device, addresses.shape, listed.indices.shape[1]
     tried = [max(1, len(own.sample)) for own in wanted]
@@ -123,11 +122,11 @@ def from_thresholds(
 
 
 def not_zero(rows_W: Sequence[Tensor], addresses: np.ndarray) -> ReachedEntries:
-    """Entries of tensors [W, N] that are not zero.
+    """Select the non-zero entries of tensors [W, N].
 
     Args:
-        rows_W: the tensors.
-        addresses: of them, int64 [W, T].
+        rows_W: tensors.
+        addresses: their addresses, int64 [W, T].
     """
     like, (W, T), numels = rows_W[0], addresses.shape, [x_W.shape[1] for x_W in rows_W]
     there = like.device
@@ -151,11 +150,11 @@ def _reached(source: tuple[Any, ...], constants: dict[str, Any], blocks: Tensor,
 
 
 def entries_of(reached: ReachedEntries, most: int) -> Entries:
-    """What is sent, ascending in each tensor, one tensor after the other; anything stands behind it.
+    """Return the selected entries, ordered by tensor and index; the rest of the buffer is undefined.
 
     Args:
-        reached: entries.
-        most: of all tensors of a worker.
+        reached: selection.
+        most: upper bound of the number of entries of a worker.
     """
     (W, B), there = reached.until.shape, reached.until.device
     found = Entries(*(torch.empty(W, most, dtype=kind, device=there) for kind in (torch.int32, torch.float32)))
@@ -188,14 +187,14 @@ def _count(  # type: ignore[no-untyped-def]
     for start in range(0, tl.minimum(n, BLOCK).to(tl.int32), LANES):
         j = start + tl.arange(0, LANES)
         sought = (t << 32) - key_of(tl.load(own + j, mask=j < n, other=0)).to(tl.int64)
-        above = tl.zeros([LANES], tl.int32)  # thresholds that are not reached
+        above = tl.zeros([LANES], tl.int32)  # number of thresholds above the key
         for k in tl.static_range(STEPS):
             step = above + (1 << (STEPS - 1 - k))
             higher = tl.load(thresholds + first + step - 1, mask=step <= m, other=0) < sought
             above = tl.where((step <= m) & higher, step, above)
         reaches = (j < n) & (above < m)
         least, most = tl.min(tl.where(reaches, above, m), axis=0), tl.max(tl.where(reaches, above, -1), axis=0)
-        if least == most:  # of equal keys
+        if least == most:  # all keys reach the same threshold
             tl.atomic_add(reaching + first + least, tl.sum(reaches.to(tl.int32), axis=0), sem="relaxed")
         else:
             tl.atomic_add(reaching + first + above, 1, mask=reaches, sem="relaxed")
@@ -203,7 +202,7 @@ def _count(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _keys_listed(values, indices, at, j, n):  # type: ignore[no-untyped-def]
-    """Keys of listed entries, -1 where there is none; and their indices."""
+    """Keys of listed entries, -1 for missing ones, and their indices."""
     exists = j < n
     key = tl.where(exists, key_of(tl.load(values + at + j, mask=exists, other=0)), -1)
     return key, tl.load(indices + at + j, mask=exists, other=0)
@@ -236,7 +235,7 @@ def _decide(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _exactly(values, indices, at, n, wanted, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The key of the last of so many largest, two bits at a time, and the index of the last one equal to it."""
+    """Key of the last of the `wanted` largest, by two bits per round, and the last selected index equal to it."""
     key, more = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
     for number in range(16):
         shift = 30 - 2 * number
@@ -265,7 +264,7 @@ def _exactly(values, indices, at, n, wanted, LANES: tl.constexpr):  # type: igno
 def _entries(  # type: ignore[no-untyped-def]
     first, second, size, rows, t, w, begin, LISTED: tl.constexpr, TYPE: tl.constexpr, VECTOR: tl.constexpr
 ):
-    """Where the numbers of a block are, where their indices are, if these are listed, and how many there are."""
+    """Addresses of the values and of the listed indices of a block, and its number of entries."""
     if LISTED:
         row = rows + t * COLUMNS
         at = w * size + tl.load(row + FIRST) + begin
@@ -278,7 +277,7 @@ def _entries(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _sent(numbers, indices, begin, j, n, key, last, LISTED: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Numbers, their indices, and which of them are sent."""
+    """Values, indices, and which are selected."""
     number = numbers_at(numbers, j, n, VECTOR).to(tl.float32)
     if LISTED:
         index = tl.load(indices + j, mask=j < n, other=0)

@@ -1,6 +1,6 @@
-"""Bins of consecutive coordinates: in each, those that one more gradient would lift to the bin's largest magnitude.
+"""Selection in bins of consecutive coordinates on a CPU, see `Engine.lifted`.
 
-A bin belongs to the tile in which it begins.
+A bin belongs to the tile that contains its first coordinate.
 
 Tensor suffixes: W workers, T tensors, R rows.
 """
@@ -20,7 +20,7 @@ from accordion_bench.tensors.kernels.top import MAGNITUDE, limits
 def send_lifted(
     residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
 ) -> tuple[list[Tensor], Tensor]:
-    """See `Engine.lifted`; tensors of one type, every row contiguous."""
+    """See `Engine.lifted`; for tensors of one dtype with contiguous rows."""
     sent_W = [torch.empty_like(x_W, memory_format=torch.contiguous_format) for x_W in residuals_W]
     grown, news, sent = Rows(residuals_W), Rows(news_W), Rows(sent_W)
     like, size = limits(grown.dtype), np.tile(np.asarray(sizes, np.int64), len(residuals_W[0]))
@@ -35,7 +35,7 @@ def send_lifted(
 
 @compiled
 def _largest(keys, magnitude, box, numbers):  # type: ignore[no-untyped-def]
-    """The largest magnitude, by its bits: NaN is above infinity."""
+    """Return the largest magnitude by its bits, with NaN above infinity."""
     most = i64(0)
     for i in range(keys.size):
         most = max(most, keys[i] & magnitude)
@@ -45,7 +45,7 @@ def _largest(keys, magnitude, box, numbers):  # type: ignore[no-untyped-def]
 
 @compiled
 def _add_largest(rows, news, limits, like, size, out, first, last):  # type: ignore[no-untyped-def]
-    """Residuals grow by the newest gradients; of each tile the sum of its bins' largest magnitudes."""
+    """Add the newest gradients to the residuals; sum the largest magnitudes of the bins of each tile."""
     box = np.empty(1, limits.dtype)
     number = box.view(like.dtype)
     for row in range(rows.shape[0] - 1):

@@ -1,7 +1,7 @@
-"""Casts to 16 bits: each worker's share of a mean, straight into the message, and what was sent of it.
+"""Casts to 16 bits on a CPU: shares of a mean into messages, and subtraction of the sent shares.
 
-A share is x / A, cut to +-most, rounded to the nearest (of two the even one); NaN stays NaN. float64 passes through
-float32. numba knows neither type: bfloat16 are the upper bits of a float32, float16 one instruction of the processor.
+A share is x / A, clamped to [-most, most] and rounded to nearest, ties to even; NaN stays NaN. float64 is converted to
+float32 first. numba supports neither dtype: bfloat16 is the upper half of a float32, float16 one CPU instruction.
 """
 
 import functools
@@ -21,7 +21,7 @@ u16 = np.uint16
 
 @functools.cache
 def converts_float16() -> bool:
-    """Whether machine code is made for a processor that converts float16 itself."""
+    """Return whether the target processor has instructions for conversion to float16."""
     if platform.machine().lower() in ("arm64", "aarch64"):
         return True
     told = config.CPU_FEATURES  # type: ignore[attr-defined]  # set from the environment
@@ -83,7 +83,7 @@ def _add_widened(bits, half, factor, out):  # type: ignore[no-untyped-def]
 
 @compiled
 def widen(message, half, tile, out, first, last):  # type: ignore[no-untyped-def]
-    """out = the numbers of a message of uint16, tile by tile."""
+    """Convert a message of uint16 to `out`, by tiles."""
     bits, wide = message[first * tile : last * tile], out[first * tile : last * tile]
     if half:
         for i in range(wide.size):
@@ -95,17 +95,17 @@ def widen(message, half, tile, out, first, last):  # type: ignore[no-untyped-def
 
 @compiled
 def add_up_shares(sources, rows, tile, workers, most, half, like, message, first, last):  # type: ignore[no-untyped-def]
-    """message = the sum of the local workers' shares, in float32 and in their order, rounded once more.
+    """Write the sum of the local workers' shares, in their order in float32 and rounded once, to the message.
 
     Args:
         sources: addresses of the tensors, int64 [W, T].
-        rows, tile: of their table.
-        workers: A, of the tensors' type.
-        most: the largest magnitude of a share, float32.
-        half: float16; else bfloat16, which ends where float32 ends, so that nothing is cut.
-        like: an array of the tensors' type.
-        message: uint16.
-        first, last: tiles.
+        rows, tile: rows and tile size of their table.
+        workers: A, in the dtype of the tensors.
+        most: largest magnitude of a share, float32.
+        half: whether to use float16; otherwise bfloat16, which has the range of float32, so that nothing is clamped.
+        like: array with the dtype of the tensors.
+        message: output, uint16.
+        first, last: range of tiles.
     """
     bits, total, one, unbounded = np.empty(tile, u16), np.empty(tile, f32), f32(1), f32(np.inf)
     for t in range(len(rows) - 1):
@@ -125,7 +125,7 @@ def add_up_shares(sources, rows, tile, workers, most, half, like, message, first
 
 @compiled
 def subtract_shares(targets, sources, rows, tile, workers, most, half, like, first, last):  # type: ignore[no-untyped-def]
-    """Each target -= A x what its worker's share of the source says; arguments as above, targets as sources."""
+    """Subtract A x the share of the source from each target; arguments as above, targets as sources."""
     bits = np.empty(tile, u16)
     for t in range(len(rows) - 1):
         for place in range(max(first, rows[t, TILE]), min(last, rows[t + 1, TILE])):

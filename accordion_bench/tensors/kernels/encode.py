@@ -1,4 +1,4 @@
-"""Coordinates to packed codes: of signs, levels, powers of two and 8 bits."""
+"""Encoding of coordinates on a CPU: signs, levels, powers of two and 8-bit numbers."""
 
 import numpy as np
 from torch import Tensor
@@ -36,7 +36,7 @@ from accordion_bench.tensors.kernels.threads import over_tiles
 
 @compiled
 def pack_signs(x, out):  # type: ignore[no-untyped-def]
-    """Zeros of both signs are positive."""
+    """Codes of signs; both zeros are positive."""
     whole = x.size // 64
     for g in range(whole):
         v, word = x[64 * g : 64 * g + 64], u64(0)
@@ -54,19 +54,19 @@ def pack_signs(x, out):  # type: ignore[no-untyped-def]
 
 @compiled
 def all_finite(x):  # type: ignore[no-untyped-def]
-    """Neither NaN nor infinity."""
+    """Return whether a number is neither NaN nor infinity."""
     infinite, bad = u32(0x7F800000), u32(0)
     for i in range(x.size):
         bad |= u32(bits_of(f32(x[i])) & infinite == infinite)
     return bad == 0
 
 
-COUNTED = 16  # up to so many thresholds each is compared with; beyond, a binary search is faster
+COUNTED = 16  # with more thresholds, a binary search is faster than comparisons one by one
 
 
 @compiled
 def round_evenly(x, factor, scale, lanes, word, odd, bits, codes):  # type: ignore[no-untyped-def]
-    """floor(r + s + u), r cut to [-s, s]."""
+    """floor(r + s + u), with r clamped to [-s, s]."""
     shift, unit, top = u32(32 - bits), f32(2.0) ** f32(-bits), scale + scale
     for i in range(codes.size):
         u = f32(np.int32(integer(lanes[i], word, odd, shift))) * unit
@@ -81,7 +81,7 @@ def normalise(x, factor, r):  # type: ignore[no-untyped-def]
 
 @compiled
 def round_symmetrically(r, v, starts, widths, central, K, codes):  # type: ignore[no-untyped-def]
-    """The magnitude's code, and the sign's half of the codebook; overwrites r."""
+    """Code of the magnitude, in the half of the codebook of the sign; overwrites r."""
     positive = np.empty(r.size, np.uint8)
     start, width = (central[0], central[1]) if central.size else (f32(0), f32(0))
     for i in range(r.size):
@@ -97,7 +97,7 @@ def round_symmetrically(r, v, starts, widths, central, K, codes):  # type: ignor
 
 @compiled
 def count_below(r, v, starts, widths, codes):  # type: ignore[no-untyped-def]
-    """How many thresholds lie below each r; they ascend."""
+    """Number of ascending thresholds below each r."""
     if starts.size > COUNTED:
         search(r, v, starts, widths, codes)
         return
@@ -111,12 +111,12 @@ def count_below(r, v, starts, widths, codes):  # type: ignore[no-untyped-def]
 
 @compiled
 def search(r, v, starts, widths, codes):  # type: ignore[no-untyped-def]
-    """The same: thresholds of the intervals below that of r lie below it, those of intervals above do not."""
-    ends = np.full(256, np.inf, np.float32)  # a power of two of them: no step leaves it
+    """Number of thresholds below each r, by a binary search for its interval and one comparison within."""
+    ends = np.full(256, np.inf, np.float32)  # padded to a power of two, so that no step is out of bounds
     ends[: starts.size] = starts
     for i in range(codes.size):
         low = 0
-        for k in range(8):  # no branch, which would not be predictable
+        for k in range(8):  # branch-free, because a branch would be unpredictable
             low += i64(ends[low + (128 >> k)] < r[i]) << (7 - k)
         codes[i] = u8(low) + u8(r[i] > starts[low] + v[i] * widths[low])
 
@@ -126,7 +126,7 @@ MANTISSA = 23
 
 @compiled
 def round_to_powers(x, v, K, codes):  # type: ignore[no-untyped-def]
-    """The code of the exponent: of float32 (K = 256), or 1 to 127 for 2^-63 to 2^63 and 0 for zero (K = 128).
+    """Code of the exponent: that of float32 (K = 256); or 1 to 127 for 2^-63 to 2^63, 0 for zero (K = 128).
 
     v are random integers below 2^23.
     """
@@ -136,14 +136,14 @@ def round_to_powers(x, v, K, codes):  # type: ignore[no-untyped-def]
         exponent = np.int32((bits_of(magnitude) + u32(v[i])) >> u32(MANTISSA))
         if K == 256:
             codes[i] = u8(min(exponent, 254))
-        else:  # below 2^-63: that or nothing
+        else:  # magnitudes below 2^-63 become 2^-63 or 0
             up = v[i] < magnitude * (f32(2.0) ** f32(63 + MANTISSA))
             codes[i] = u8(up) if magnitude < smallest else u8(min(exponent - 63, 127))
 
 
 @compiled
 def round_to_nearest(x, factor, codes):  # type: ignore[no-untyped-def]
-    """int8; halves to the even one."""
+    """int8; ties to even."""
     for i in range(codes.size):
         codes[i] = u8(np.int8(np.rint(f32(x[i]) * factor)))
 
@@ -159,30 +159,30 @@ def round_at_random(x, factor, v, bits, codes):  # type: ignore[no-untyped-def]
 
 @compiled
 def round_to_e4m3(x, factor, codes):  # type: ignore[no-untyped-def]
-    """4 bits of exponent, 3 of mantissa; halves to the even one, for magnitudes up to 448."""
+    """4 bits of exponent, 3 of mantissa; ties to even; for magnitudes up to 448."""
     for i in range(codes.size):
         codes[i] = narrowed(bits_of(f32(x[i]) * factor), u32(20), u32(7), u32(7))
 
 
 @compiled
 def round_to_e5m2(x, factor, codes):  # type: ignore[no-untyped-def]
-    """5 bits of exponent, 2 of mantissa; halves to the even one, for magnitudes up to 57,344."""
+    """5 bits of exponent, 2 of mantissa; ties to even; for magnitudes up to 57,344."""
     for i in range(codes.size):
         codes[i] = narrowed(bits_of(f32(x[i]) * factor), u32(21), u32(15), u32(7))
 
 
 @compiled
 def round_to_e3m0(x, factor, codes):  # type: ignore[no-untyped-def]
-    """3 bits of exponent, none of mantissa; halves to the even code, for magnitudes up to 1."""
+    """3 bits of exponent, none of mantissa; ties to the even code; for magnitudes up to 1."""
     for i in range(codes.size):
         codes[i] = narrowed(bits_of(f32(x[i]) * factor), u32(23), u32(7), u32(3))
 
 
 @compiled
 def narrowed(bits, dropped, bias, width):  # type: ignore[no-untyped-def]
-    """The bits of a float32 without `dropped` of its mantissa, its exponent counted from -bias, below a sign."""
+    """Bits of a float32 rounded by `dropped` bits of the mantissa, with exponent bias `bias` and the sign on top."""
     magnitude = bits & u32(0x7FFFFFFF)
-    # below the smallest normal number: a sum with a power of two leaves whole steps in its last bits
+    # subnormal results: adding a power of two rounds to whole steps in the last bits
     power = (u32(128) - bias + dropped) << u32(23)
     small = bits_of(float_of(magnitude) + float_of(power)) - power
     odd = (magnitude >> dropped) & u32(1)
@@ -192,7 +192,7 @@ def narrowed(bits, dropped, bias, width):  # type: ignore[no-untyped-def]
 
 
 def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) -> np.ndarray:
-    """See `DenseKernels.encode`; without the scales, which `headers` writes."""
+    """See `DenseKernels.encode`; without scales, which `headers` writes."""
     kind, K, bits, scale, *thresholds = encoding.rounding
     streams = encoding.streams.numpy().view(np.uint64) if encoding.streams.numel() else np.empty((0, 0), np.uint64)
     finite = np.ones((len(message), table.tiles), np.bool_)

@@ -1,8 +1,8 @@
-"""Sparse messages: values and index codes, written from rows into messages and added from messages into sums.
+"""Sparse messages on a CPU: encoding of values and index codes, and sums of decoded messages.
 
-The bits are those of `compressors/index_codes.py`: l low bits of each index side by side, then a stream in which a one
-stands for each index, its high bits plus its rank far from the beginning. A bitmap is a stream alone, of indices as
-they are. Where an entry is told by its sign alone, what is coded is 2 i + (x_i > 0).
+The format is that of `codecs/index_codes.py`: l low bits of each index, then a stream with a one at position (high bits
++ rank) for each index. A bitmap is a stream with a one at position i for each index i. Messages of signs encode
+2 i + (x_i > 0) in place of i.
 
 Tensor suffixes: R rows.
 """
@@ -18,18 +18,18 @@ from accordion_bench.tensors.kernels.threads import over_tiles
 from accordion_bench.tensors.kernels.top import EQUAL, GREATER, ChosenKeys, collect, limits, ones, zeros_below
 
 MESSAGE, KEPT, BY_RANK, LOW, AT_LOW, AT_HIGH, END, SIGNS = range(8)  # columns of `Messages`
-"""Address; entries; whether high bits move on by one for each entry before, else 0; low bits of an entry; where in the
-message low bits and high bits begin, and where it ends; 1 = entries are told by their signs, and the message begins
-with their magnitude."""
+"""Address; number of entries; 1 if each entry shifts the high bits of the next by one, else 0; low bits of an entry;
+first bytes of low bits and of high bits in the message, and its end; 1 = a message of signs, which begins with the
+magnitude."""
 
 RANK, TIES = range(
     2
-)  # columns of what is known where a tile begins: entries before it, and how many equal ones it sends
-LOW_BYTE, HIGH_AT, HIGH_BYTE = range(3)  # columns of a tile's first bytes, which belong to the tile before, too
+)  # columns of the state at the begin of a tile: previous entries, and number of equal ones that the tile sends
+LOW_BYTE, HIGH_AT, HIGH_BYTE = range(3)  # columns of the first bytes of a tile, which it shares with the previous tile
 
 
 class Codes(NamedTuple):
-    """What index codes of each message consist of, int64 arrays: as `compressors.index_codes.code_shapes` tells it."""
+    """Shapes of the index codes of each message, int64 arrays; see `codecs.index_codes.code_shapes`."""
 
     by_rank: np.ndarray
     low: np.ndarray
@@ -38,13 +38,13 @@ class Codes(NamedTuple):
 
 
 def messages(addresses: np.ndarray, kept: np.ndarray, codes: Codes, header: int | None = None) -> np.ndarray:
-    """A table of messages, int64 [M, 8].
+    """Return a table of messages, int64 [M, 8].
 
     Args:
-        addresses: where each begins.
-        kept: entries of each.
-        codes: what their index codes consist of.
-        header: bytes before them, where entries are told by their signs; else float32 values stand there.
+        addresses: address of each message.
+        kept: number of entries of each message.
+        codes: shapes of the index codes.
+        header: number of bytes before the codes in messages of signs; None = float32 values precede the codes.
     """
     table = np.zeros((addresses.size, 8), np.int64)
     table[:, MESSAGE], table[:, KEPT] = addresses.ravel(), kept
@@ -57,15 +57,15 @@ def messages(addresses: np.ndarray, kept: np.ndarray, codes: Codes, header: int 
 
 
 def write_entries(rows: Rows, chosen: ChosenKeys, table: np.ndarray) -> np.ndarray:
-    """Write what is chosen of each row into its message; with signs, all but its header.
+    """Write the selected entries of each row into its message; messages of signs without the header.
 
     Args:
         rows: coordinates.
-        chosen: of them.
-        table: one message for each row.
+        chosen: selection.
+        table: one message per row.
 
     Returns:
-        whether a value that was written is not finite, as a float32; booleans [R].
+        whether a written value is non-finite as float32; booleans [R].
     """
     starts, edges = np.zeros((rows.tiles, 2), np.int64), np.zeros((rows.tiles, 3), np.int64)
     bad, like = np.zeros(rows.tiles + 1, bool), limits(rows.dtype)
@@ -79,14 +79,14 @@ def write_entries(rows: Rows, chosen: ChosenKeys, table: np.ndarray) -> np.ndarr
 def add_entries(
     targets: Rows, table: np.ndarray, until: Sequence[int] | np.ndarray, alpha: float = 1.0, divisor: float = 1.0
 ) -> None:
-    """target = (target + alpha x each message, one after the other) / divisor.
+    """target = (target + alpha x messages, in order) / divisor.
 
     Args:
         targets: rows.
-        table: messages, those of the first row first.
-        until: of each row, how many messages are before its first; then the number of all, [R + 1].
-        alpha: factor of values, as float32; NaN = coordinates that messages name become 0.
-        divisor: of all coordinates; 1 = none.
+        table: messages, ordered by row.
+        until: number of messages of previous rows for each row, then the total number, [R + 1].
+        alpha: factor of values, as float32; NaN = set coordinates in messages to 0.
+        divisor: divisor of all coordinates; 1 = none.
     """
     numbers = np.empty(0, targets.dtype)
     ends = np.asarray(until, np.int64)
@@ -95,7 +95,7 @@ def add_entries(
 
 @compiled
 def _place(rows, kept, counts, table, starts, first, last):  # type: ignore[no-untyped-def]
-    """Where each tile begins in its row's message; and codes are emptied."""
+    """Compute the start of each tile in the message of its row, and clear the codes."""
     for row in range(first, last):
         begin, end = rows[row, TILE], rows[row + 1, TILE]
         ties, rank = kept[row], 0
@@ -112,7 +112,7 @@ def _place(rows, kept, counts, table, starts, first, last):  # type: ignore[no-u
 
 @compiled
 def _write(rows, limits, like, least, counts, table, starts, edges, bad, first, last):  # type: ignore[no-untyped-def]
-    """Values and codes of each tile; of the codes all bytes but the first, which go to `edges`."""
+    """Write values and codes of each tile; the first bytes of the codes go to `edges`."""
     magnitude = limits[0]
     places = np.empty(SIZE + 8, np.int32)
     words = np.empty(SIZE, u64)
@@ -144,7 +144,7 @@ def _write(rows, limits, like, least, counts, table, starts, edges, bad, first, 
 
 @compiled
 def _mend(rows, table, starts, edges, first, last):  # type: ignore[no-untyped-def]
-    """Add the first bytes of each tile's codes to the last of those before."""
+    """Merge the first bytes of the codes of each tile with the last bytes of the previous tile."""
     for row in range(first, last):
         message = array_at(table[row, MESSAGE], table[row, END], np.empty(0, u8))
         for tile in range(rows[row, TILE], rows[row + 1, TILE]):
@@ -157,7 +157,7 @@ def _mend(rows, table, starts, edges, first, last):  # type: ignore[no-untyped-d
 
 @compiled
 def _without_late_ties(x, limits, least, ties, places):  # type: ignore[no-untyped-def]
-    """Leave only so many of those whose key is `least`, the first ones; returns how many are left."""
+    """Keep only the first entries among those with key `least`; return the number of kept entries."""
     left = 0
     for i in range(places.size):
         place = places[i]
@@ -171,7 +171,7 @@ def _without_late_ties(x, limits, least, ties, places):  # type: ignore[no-untyp
 
 @compiled
 def _put_values(x, places, message):  # type: ignore[no-untyped-def]
-    """Numbers as float32, byte by byte because a message begins anywhere; whether one of them is not finite."""
+    """Write numbers as float32 to unaligned bytes; return whether one is non-finite."""
     bad = False
     for i in range(places.size):
         value = f32(x[places[i]])
@@ -184,7 +184,7 @@ def _put_values(x, places, message):  # type: ignore[no-untyped-def]
 
 @compiled
 def _put_low(indices, start, low, rank, message, words):  # type: ignore[no-untyped-def]
-    """The low bits of indices start + index from a rank on; the first byte is returned instead."""
+    """Write the low bits of indices start + index from a rank on, except for the first byte, which is returned."""
     if low == 0:
         return i64(0)
     fill = rank * low & 7
@@ -204,7 +204,7 @@ def _put_low(indices, start, low, rank, message, words):  # type: ignore[no-unty
 
 @compiled
 def _put_high(indices, start, low, by_rank, rank, message, words):  # type: ignore[no-untyped-def]
-    """The high bits of indices start + index from a rank on; where the first byte is, and the byte itself."""
+    """Write the high bits of indices start + index from a rank on; return position and value of the first byte."""
     last = indices.size - 1
     origin = ((start + indices[0]) >> low) + by_rank * rank >> 3
     shift = by_rank * rank - 8 * origin
@@ -223,7 +223,7 @@ def _put_high(indices, start, low, by_rank, rank, message, words):  # type: igno
 
 @compiled
 def _store(words, nbytes, message, at):  # type: ignore[no-untyped-def]
-    """The first bytes of words into a message from `at` on, all but the very first, which is returned."""
+    """Write the bytes of words into a message from `at` on, except for the first byte, which is returned."""
     stream = words.view(u8)
     for i in range(1, nbytes):
         message[at + i] = stream[i]
@@ -232,7 +232,7 @@ def _store(words, nbytes, message, at):  # type: ignore[no-untyped-def]
 
 @compiled
 def word_at(message, at):  # type: ignore[no-untyped-def]
-    """Eight bytes of a message, the first one lowest; zeros behind its end."""
+    """Read eight bytes of a message as a little-endian word; zeros after its end."""
     word = u64(0)
     if at + 8 <= message.size:
         eight = message[at : at + 8]
@@ -254,7 +254,7 @@ def value_at(message, at):  # type: ignore[no-untyped-def]
 
 @compiled
 def _add(rows, like, table, until, alpha, divisor, first, last):  # type: ignore[no-untyped-def]
-    """Tile by tile, so that a tile stays in the cache while all messages are added to it."""
+    """Add all messages to one tile after another, so that the tile stays in the cache."""
     positions, ranks = np.zeros(table.shape[0], np.int64), np.zeros(table.shape[0], np.int64)
     for row in range(rows.shape[0] - 1):
         begin, n = rows[row, TILE], rows[row, N]
@@ -273,7 +273,7 @@ def _add(rows, like, table, until, alpha, divisor, first, last):  # type: ignore
 
 @compiled
 def _cursor_at(columns, start):  # type: ignore[no-untyped-def]
-    """A position in the stream of high bits, and the rank there, in front of all indices from `start` on."""
+    """Return a position in the stream of high bits before all indices from `start` on, and the rank there."""
     stream = array_at(columns[MESSAGE] + columns[AT_HIGH], columns[END] - columns[AT_HIGH], np.empty(0, u8))
     wanted = ((1 + columns[SIGNS]) * start) >> columns[LOW]
     position, rank = 0, 0
@@ -287,9 +287,9 @@ def _cursor_at(columns, start):  # type: ignore[no-untyped-def]
 
 @compiled
 def _add_tile(x, start, columns, alpha, position, rank):  # type: ignore[no-untyped-def]
-    """Add a message's entries that belong to coordinates from `start` on; returns position and rank behind them.
+    """Add the entries of a message with coordinates in the tile from `start` on; return position and rank after them.
 
-    A message may come from anywhere: what it says of coordinates outside of the tile is not followed.
+    Entries of malformed messages outside of the tile are ignored.
     """
     message = array_at(columns[MESSAGE], columns[END], np.empty(0, u8))
     kept, low, by_rank, signs = columns[KEPT], columns[LOW], columns[BY_RANK], columns[SIGNS]

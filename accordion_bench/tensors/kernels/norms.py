@@ -1,6 +1,6 @@
-"""Sums over buckets: of magnitudes, squares, coordinates, negative ones, how many these are, and the largest magnitude.
+"""Norms of buckets on a CPU: sums of magnitudes, squares, coordinates and negative ones, counts, largest magnitudes.
 
-Accumulated in float64.
+Sums are accumulated in float64.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ L1, L2, LINF, SUM, BELOW, COUNT = range(len(NORMS))
 
 
 def bucket_norms(x: Coordinates, table: Table, kinds: Sequence[str]) -> list[Tensor]:
-    """See `DenseKernels.bucket_norms`; coordinates are read once for each kind."""
+    """See `DenseKernels.bucket_norms`; reads coordinates once per kind."""
     out = np.empty((len(kinds), len(x.addresses), table.buckets))
     parts = np.empty((len(x.addresses), table.pieces))
     for own, kind in zip(out, map(NORMS.index, kinds), strict=True):
@@ -71,7 +71,7 @@ def _join_pieces(rows, kind, parts, out):  # type: ignore[no-untyped-def]
                 own = parts[w, rows[t, PIECE] + bucket * per_bucket :][:per_bucket]
                 total = f64(0)
                 for part in own:
-                    # not (<=), so that NaN stays
+                    # not (<=) propagates NaN
                     total = (part if not (part <= total) else total) if kind == LINF else total + part
                     if kind == LINF and total != total:
                         break
@@ -104,7 +104,7 @@ def sum_of(x):  # type: ignore[no-untyped-def]
 
 @compiled
 def largest_magnitude(x):  # type: ignore[no-untyped-def]
-    """By the bits of float32, whose order is that of magnitudes, and in which NaN is above infinity."""
+    """Largest magnitude by the bits of float32: their order is that of magnitudes, with NaN above infinity."""
     most = u32(0)
     for i in range(x.size):
         most = max(most, bits_of(f32(x[i])) & u32(0x7FFFFFFF))

@@ -1,4 +1,4 @@
-"""`DenseKernels` by loops over memory of the CPU."""
+"""`DenseKernels` on a CPU."""
 
 import numpy as np
 import torch

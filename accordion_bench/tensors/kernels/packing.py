@@ -1,11 +1,11 @@
-"""Codes of a tile into the bytes of a message and back; the layout is that of `codecs.packed_codes`."""
+"""Packing and unpacking of the codes of a tile on a CPU, in the format of `codecs.packed_codes`."""
 
 from accordion_bench.tensors.kernels.compiled import compiled, u8, u32, u64
 
 
 @compiled
 def width_of(K):  # type: ignore[no-untyped-def]
-    """Bits of a code below K; ternary codes are the exception."""
+    """Return the number of bits of a code below K; ternary codes are an exception."""
     width = 1
     while (1 << width) < K:
         width += 1
@@ -14,7 +14,7 @@ def width_of(K):  # type: ignore[no-untyped-def]
 
 @compiled
 def packed_bytes(n, K):  # type: ignore[no-untyped-def]
-    """Bytes of n codes below K."""
+    """Return the number of bytes of n codes below K."""
     if K == 3:
         return (n + 4) // 5
     width = width_of(K)
@@ -25,7 +25,7 @@ def packed_bytes(n, K):  # type: ignore[no-untyped-def]
 
 @compiled
 def pack(codes, n, K, out):  # type: ignore[no-untyped-def]
-    """The first n codes as bytes; there must be room for 39 more codes, which are overwritten with zeros."""
+    """Pack the first n codes; the buffer must have 39 more codes, which are overwritten with zeros."""
     for i in range(n, n + 39):
         codes[i] = u8(0)
     width = width_of(K)
@@ -69,7 +69,7 @@ def pack(codes, n, K, out):  # type: ignore[no-untyped-def]
 
 @compiled
 def unpack(message, K, codes):  # type: ignore[no-untyped-def]
-    """The inverse: as many codes as the bytes hold."""
+    """Unpack all codes in the bytes; inverse of `pack`."""
     width = width_of(K)
     if K == 3:
         for g in range(message.size):

@@ -1,4 +1,4 @@
-"""Sums of decoded messages, straight from their bytes into the sum."""
+"""Sums of decoded messages on a CPU, in one read of the messages."""
 
 import numpy as np
 from torch import Tensor
@@ -12,7 +12,7 @@ from accordion_bench.tensors.kernels.threads import over_tiles
 
 @compiled
 def write_headers(scales, rows, message):  # type: ignore[no-untyped-def]
-    """Scales [W, M] into the messages [W, B]."""
+    """Write scales [W, M] into messages [W, B]."""
     for w in range(len(message)):
         for t in range(len(rows) - 1):
             for b in range(rows[t + 1, BUCKET] - rows[t, BUCKET]):
@@ -24,7 +24,7 @@ def write_headers(scales, rows, message):  # type: ignore[no-untyped-def]
 
 @compiled
 def read_headers(message, rows, alpha):  # type: ignore[no-untyped-def]
-    """Scales [A, M] of messages [A, B], times alpha."""
+    """Return the scales [A, M] of messages [A, B], times alpha."""
     scales = np.empty((len(message), rows[-1, BUCKET]), np.float32)
     for a in range(len(message)):
         for t in range(len(rows) - 1):
@@ -37,9 +37,9 @@ def read_headers(message, rows, alpha):  # type: ignore[no-untyped-def]
 
 
 def add_values(targets: Coordinates, table: Table, message: Tensor, scales: Tensor, decoding: Decoding) -> None:
-    """See `DenseKernels.add_values`; with scales of all buckets, float32 [A, M], alpha in them."""
+    """See `DenseKernels.add_values`; with alpha x scales of all buckets, float32 [A, M]."""
     K = len(decoding.values[0])
-    book = np.pad(decoding.values[0], (0, 256 - K), mode="edge")  # bytes from a stranger may hold unknown codes
+    book = np.pad(decoding.values[0], (0, 256 - K), mode="edge")  # malformed messages may contain unknown codes
     signs = decoding.values[1] if len(decoding.values) > 1 else book[:0]
     middles = np.zeros((0, 0), np.float32) if decoding.middles is None else decoding.middles.numpy()
     like = array_like(targets.like)

@@ -1,7 +1,7 @@
-"""The largest entries of each tile of matrices: written into messages and added from messages into sums.
+"""Largest entries of each tile of matrices on a CPU: encoding, and sums of decoded messages.
 
-The bits are those of `codecs/tiles.py`: numbers as float32, then indices within their tiles, then codes of
-two bits where the numbers are a table of four.
+The format is that of `codecs/tiles.py`: numbers as float32, then indices within their tiles, then codes of two bits if
+the numbers are a table of four.
 
 Tensor suffixes: W workers, A all workers, R rows of sums, T tensors.
 """
@@ -20,11 +20,11 @@ from accordion_bench.tensors.kernels.table import addresses
 from accordion_bench.tensors.kernels.threads import over_tiles
 from accordion_bench.tensors.kernels.top import collect, kth_largest, limits
 
-ADDRESS, SIZE, ACROSS, A, B, K, WIDTH, CODED, TILE, ENTRY = range(10)  # columns of a table, one line for each row
-"""Of each worker's part of each tensor: its address; coordinates; columns of the matrix; sides of a tile; entries kept
-of a tile; bits of an index; 1 = the numbers are a table; tiles and entries before its first."""
+ADDRESS, SIZE, ACROSS, A, B, K, WIDTH, CODED, TILE, ENTRY = range(10)  # columns of a table with one line per row
+"""For each worker and tensor: address; coordinates; columns of the matrix; sides of a tile; entries kept per tile; bits
+of an index; 1 = the numbers are a table; tiles and entries of previous rows."""
 
-SHAPE = slice(SIZE, TILE)  # what is said of a tensor
+SHAPE = slice(SIZE, TILE)  # columns that depend on the tensor only
 BINS = 4
 
 
@@ -35,13 +35,13 @@ def encode_tiles(
 
     Args:
         message_W: bytes [W, B].
-        starts: where in it the message of each tensor begins.
-        rows_W: tensors of one type, every row contiguous; read as float32.
-        shapes: of each tensor, the columns SHAPE.
+        starts: first byte of each tensor.
+        rows_W: tensors of one dtype with contiguous rows; read as float32.
+        shapes: columns SHAPE of each tensor.
         spread: width of a bin, in standard deviations.
 
     Returns:
-        whether a value that was kept is not finite; booleans [W T].
+        whether a kept value is non-finite; booleans [W T].
     """
     table = table_of(rows_W, shapes)
     steps = message_W.stride(0) * np.arange(len(message_W))[:, None]
@@ -63,23 +63,23 @@ def add_tiles(
     alpha: float = 1.0,
     divisor: float = 1.0,
 ) -> None:
-    """target [R, N] += alpha x what the messages hold, in order, row a into target row a mod R; then / divisor.
+    """Add alpha x the entries of the messages, in order, to target [R, N]; then divide by the divisor.
 
     Args:
-        targets_R: tensors of one type, every row contiguous.
-        message_A: bytes [A, B], as `encode_tiles` writes them.
-        starts, shapes: as there.
+        targets_R: tensors of one dtype with contiguous rows; message a adds to row a mod R.
+        message_A: bytes [A, B] of `encode_tiles`.
+        starts, shapes: as for `encode_tiles`.
         alpha: factor, as float32.
-        divisor: of all coordinates; 1 = none.
+        divisor: divisor of all coordinates; 1 = none.
     """
     at, table = sent_to_rows(message_A, starts, len(targets_R[0])), table_of(targets_R, shapes)
-    ordered = np.ascontiguousarray(at.reshape(-1, at.shape[2]))  # row and tensor, sender
+    ordered = np.ascontiguousarray(at.reshape(-1, at.shape[2]))  # [row and tensor, sender]
     like = torch.empty(0, dtype=targets_R[0].dtype).numpy()
     over_tiles(_add, int(table[-1, TILE]), table, like, ordered, f32(alpha), like.dtype.type(divisor))
 
 
 def table_of(rows_W: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """A table of rows, int64 [W T + 1, 10]; its last line tells the number of tiles and of entries."""
+    """Return a table of rows, int64 [W T + 1, 10]; the last line contains the numbers of tiles and of entries."""
     workers = len(rows_W[0])
     table = np.zeros((workers * len(rows_W) + 1, 10), np.int64)
     table[:-1, ADDRESS] = addresses(rows_W).ravel()
@@ -91,7 +91,7 @@ def table_of(rows_W: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> np.
 
 @compiled
 def _choose(table, like, limits, places, values, first, last):  # type: ignore[no-untyped-def]
-    """Places and values of the largest magnitudes of each tile, in the order of places."""
+    """Write indices and values of the largest magnitudes of each tile by ascending index."""
     most = 0
     for row in range(table.shape[0] - 1):
         most = max(most, table[row, A] * table[row, B])
@@ -120,17 +120,17 @@ def _choose(table, like, limits, places, values, first, last):  # type: ignore[n
 
 @compiled
 def _corner(columns, tile):  # type: ignore[no-untyped-def]
-    """Where in its matrix a tile's first coordinate is."""
+    """Return the index of the first coordinate of a tile in its matrix."""
     across = columns[ACROSS] // columns[B]
     return tile // across * columns[A] * columns[ACROSS] + tile % across * columns[B]
 
 
 @compiled
 def _least(keys, k, limits, found, some):  # type: ignore[no-untyped-def]
-    """The k-th largest key, how many of those that equal it are chosen, and how many candidates stand in `found`.
+    """Return the k-th largest key, the number of selected keys equal to it, and the number of candidates in `found`.
 
-    The k-th largest of the maxima of some groups is not above the k-th largest of all: there are k keys not below it.
-    With 2 k groups few others are.
+    The k-th largest of the maxima of groups is a lower bound of the k-th largest key, because k keys reach it. With 2 k
+    groups, few other keys reach it.
     """
     groups = (2 * k + 63) // 64 * 64
     bound = i64(0)
@@ -154,7 +154,7 @@ def _least(keys, k, limits, found, some):  # type: ignore[no-untyped-def]
 
 @compiled
 def _write(table, at, places, values, spread, bad, first, last):  # type: ignore[no-untyped-def]
-    """The message of each row."""
+    """Write the message of each row."""
     for row in range(first, last):
         begin, end = table[row, ENTRY], table[row + 1, ENTRY]
         own, entries = values[begin:end], places[begin:end]
@@ -174,7 +174,7 @@ def _write(table, at, places, values, spread, bad, first, last):  # type: ignore
 
 @compiled
 def _parts(columns, kept):  # type: ignore[no-untyped-def]
-    """Where in a message of so many entries indices and codes begin, and where it ends."""
+    """Return the first bytes of indices and codes in a message of `kept` entries, and its end."""
     at_indices = 4 * (BINS if columns[CODED] else kept)
     at_codes = at_indices + (kept * columns[WIDTH] + 7) // 8
     return at_indices, at_codes, at_codes + ((kept + 3) // 4 if columns[CODED] else 0)
@@ -182,7 +182,7 @@ def _parts(columns, kept):  # type: ignore[no-untyped-def]
 
 @compiled
 def _quantise(values, spread, codes, numbers):  # type: ignore[no-untyped-def]
-    """Codes of values, and the mean of the members of each; sums are taken in the order of the values."""
+    """Quantise values; write codes, and the mean of the values of each code, summed in order."""
     total = 0.0
     for v in values:
         total += f64(v)
@@ -203,7 +203,7 @@ def _quantise(values, spread, codes, numbers):  # type: ignore[no-untyped-def]
 
 @compiled
 def _put_bits(numbers, width, message):  # type: ignore[no-untyped-def]
-    """Numbers of so many bits one after the other, the least significant bit first; zeros behind the last."""
+    """Pack numbers of `width` bits, least significant bit first, padded with zeros."""
     word, fill, at = u64(0), 0, 0
     for i in range(numbers.size):
         word |= u64(numbers[i]) << u64(fill)
@@ -219,7 +219,7 @@ def _put_bits(numbers, width, message):  # type: ignore[no-untyped-def]
 
 @compiled
 def _put_floats(numbers, message):  # type: ignore[no-untyped-def]
-    """Byte by byte, because a message begins anywhere."""
+    """Write float32 numbers to unaligned bytes."""
     for i in range(numbers.size):
         bits = bits_of(numbers[i])
         for byte in range(4):
@@ -228,9 +228,9 @@ def _put_floats(numbers, message):  # type: ignore[no-untyped-def]
 
 @compiled
 def _add(table, like, at, alpha, divisor, first, last):  # type: ignore[no-untyped-def]
-    """Tile by tile, so that a tile stays in the cache while all messages are added to it.
+    """Add all messages to one tile after another, so that the tile stays in the cache.
 
-    A message may come from anywhere: an index beyond the tile means its last coordinate.
+    An index beyond its tile, in a malformed message, selects the last coordinate of the tile.
     """
     row = 0
     for number in range(first, last):

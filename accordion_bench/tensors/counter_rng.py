@@ -1,10 +1,10 @@
-"""Counter-based random bits: value i of a stream depends on its key and on i alone.
+"""Counter-based random bits: value i of a stream depends on the key and i only.
 
-So a tensor may be cut into chunks in any way, on any device, and sees the same numbers; nothing is ever seeded.
-Counters are cut into blocks. A table holds a hashed word for each lane of a block, splitmix64 (Steele, Lea, Flood 2014)
-makes a word and an odd factor of (key, block), and value = (lane's word xor block's word) x factor modulo 2^32: two
-vector operations. As of any product, the leading bits are the good ones. Two blocks are pairs (a z, b z) of random
-factors a and b: a lattice whose lines lie too close together to be seen, unless a and b are tiny.
+Chunks of a tensor get the same numbers for any partition and on any device; there is no state. Counters are partitioned
+into blocks. A table contains a hashed word for each lane of a block. splitmix64 (Steele, Lea, Flood 2014) computes a
+word and an odd factor from (key, block), and value = (word of the lane xor word of the block) x factor modulo 2^32, two
+vector operations. As in any product, only the leading bits are random. Two blocks form pairs (a z, b z) with random
+factors a and b, a lattice that is too fine to be observed unless a and b are tiny.
 """
 
 import functools
@@ -22,14 +22,14 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def blocks_of(keys_R: Sequence[Sequence[int]], counts: Sequence[int], device: torch.device) -> Tensor:
-    """What `fill_bits_` needs for blocks of streams: an int32 word and odd factor, [R, sum of counts, 2].
+    """Return the keys of blocks for `fill_bits_`: an int32 word and odd factor, [R, sum of counts, 2].
 
-    Streams of a row stand one behind the other.
+    Blocks of a row are ordered by stream.
 
     Args:
-        keys_R: one key per stream.
-        counts: blocks of each stream, from its first on.
-        device: where they are to be.
+        keys_R: one key per stream, for each row.
+        counts: number of blocks of each stream.
+        device: device of the result.
     """
     streams = np.repeat(np.stack([streams_of(keys) for keys in keys_R]), counts, axis=1)
     numbers = np.concatenate([np.arange(count, dtype=np.uint64) for count in counts])
@@ -37,7 +37,7 @@ def blocks_of(keys_R: Sequence[Sequence[int]], counts: Sequence[int], device: to
 
 
 def integers_of(blocks: Tensor, bits: int) -> Tensor:
-    """Whole blocks of random numbers below 2^bits, int32 [..., blocks x BLOCK], for keys [..., blocks, 2] of blocks."""
+    """Return random integers below 2^bits, int32 [..., blocks x BLOCK], for keys of blocks [..., blocks, 2]."""
     rows = blocks.flatten(0, -3)
     words = fill_bits_(torch.empty(len(rows), rows.shape[1] * BLOCK, dtype=torch.int32, device=rows.device), rows)
     return (
@@ -48,8 +48,8 @@ def integers_of(blocks: Tensor, bits: int) -> Tensor:
 
 
 def streams_of(keys: Sequence[int]) -> np.ndarray:
-    """Where the stream of each key begins, uint64."""
-    # a stream starts at its hashed key: the blocks of key and key + 1 must not be the same ones, shifted
+    """Return the first counter of the stream of each key, uint64."""
+    # the key is hashed, so that streams of adjacent keys do not overlap
     return hashed(np.array([key & 0xFFFFFFFFFFFFFFFF for key in keys], np.uint64))
 
 
@@ -61,7 +61,7 @@ def _keys_of_blocks(streams: np.ndarray, numbers: np.ndarray) -> Tensor:
 
 
 def hashed(z: np.ndarray) -> np.ndarray:
-    """Numbers of 64 random bits, by splitmix64."""
+    """Hash 64-bit numbers by splitmix64."""
     z = (z + np.uint64(1)) * _GOLDEN
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -69,9 +69,9 @@ def hashed(z: np.ndarray) -> np.ndarray:
 
 
 def fill_bits_(out_R: Tensor, keys_R: Tensor) -> Tensor:
-    """Fill int32 [R, N], N at most blocks x BLOCK, from the first block of `keys_R` [R, blocks, 2] on.
+    """Fill int32 [R, N], N at most blocks x BLOCK, with the words of the blocks of `keys_R` [R, blocks, 2].
 
-    Only the leading bits of these words are good.
+    Only the leading bits of the words are random.
     """
     n = out_R.shape[1]
     whole = n // BLOCK
@@ -84,7 +84,7 @@ def fill_bits_(out_R: Tensor, keys_R: Tensor) -> Tensor:
 
 @functools.cache
 def lane_words() -> np.ndarray:
-    """One hashed word per lane of a block, uint32 [BLOCK]."""
+    """Return one hashed word per lane of a block, uint32 [BLOCK]."""
     return hashed(np.arange(BLOCK, dtype=np.uint64)).astype(np.uint32)
 
 

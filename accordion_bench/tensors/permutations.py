@@ -1,13 +1,13 @@
-"""Keyed permutations of the numbers below n: their first k images are k distinct numbers, each made by itself.
+"""Keyed permutations of the integers below n, for draws of k distinct integers: the first k images.
 
-A number x is split into x >> low, which is below `high`, and its `low` last bits, where n <= high 2^low < n + 2^low. In
-each round a hash of one half moves the other one on: a Feistel network with a sum modulo `high` (Black, Rogaway 2002),
-so a permutation whatever the hash. An image that is not below n is mapped again, until one is (cycle walking). All are
-integers, so every engine makes the same numbers: torch here, numba and Triton in `kernels`.
+An integer x is split into x >> low, which is below `high`, and its `low` last bits, where n <= high 2^low < n + 2^low.
+Each round adds a hash of one half to the other half: a Feistel network with sums modulo `high` (Black, Rogaway 2002),
+which is a permutation for any hash. An image of at least n is mapped again until it is below n (cycle walking). All
+operations are on integers, so all engines draw the same: torch here, numba and Triton in `kernels`.
 
-Torch does not look whether a walk has ended. Less than 2^low numbers are not below n, so a walk has less than 2^low
-steps among them; their images are a table, and looked up in itself it tells the end of steps twice as long: after `low`
-times of all walks.
+To avoid synchronisation, torch does not test whether a walk has ended. Fewer than 2^low integers are at least n, so a
+walk has fewer than 2^low steps. The images of these integers form a table. Composing the table with itself doubles the
+number of steps, so `low` compositions complete all walks.
 
 Tensor suffixes: T tensors, K images of all of them.
 """
@@ -24,29 +24,29 @@ from accordion_bench.tensors.counter_rng import hashed, streams_of
 from accordion_bench.tensors.upload import upload
 
 N, LOW, HIGH, ROUNDS, COUNT, FIRST, TILE = range(7)
-"""Columns of `Draws.rows`: n; bits of the low half; numbers of the high half; rounds; k; where in a buffer the images
-begin; tiles before the tensor's first."""
+"""Columns of `Draws.rows`: n; bits of the low half; size of the range of the high half; rounds; k; first image in the
+buffer; tiles of previous tensors."""
 
-MANY, FEW, LONG = 24, 12, 1 << 16  # rounds of small n and from LONG on: with few, small sets are not equally likely
+MANY, FEW, LONG = 24, 12, 1 << 16  # rounds for n below LONG and from LONG on; with fewer, small sets are not uniform
 FACTORS, SHIFT = (0x85EBCA6B, 0xC2B2AE35), 15  # of the hash
-SIZE = 1024  # images of a tile
-ALIGNED = 32  # at a multiple of so many images those of a tensor begin; what is between is 0 or not written
+SIZE = 1024  # images per tile
+ALIGNED = 32  # alignment of the images of a tensor in the buffer; the padding is 0 or undefined
 WORD = (1 << 32) - 1
 
 
 class Draws:
-    """How many images of which permutations are made.
+    """Sizes of permutations, and numbers of images.
 
     Args:
         lengths: n of each tensor.
         counts: k of each tensor, at most n.
 
     Attributes:
-        rows: int64 [T + 1, 7], the columns above; the last line tells the room and the tiles of all.
-        room: images of a buffer for all.
-        tiles: of all tensors.
-        dtype: of images, int32 where they fit.
-        spans: where in a buffer those of each tensor are.
+        rows: int64 [T + 1, 7], the columns above; the last row contains the size of the buffer and the number of tiles.
+        room: size of a buffer for the images of all tensors.
+        tiles: number of tiles of all tensors.
+        dtype: dtype of images, int32 if they fit.
+        spans: range of the images of each tensor in the buffer.
     """
 
     def __init__(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
@@ -66,24 +66,24 @@ class Draws:
 
 @functools.lru_cache(maxsize=256)
 def draws_of(lengths: tuple[int, ...], counts: tuple[int, ...]) -> Draws:
-    """The same object for equal arguments, since kernels keep tables for each."""
+    """Return the same object for equal arguments, because tables of kernels are cached by object."""
     return Draws(lengths, counts)
 
 
 def words_of(keys: Sequence[int]) -> Tensor:
-    """A random word for each round of the permutation of each key: the bits of uint32 as int32 [T, 24]."""
+    """Return random words for the rounds of the permutation of each key, uint32 as int32 [T, 24]."""
     words = hashed(streams_of(keys)[:, None] + np.arange(MANY // 2, dtype=np.uint64))
     return torch.from_numpy(words.view(np.int32))
 
 
 def images(draws: Draws, words: Tensor) -> list[Tensor]:
-    """The first images of each tensor's coordinates, int64 [k], on any device.
+    """Return the first k images of each tensor, int64 [k], on any device.
 
-    The host reads nothing, and operations are as many for any number of tensors.
+    The host does not synchronise, and the number of operations does not depend on the number of tensors.
 
     Args:
-        draws: whose.
-        words: of the keys, where images are wanted; see `words_of`.
+        draws: sizes of the permutations.
+        words: words of the keys on the device of the result, see `words_of`.
     """
     there, rows = words.device, draws.rows[:-1]
     n, low, high, rounds, counts = rows[:, : COUNT + 1].T
@@ -92,7 +92,7 @@ def images(draws: Draws, words: Tensor) -> list[Tensor]:
     (of, i), (of_past, past) = _numbered(counts, there), _numbered(beyond, there)
     of = torch.cat([of, of_past])
     ns, lows, highs, shifts = upload(torch.from_numpy(columns), there).index_select(1, of)
-    # 0 after the last round of a tensor: nothing is moved
+    # 0 after the last round of a tensor, so that further rounds change nothing
     sizes = [np.where(r < rounds, (1 << low) if r % 2 else high, 0) for r in range(MANY)]
     pairs = torch.stack([words.T.long() & WORD, upload(torch.from_numpy(np.stack(sizes)), there)], dim=1)
     k, steps = len(i), (tuple(pair.index_select(1, of)) for pair in pairs)
@@ -104,7 +104,7 @@ def images(draws: Draws, words: Tensor) -> list[Tensor]:
 
 
 def _numbered(counts: np.ndarray, there: torch.device) -> tuple[Tensor, Tensor]:
-    """Of 0, 1, ... below each count, one behind the other: whose they are, and the numbers, both int64."""
+    """Return the concatenation of 0, ..., count - 1 for each count: index of the count, and number, both int64."""
     ends = counts.cumsum()
     numbers = torch.arange(int(counts.sum()), device=there)
     both = upload(torch.from_numpy(np.stack([ends, ends - counts])), there)
@@ -113,12 +113,12 @@ def _numbered(counts: np.ndarray, there: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _mapped(x: Tensor, low: Any, high: Any, steps: Iterable[tuple[Any, ...]]) -> Tensor:
-    """The network on numbers below high 2^low.
+    """Apply the network to integers below high 2^low.
 
     Args:
-        x: the numbers, int64.
-        low, high: of the permutation; one for all numbers, or a tensor.
-        steps: of each round the word and how many numbers the half has that is moved.
+        x: integers, int64.
+        low, high: parameters of the permutation; one for all integers, or a tensor.
+        steps: for each round, the word and the size of the range of the changed half.
     """
     left, right = x >> low, x - (x >> low << low)
     for r, (word, size) in enumerate(steps):
@@ -131,8 +131,8 @@ def _mapped(x: Tensor, low: Any, high: Any, steps: Iterable[tuple[Any, ...]]) ->
 
 
 def _share(x: Tensor, word: Any, size: Any) -> Tensor:
-    """A hashed number below `size`."""
-    x = (x ^ word).mul_(FACTORS[0]).bitwise_and_(WORD)  # a product of 64 bits may overflow: its last 32 are right
+    """Return a hash below `size`."""
+    x = (x ^ word).mul_(FACTORS[0]).bitwise_and_(WORD)  # the last 32 bits are right even if the product overflows
     x = (x ^ (x >> SHIFT)).mul_(FACTORS[1]).bitwise_and_(WORD)
     return x.mul_(size) >> 32
 

@@ -1,4 +1,4 @@
-"""Sums in 16 bits: what each worker adds to a mean, in a type of the wire.
+"""Sums in 16 bits: shares of workers in a mean, as float16 or bfloat16.
 
 Tensor suffixes: W local workers, T tensors, N coordinates of one, B of all.
 """
@@ -18,35 +18,35 @@ from accordion_bench.tensors.kernels import on_gpu
 if TYPE_CHECKING:
     from accordion_bench.tensors.kernels.table import Table
 
-TILE = 1 << 14  # coordinates that stay in a processor's cache
+TILE = 1 << 14  # coordinates per tile; fits into the cache of a CPU
 
 
 @lru_cache(64)
 def largest_share(workers: int, dtype: torch.dtype) -> float:
-    """Where a share is cut: so many of them, added up in the type in any order, do not overflow."""
+    """Return the largest share, such that sums of `workers` shares in any order do not overflow the dtype."""
     most = torch.finfo(dtype).max
-    if workers > 1:  # the limit's own rounding and those of A - 1 additions may each grow it by eps / 2
+    if workers > 1:  # the rounding of the limit and of A - 1 additions may each increase the sum by eps / 2
         most /= workers * (1 + torch.finfo(dtype).eps / 2) ** workers
     return float(torch.tensor(most, dtype=dtype))
 
 
 def share(x_W: Tensor, workers: int, dtype: torch.dtype) -> Tensor:
-    """What each worker adds to a sum in `dtype`: x / A, cut to where A of them cannot overflow, in any order."""
+    """Return the share of each worker in a sum in `dtype`: x / A, clamped so that sums of A shares cannot overflow."""
     share_W = (x_W if workers == 1 else x_W / workers).to(dtype)
-    if dtype == torch.float16:  # bfloat16 ends where float32 ends
+    if dtype == torch.float16:  # bfloat16 has the range of float32
         most = largest_share(workers, dtype)
         share_W = share_W.clamp_(-most, most)
     return share_W
 
 
 def sum_of_shares(xs_W: Sequence[Tensor], workers: int, dtype: torch.dtype) -> Tensor:
-    """The local workers' shares of several tensors, side by side and added up: [B] in `dtype`.
+    """Return the sum of the local workers' shares of several tensors, concatenated: [B] in `dtype`.
 
-    They are added in float32, in the order of the workers, and the sum is rounded once.
+    Shares are summed in float32 in the order of the workers, and the sum is rounded once.
 
     Args:
-        xs_W: tensors [W, ...], at least one, all of one type.
-        workers: of the whole run, A.
+        xs_W: tensors [W, ...], at least one, all of one dtype.
+        workers: number of workers of the run, A.
         dtype: float16 or bfloat16.
     """
     if _usable(xs_W, dtype):
@@ -63,7 +63,7 @@ def sum_of_shares(xs_W: Sequence[Tensor], workers: int, dtype: torch.dtype) -> T
 
 
 def widened(narrow_B: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `sum_of_shares` has made, or a sum of these, in float32 or float64."""
+    """Return a result of `sum_of_shares`, or a sum of such results, in float32 or float64."""
     wide_B = large_pages.empty(len(narrow_B), dtype, narrow_B.device)
     if on_gpu.usable([wide_B]):
         from accordion_bench.tensors.kernels.on_gpu import casts as kernel
@@ -81,7 +81,7 @@ def widened(narrow_B: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def subtract_shares_(targets_W: Sequence[Tensor], xs_W: Sequence[Tensor], workers: int, dtype: torch.dtype) -> None:
-    """Each target [W, ...] -= A x the shares of its tensor, as others read them."""
+    """Subtract A x the shares of its tensor, as other workers decode them, from each target [W, ...] in place."""
     if not targets_W:
         return
     if _usable([*targets_W, *xs_W], dtype) and all(_rows_lie_dense(target_W) for target_W in targets_W):
@@ -94,7 +94,7 @@ def subtract_shares_(targets_W: Sequence[Tensor], xs_W: Sequence[Tensor], worker
 
 
 def side_by_side(xs_W: Sequence[Tensor]) -> Tensor:
-    """Tensors [W, ...] as one [W, B]."""
+    """Concatenate tensors [W, ...] as [W, B]."""
     return torch.cat([x_W.reshape(len(x_W), -1) for x_W in xs_W], dim=1)
 
 
@@ -157,7 +157,7 @@ def _bits(narrow_B: Tensor) -> np.ndarray:
 
 @lru_cache(64)
 def _table(lengths: tuple[int, ...]) -> "Table":
-    """Where the shares of tensors of these lengths lie."""
+    """Return the table of the shares of tensors of these lengths; cached."""
     from accordion_bench.tensors.kernels.table import Table
 
     starts = [2 * sum_ for sum_ in itertools.accumulate(lengths[:-1], initial=0)]
@@ -165,6 +165,6 @@ def _table(lengths: tuple[int, ...]) -> "Table":
 
 
 def _as_kernels_take_it(like: Tensor, workers: int, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Workers, largest share, whether it is float16, and an array of the tensors' type."""
+    """Return number of workers, largest share, whether dtype is float16, and an array of the tensors' dtype."""
     empty = np.empty(0, np.float32 if like.dtype == torch.float32 else np.float64)
     return empty.dtype.type(workers), np.float32(largest_share(workers, dtype)), dtype == torch.float16, empty

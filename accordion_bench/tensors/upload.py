@@ -1,7 +1,7 @@
-"""Numbers of the host on a device.
+"""Upload of host data to a device, also for captured work.
 
-While work is captured nothing is uploaded, since a graph would repeat the copy of that moment: the work is given cells,
-memory on the device, and they are filled before every repetition.
+During capture nothing is uploaded, because a graph would replay the copy of old data. Instead, captured work reads
+cells, which are device memory that is filled before every replay.
 """
 
 import contextlib
@@ -21,26 +21,26 @@ _numbers = itertools.count()
 
 
 class Cell:
-    """A place on a device for numbers that the host makes.
+    """Device memory for data that the host computes.
 
     Args:
-        place: on the device.
-        make: called with the moment (a step's number and rates) gives the numbers.
-        once: they are the same at every moment.
+        place: tensor on the device.
+        make: function from the moment (step and rates) to the data.
+        once: whether the data are equal at all moments.
     """
 
     def __init__(self, place: Tensor, make: Callable[[Any], Tensor], once: bool) -> None:
         self.place, self.make, self.once, self._filled = place, make, once, False
 
     def fill(self, moment: Any) -> None:
-        """Bring the numbers of a moment to the device, asynchronously."""
+        """Copy the data of a moment to the device, asynchronously."""
         if not (self.once and self._filled):
             self.place.copy_(self.make(moment).pin_memory(), non_blocking=True)
             self._filled = True
 
 
 def filled(cells: "list[Cell]", replay: Callable[[], object], moment: Any = None) -> None:
-    """Repeat captured work with the numbers of a moment."""
+    """Replay captured work with the data of a moment."""
     for cell in cells:
         cell.fill(moment)
     replay()
@@ -52,10 +52,10 @@ def _empty(x: Tensor, to: device) -> Tensor:
 
 @contextlib.contextmanager
 def noting(place: Callable[[Tensor, device], Tensor] = _empty) -> Iterator[list[Cell]]:
-    """Inside, this thread uploads nothing; the list holds the cells that work was given in its place.
+    """Replace uploads of this thread inside the block by cells; yield the list of the cells.
 
     Args:
-        place: makes room on a device for such a tensor.
+        place: function that allocates device memory for a tensor.
     """
     outer, _noting.cells, _noting.place = getattr(_noting, "cells", None), [], place
     try:
@@ -65,17 +65,17 @@ def noting(place: Callable[[Tensor, device], Tensor] = _empty) -> Iterator[list[
 
 
 def upload(x: Tensor, to: device) -> Tensor:
-    """A tensor of the CPU on a device; on the CPU itself, uncopied. Asynchronous, through pinned memory."""
+    """Copy a CPU tensor to a device asynchronously, through pinned memory; return it unchanged for the CPU."""
     return _uploaded(x, lambda _: x, to, once=True)
 
 
 def fresh(make: Callable[[Any], Tensor], moment: Any, to: device) -> Tensor:
-    """The same for numbers that change from step to step.
+    """Upload data that change from step to step.
 
     Args:
-        make: called with a moment gives the numbers, always of one shape.
-        moment: of this step, a `Context`.
-        to: where they are needed.
+        make: function from the moment to the data, of constant shape.
+        moment: moment of this step, a `Context`.
+        to: device.
     """
     cells = getattr(_noting, "cells", None)
     if cells is None or to.type == "cpu":
@@ -97,12 +97,12 @@ def _uploaded(x: Tensor, make: Callable[[Any], Tensor], to: device, once: bool) 
 
 
 def table(x: Tensor, to: device) -> Tensor:
-    """The same for a tensor that is kept: the host waits, once, since any stream may read it from now on."""
+    """Copy a cached tensor to a device; synchronises once, so that all streams may read it."""
     made = x.to(to)
     _tables[next(_numbers)] = made
     return made
 
 
 def tables() -> list[Tensor]:
-    """The tables that are kept now: a capture of work that reads them must keep them as long."""
+    """Return all live tables; a capture of work that reads them must keep references."""
     return list(_tables.values())

@@ -1,8 +1,8 @@
-"""How kernels are compiled, and how they reach memory.
+"""Compilation of kernels by numba, and access to memory by address.
 
-Without fast arithmetic: an expression is rounded where it is written, so that codes equal those of torch to the bit.
-Sums alone may be taken in any order (`summing`), the same one on every machine of a kind. Machine code is kept on disk,
-where numba keeps it: in NUMBA_CACHE_DIR, beside these files, or else in the user's cache.
+Kernels are compiled without fast arithmetic, so that codes equal those of torch bit for bit. Only sums may be reordered
+(`summing`); the order is the same on all machines of one kind. numba caches machine code on disk: in NUMBA_CACHE_DIR,
+beside these files, or in the user's cache.
 """
 
 import functools
@@ -20,17 +20,17 @@ u8, u32, u64, i64, f32, f64 = np.uint8, np.uint32, np.uint64, np.int64, np.float
 
 
 def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """A loop as machine code; it runs beside other threads."""
+    """Compile a loop to machine code that releases the GIL."""
     return _kept(loop, nogil=True, error_model="numpy")
 
 
 def summing(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, and its sums may be taken in any order."""
+    """Compile as `compiled`, and allow sums in any order."""
     return _kept(loop, nogil=True, error_model="numpy", fastmath={"reassoc"})
 
 
 def _kept(loop: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    # numba compiles anew where a loop's own file changes; machine code also holds what the loop calls and the constants
+    # numba recompiles a loop if its own file changes; but machine code also contains called loops and the constants
     # it takes from elsewhere, so all of these files are in the name that it is kept under
     loop.__qualname__ += f"_{digest(Path(__file__).parents[1])}"
     try:
@@ -41,7 +41,7 @@ def _kept(loop: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 @functools.cache
 def digest(folder: Path) -> str:
-    """Of all Python files in a folder and those below, 12 hexadecimal digits."""
+    """Return a hash of all Python files in a folder and its subfolders, 12 hexadecimal digits."""
     contents = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
         contents.update(file.read_bytes())
@@ -58,13 +58,13 @@ def _pointer(context: Any, address: Any, like: Any) -> Any:
 
 @compiled
 def array_at(address, n, like):  # type: ignore[no-untyped-def]
-    """The n numbers at an address, of the type of the array `like`."""
+    """Return the array of n elements at an address, with the dtype of the array `like`."""
     return numba.carray(_pointer(address, like), (n,))
 
 
 @compiled
 def owner(rows, column, number, t):  # type: ignore[no-untyped-def]
-    """The tensor that bucket, tile or piece `number` is of, looked for from tensor t on."""
+    """Return the tensor of bucket, tile or piece `number`, by a search from tensor t on."""
     if number < rows[t, column]:
         t = 0
     while number >= rows[t + 1, column]:
@@ -74,7 +74,7 @@ def owner(rows, column, number, t):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def bits_of(context: Any, x: Any) -> Any:
-    """The bits of a float32, as uint32."""
+    """Return the bits of a float32 as uint32."""
 
     def bitcast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], context.get_value_type(types.uint32))
@@ -84,7 +84,7 @@ def bits_of(context: Any, x: Any) -> Any:
 
 @intrinsic
 def float_of(context: Any, bits: Any) -> Any:
-    """The float32 of some bits."""
+    """Return the float32 with these bits."""
 
     def bitcast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], context.get_value_type(types.float32))

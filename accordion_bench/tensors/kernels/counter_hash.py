@@ -1,4 +1,4 @@
-"""The random numbers of `counter_rng`, inside of a kernel."""
+"""Random numbers of `counter_rng` inside kernels."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ _GOLDEN, _FIRST, _SECOND = u64(0x9E3779B97F4A7C15), u64(0xBF58476D1CE4E5B9), u64
 
 @compiled
 def block_key(stream, block):  # type: ignore[no-untyped-def]
-    """The word and the odd factor of a block of a stream; see `counter_rng.blocks_of`."""
+    """Word and odd factor of a block of a stream; see `counter_rng.blocks_of`."""
     z = (stream + u64(block) + u64(1)) * _GOLDEN
     z = (z ^ (z >> u64(30))) * _FIRST
     z = (z ^ (z >> u64(27))) * _SECOND
@@ -21,13 +21,13 @@ def block_key(stream, block):  # type: ignore[no-untyped-def]
 
 @compiled
 def integer(lane, word, factor, shift):  # type: ignore[no-untyped-def]
-    """The leading 32 - shift bits of a random word."""
-    return u32(u32(lane ^ word) * factor) >> shift  # numba widens what is not cut
+    """Leading 32 - shift bits of a random word."""
+    return u32(u32(lane ^ word) * factor) >> shift  # numba widens uint32 to 64 bits without the mask
 
 
 @compiled
 def draw(lanes, word, factor, bits, out):  # type: ignore[no-untyped-def]
-    """out = random integers below 2^bits, as float32: those of the first lanes of a block; bits at most 24."""
+    """Write random integers below 2^bits, as float32, for the first lanes of a block to out; bits at most 24."""
     shift = u32(32 - bits)
     for i in range(out.size):
         out[i] = f32(np.int32(integer(lanes[i], word, factor, shift)))

@@ -1,4 +1,4 @@
-"""The images of `permutations`, and the coordinates of tensors at these places.
+"""Drawn coordinates on a CPU: images of `permutations`, and gather and scatter of tensors at these coordinates.
 
 Tensor suffixes: T tensors, W local workers, R rows of the sums.
 """
@@ -15,12 +15,12 @@ SHIFT = u32(permutations.SHIFT)
 
 
 def draw(draws: Draws, words: np.ndarray, out: np.ndarray) -> None:
-    """out = the images of all tensors, each at its place in a buffer.
+    """Write the images of all tensors to a buffer.
 
     Args:
-        draws: whose.
-        words: of the keys, uint32 [T, 24].
-        out: int32 or int64 [room].
+        draws: sizes of the permutations.
+        words: words of the keys, uint32 [T, 24].
+        out: output, int32 or int64 [room].
     """
     over_tiles(_draw, draws.tiles, draws.rows, words, out)
 
@@ -49,29 +49,29 @@ def _draw(rows, words, out, first, last):  # type: ignore[no-untyped-def]
 
 @compiled
 def move(left, right, word, other, high, shift):  # type: ignore[no-untyped-def]
-    """Two rounds of the network on halves uint32 [N]."""
+    """Apply two rounds of the network to halves, uint32 [N]."""
     for j in range(left.size):
         moved = u32(left[j] + u32((u64(hashed(right[j], word)) * u64(high)) >> u64(32)))
-        moved = min(moved, u32(moved - high))  # what is below 0 is large
+        moved = min(moved, u32(moved - high))  # negative differences wrap around to large numbers
         left[j] = moved
         right[j] = u32(right[j] ^ (hashed(moved, other) >> shift))
 
 
 @compiled
 def hashed(x, word):  # type: ignore[no-untyped-def]
-    """A word of a half, of which the leading bits are good; numba widens what is not cut."""
+    """Hash of a half, with random leading bits; masked, because numba widens uint32 to 64 bits."""
     x = u32(u32(x ^ word) * FACTOR)
     return u32(u32(x ^ (x >> SHIFT)) * OTHER)
 
 
 def gather(addresses: np.ndarray, draws: Draws, places: np.ndarray, out: np.ndarray) -> None:
-    """out [W, room] = the coordinates of rows at these places.
+    """Gather the values of rows at drawn coordinates to out [W, room].
 
     Args:
-        addresses: of the rows, int64 [W, T].
-        draws: how many of each tensor.
-        places: as `draw` makes them.
-        out: of the type of the coordinates.
+        addresses: addresses of the rows, int64 [W, T].
+        draws: sizes of the permutations.
+        places: drawn coordinates, see `draw`.
+        out: output, with the dtype of the coordinates.
     """
     over_tiles(_gather, draws.tiles, addresses, draws.rows, places, out)
 
@@ -89,14 +89,14 @@ def _gather(addresses, rows, places, out, first, last):  # type: ignore[no-untyp
 
 
 def scatter(addresses: np.ndarray, draws: Draws, places: np.ndarray, values: np.ndarray, factors: np.ndarray) -> None:
-    """Coordinates of rows at these places += factor x value; each product and each sum is rounded once.
+    """Add factor x value to rows at drawn coordinates; each product and each sum is rounded once.
 
     Args:
-        addresses: of the rows, int64 [R, T].
-        draws: how many of each tensor.
-        places: as `draw` makes them.
+        addresses: addresses of the rows, int64 [R, T].
+        draws: sizes of the permutations.
+        places: drawn coordinates, see `draw`.
         values: addresses of the values, int64 [R, T].
-        factors: of each tensor [T], of the type of the coordinates.
+        factors: factor of each tensor [T], with the dtype of the coordinates.
     """
     over_tiles(_scatter, draws.tiles, addresses, draws.rows, places, values, factors)
 
@@ -116,6 +116,6 @@ def _scatter(addresses, rows, places, values, factors, first, last):  # type: ig
 
 @compiled
 def bounds(rows, t, number):  # type: ignore[no-untyped-def]
-    """Where in a buffer the images of a tile begin and end."""
+    """Range of the images of a tile in the buffer."""
     begin = rows[t, FIRST] + (number - rows[t, TILE]) * SIZE
     return begin, min(begin + SIZE, rows[t, FIRST] + rows[t, COUNT])

@@ -1,11 +1,11 @@
-"""The largest magnitudes of rows: which numbers are sent, told by the smallest of them.
+"""Selection of the largest magnitudes of rows on a CPU, stored as the smallest selected key.
 
-A magnitude is compared by its bits, as an integer: its `key`. NaN has the key of infinity, the largest one. What is
-chosen of a row are all keys above `least`, and the first so many of those that equal it: no list of indices.
+The key of a number is its magnitude's bits as an integer. NaN has the key of infinity, the largest one. The selection
+of a row is all keys above `least`, and the first ones of those equal to it; no indices are stored.
 
-1. A sample of the row gives two bounds, between which its k-th largest key lies.
-2. One pass counts, tile by tile, the keys from the upper bound on, and keeps those that lie between the two.
-3. Among these few the k-th largest is found exactly.
+1. A sample of the row gives two bounds that enclose the k-th largest key.
+2. One pass counts the keys of each tile from the upper bound on, and stores those between the bounds.
+3. Among the stored keys the k-th largest is found exactly.
 
 Tensor suffixes: R rows.
 """
@@ -24,35 +24,35 @@ from accordion_bench.tensors.kernels.compiled import array_at, compiled, i64, u6
 from accordion_bench.tensors.kernels.rows import ADDRESS, SIZE, TILE, N, Rows
 from accordion_bench.tensors.kernels.threads import over_tiles
 
-SAMPLE, MOST = 1 << 10, 1 << 12  # a row of n has a sample of n / 128 keys, at least and at most so many
-ROOM = SIZE // 4  # keys of a tile that are kept for the exact search: what the smallest sample leaves at worst
-DIGITS = 8  # bits by which a search becomes narrower in each of its passes
-MAGNITUDE, INFINITE = range(2)  # what `limits` says
+SAMPLE, MOST = 1 << 10, 1 << 12  # fewest and most keys of a sample, which has n / 128 keys of a row of n
+ROOM = SIZE // 4  # stored keys of a tile for the exact search; enough for the smallest sample in the worst case
+DIGITS = 8  # bits per pass of a radix search
+MAGNITUDE, INFINITE = range(2)  # entries of `limits`
 UPPER, LOWER = range(2)  # columns of bounds
-LARGE, BETWEEN = range(2)  # columns of what one pass finds in a tile: keys from the upper bound on, keys between both
+LARGE, BETWEEN = range(2)  # columns of the counts of a tile: keys from the upper bound on, keys between the bounds
 GREATER, EQUAL = range(2)  # columns of `Chosen.counts`
 
 
 @functools.cache
 def limits(dtype: Any) -> np.ndarray:
-    """Of coordinates of a type, as integers of its width: the bits of a magnitude, and the key of infinity."""
+    """Return the mask of a magnitude's bits and the key of infinity, as integers of the width of a dtype."""
     integer = np.dtype(f"i{np.dtype(dtype).itemsize}")
     return np.array([np.iinfo(integer).max, key(np.inf, dtype)], integer)
 
 
 def key(value: float, dtype: Any) -> int:
-    """The key of a number that is not negative."""
+    """Return the key of a non-negative number."""
     number = np.array(value, dtype)
     return int(number.view(f"i{number.itemsize}"))
 
 
 class ChosenKeys:
-    """Which coordinates of rows are chosen.
+    """Selection of coordinates of rows.
 
     Attributes:
-        least: smallest key, int64 [R].
-        kept: how many, int64 [R].
-        counts: int64 [tiles, 2], of each tile the keys above `least`, and those that equal it.
+        least: smallest selected key of each row, int64 [R].
+        kept: number of selected coordinates, int64 [R].
+        counts: numbers of keys above `least` and equal to it in each tile, int64 [tiles, 2].
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -62,15 +62,15 @@ class ChosenKeys:
 
 
 def choose_largest(rows: Rows, k: Sequence[int] | np.ndarray, chosen: ChosenKeys | None = None) -> ChosenKeys:
-    """The k largest magnitudes of every row; ties go to the lower index.
+    """Select the k largest magnitudes of every row; ties go to the lower index.
 
     Args:
-        rows: where coordinates lie.
-        k: how many of each row, at most its coordinates; -1 = leave the row as `chosen` has it.
-        chosen: what to write into.
+        rows: coordinates.
+        k: number for each row, at most its coordinates; -1 = leave the row of `chosen` unchanged.
+        chosen: selection to overwrite; None = a new one.
 
     Returns:
-        what is chosen.
+        the selection.
     """
     chosen = chosen or ChosenKeys(rows)
     wanted, like = np.asarray(k, np.int64), limits(rows.dtype)
@@ -85,7 +85,7 @@ def choose_largest(rows: Rows, k: Sequence[int] | np.ndarray, chosen: ChosenKeys
 
 
 def choose_from(rows: Rows, least: np.ndarray, chosen: ChosenKeys) -> None:
-    """All magnitudes from the keys `least` [R] on; -1 = leave the row as it is."""
+    """Select all magnitudes with keys of at least `least` [R]; -1 = leave the row unchanged."""
     chosen.least[least >= 0] = least[least >= 0]
     over_tiles(_count, rows.tiles, rows.table, limits(rows.dtype), least, chosen.counts)
     until = np.concatenate([[0], chosen.counts[:, GREATER].cumsum()])
@@ -94,12 +94,12 @@ def choose_from(rows: Rows, least: np.ndarray, chosen: ChosenKeys) -> None:
 
 
 def leave_zeros(rows: Rows, chosen: ChosenKeys, which: np.ndarray) -> None:
-    """Of the rows `which`, booleans [R], coordinates that are zero are no longer chosen."""
+    """Remove zeros from the selection of the rows `which`, booleans [R]."""
     choose_from(rows, np.where(which & (chosen.least == 0) & (chosen.kept > 0), 1, -1), chosen)
 
 
 def sampled_keys(rows: Rows, rank: np.ndarray, offset: np.ndarray, stride: np.ndarray) -> np.ndarray:
-    """The rank-th largest key [R] of a sample of each row, its coordinates at offset + i stride; 0 where rank is 0."""
+    """Return the rank-th largest key [R] of the sample at offset + i stride of each row; 0 for rank 0."""
     out = np.zeros(rows.count, np.int64)
     over_tiles(_sample, rows.count, rows.table, limits(rows.dtype), rank, offset, stride, out)
     return out
@@ -107,7 +107,7 @@ def sampled_keys(rows: Rows, rank: np.ndarray, offset: np.ndarray, stride: np.nd
 
 @intrinsic
 def zeros_below(context, word):  # type: ignore[no-untyped-def]
-    """How many zeros are below the lowest one of a uint64."""
+    """Return the number of trailing zeros of a uint64."""
 
     def count(context, builder, signature, args):  # type: ignore[no-untyped-def]
         return builder.cttz(args[0], cgutils.false_bit)
@@ -117,7 +117,7 @@ def zeros_below(context, word):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def ones(context, word):  # type: ignore[no-untyped-def]
-    """How many ones a uint64 has."""
+    """Return the number of ones of a uint64."""
 
     def count(context, builder, signature, args):  # type: ignore[no-untyped-def]
         return builder.ctpop(args[0])
@@ -127,10 +127,10 @@ def ones(context, word):  # type: ignore[no-untyped-def]
 
 @compiled
 def list_ones(word, start, out, found):  # type: ignore[no-untyped-def]
-    """Write the places of a word's ones, from `start` on, into out[found:], which has room for seven more."""
+    """Write the positions of the ones of a word, plus `start`, to out[found:], which has seven spare elements."""
     end = found + i64(ones(word))
     while found < end:
-        for i in range(8):  # a branch for every one of them would be foretold badly
+        for i in range(8):  # a branch per one would be mispredicted often
             out[found + i] = start + i64(zeros_below(word))
             word &= word - u64(1)
         found += 8
@@ -139,7 +139,7 @@ def list_ones(word, start, out, found):  # type: ignore[no-untyped-def]
 
 @compiled
 def at_least(block, magnitude, least):  # type: ignore[no-untyped-def]
-    """A uint64 with a one where a key of a block of 64 is not below `least`."""
+    """Return a uint64 with a one for each key of a block of 64 that is at least `least`."""
     word = u64(0)
     for i in range(64):
         word |= u64((block[i] & magnitude) >= least) << u64(i)
@@ -148,7 +148,7 @@ def at_least(block, magnitude, least):  # type: ignore[no-untyped-def]
 
 @compiled
 def collect(x, magnitude, least, out):  # type: ignore[no-untyped-def]
-    """Write the places of keys that are not below `least` into out, ascending; returns how many these are."""
+    """Write the ascending positions of keys of at least `least` to out; return their number."""
     found = 0
     whole = x.size // 64 * 64
     for start in range(0, whole, 64):
@@ -161,7 +161,7 @@ def collect(x, magnitude, least, out):  # type: ignore[no-untyped-def]
 
 @compiled
 def kth_largest(keys, k):  # type: ignore[no-untyped-def]
-    """The k-th largest of some keys, 0 < k <= their number; they are overwritten."""
+    """Return the k-th largest key, 0 < k <= number of keys; overwrites the keys."""
     counts = np.empty(1 << DIGITS, np.int64)
     while True:
         smallest, largest = keys[0], keys[0]
@@ -189,20 +189,20 @@ def kth_largest(keys, k):  # type: ignore[no-untyped-def]
 
 @compiled
 def _bound(rows, limits, wanted, bounds, first, last):  # type: ignore[no-untyped-def]
-    """An upper and a lower bound of the k-th largest key of each row; of short rows both are the key itself."""
+    """Compute an upper and a lower bound of the k-th largest key of each row; equal to the key for short rows."""
     for row in range(first, last):
         n, k = rows[row, N], wanted[row]
         if k == 0:
             bounds[row, UPPER] = bounds[row, LOWER] = i64(limits[MAGNITUDE])
         if k <= 0 or k == n:
-            continue  # of all, the least key is 0
+            continue  # all coordinates are selected, so the smallest key is 0
         x = array_at(rows[row, ADDRESS], n, limits)
         stride = max(1, n // min(MOST, max(SAMPLE, n // 128)))
-        while math.gcd(stride, n) > 1:  # else the sample would see some rows or filter taps of a tensor only
+        while math.gcd(stride, n) > 1:  # otherwise the sample contains only some rows or filter taps of a tensor
             stride -= 1
         sample = np.empty((n + stride - 1) // stride, limits.dtype)
         rank = k * sample.size / n
-        # more than four standard deviations on both sides, so that a second try is all but never needed
+        # more than four standard deviations on both sides, so that a second pass is rarely necessary
         margin = 4 * math.sqrt(rank) + 4 if stride > 1 else 0.0
         upper, lower = int(rank - margin), int(rank + margin)
         bounds[row, UPPER] = i64(limits[INFINITE])
@@ -224,7 +224,7 @@ def _take(x, offset, stride, limits, out):  # type: ignore[no-untyped-def]
 
 @compiled
 def _compare(rows, limits, wanted, bounds, found, inside, first, last):  # type: ignore[no-untyped-def]
-    """Count the keys of each tile from its row's upper bound on, and keep those between the two bounds."""
+    """Count the keys of each tile from the upper bound of its row on, and store those between the bounds."""
     places = np.empty(SIZE + 8, np.int32)
     for row in range(rows.shape[0] - 1):
         upper, lower = bounds[row, UPPER], bounds[row, LOWER] + 1
@@ -259,7 +259,7 @@ def _keep(x, places, limits, out):  # type: ignore[no-untyped-def]
 
 @compiled
 def _decide(rows, limits, wanted, bounds, found, inside, least, counts, first, last):  # type: ignore[no-untyped-def]
-    """The k-th largest key of each row, and how many keys of each tile are above it, and equal to it."""
+    """Find the k-th largest key of each row; count the keys of each tile above it and equal to it."""
     for row in range(first, last):
         k, begin, end = wanted[row], rows[row, TILE], rows[row + 1, TILE]
         if k < 0:
@@ -287,7 +287,7 @@ def _decide(rows, limits, wanted, bounds, found, inside, least, counts, first, l
                     greater += inside[tile, i] > least[row]
                     equal += inside[tile, i] == least[row]
                 counts[tile, GREATER], counts[tile, EQUAL] = greater, equal
-        else:  # many have the key of a bound, or the sample has misled
+        else:  # many keys equal a bound, or the bounds do not enclose the key
             x = array_at(rows[row, ADDRESS], rows[row, N], limits)
             least[row] = bounds[row, UPPER if large > k else LOWER]
             greater, equal = _weigh(x, least[row], limits, counts[begin:end])
@@ -298,7 +298,7 @@ def _decide(rows, limits, wanted, bounds, found, inside, least, counts, first, l
 
 @compiled
 def _weigh(x, least, limits, counts):  # type: ignore[no-untyped-def]
-    """How many keys of each tile of a row are above `least`, and equal to it; returns the sums of both."""
+    """Count the keys of each tile of a row above `least` and equal to it; return both sums."""
     total_greater, total_equal = 0, 0
     for tile in range(counts.shape[0]):
         greater, equal = 0, 0
@@ -313,7 +313,7 @@ def _weigh(x, least, limits, counts):  # type: ignore[no-untyped-def]
 
 @compiled
 def _kth_of_row(x, k, limits):  # type: ignore[no-untyped-def]
-    """The k-th largest key of a row, digit by digit, where its sample has misled; nothing is kept."""
+    """Return the k-th largest key of a row by a radix search, if the bounds do not enclose it; stores no keys."""
     counts = np.empty(1 << DIGITS, np.int64)
     least, shift = 0, 8 * limits.itemsize
     while shift:
@@ -334,7 +334,7 @@ def _kth_of_row(x, k, limits):  # type: ignore[no-untyped-def]
 
 @compiled
 def _count(rows, limits, least, counts, first, last):  # type: ignore[no-untyped-def]
-    """How many keys of each tile are not below a row's `least`: they all count as greater."""
+    """Count the keys of each tile of at least the row's `least`; all count as greater."""
     for row in range(rows.shape[0] - 1):
         coordinates = array_at(rows[row, ADDRESS], rows[row, N], limits)
         for tile in range(max(first, rows[row, TILE]), min(last, rows[row + 1, TILE])):

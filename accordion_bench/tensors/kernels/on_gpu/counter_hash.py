@@ -1,4 +1,4 @@
-"""The random numbers of `counter_rng`, inside of a kernel."""
+"""Random numbers of `counter_rng` inside kernels."""
 
 import functools
 
@@ -15,13 +15,13 @@ BLOCK = tl.constexpr(counter_rng.BLOCK)
 
 @functools.cache
 def lanes_on(device: torch.device) -> Tensor:
-    """The word of every lane of a block, int32 [BLOCK]."""
+    """Return the words of the lanes of a block on a device, int32 [BLOCK]; cached."""
     return table(torch.from_numpy(counter_rng.lane_words().view("int32")), device)
 
 
 @triton.jit
 def block_key(stream, block):  # type: ignore[no-untyped-def]
-    """The word and the odd factor of a block of a stream; see `counter_rng.blocks_of`."""
+    """Word and odd factor of a block of a stream; see `counter_rng.blocks_of`."""
     z = (stream + block.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
@@ -31,7 +31,7 @@ def block_key(stream, block):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def draw(lanes, stream, begin, j, exists, BITS: tl.constexpr, WITHIN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Random integers below 2^BITS, as float32, of coordinates begin + j; all in one block (WITHIN), or in two."""
+    """Random integers below 2^BITS, as float32, for coordinates begin + j within one block (WITHIN) or two."""
     first = begin // BLOCK
     word, odd = block_key(stream, first)
     if WITHIN:

@@ -1,4 +1,4 @@
-"""The images of `permutations`, and the coordinates of tensors at these places: a tile of a tensor in each program.
+"""Drawn coordinates on a GPU: images of `permutations`, gather and scatter; one tile of a tensor per program.
 
 Tensor suffixes: T tensors, W local workers, R rows of the sums.
 """
@@ -36,13 +36,13 @@ SHIFT = tl.constexpr(permutations.SHIFT)
 
 @functools.lru_cache(maxsize=KEPT)
 def rows_on(draws: Draws, device: torch.device) -> Tensor:
-    """The rows of draws, int64 [T + 1, 7]."""
+    """Return the rows of draws on a device, int64 [T + 1, 7]; cached."""
     return upload.table(torch.from_numpy(draws.rows), device)
 
 
 @functools.lru_cache(maxsize=KEPT)
 def tiles_on(draws: Draws, device: torch.device) -> Tensor:
-    """The tensor of each tile, and the tile's first image: int32 [tiles, 2]."""
+    """Return the tensor and the first image of each tile, int32 [tiles, 2]; cached."""
     before = draws.rows[:, permutations.TILE]
     of = np.repeat(np.arange(len(before) - 1), np.diff(before))
     begin = (np.arange(len(of)) - before[of]) * permutations.SIZE
@@ -51,7 +51,7 @@ def tiles_on(draws: Draws, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=KEPT)
 def factors_on(factors: tuple[float, ...], device: torch.device) -> Tensor:
-    """Factors of tensors, float64 [T]."""
+    """Return the factors of tensors on a device, float64 [T]; cached."""
     return upload.table(torch.tensor(factors, dtype=torch.float64), device)
 
 
@@ -105,7 +105,7 @@ def _draw(rows, tiles, words, out, TYPE: tl.constexpr):  # type: ignore[no-untyp
         left, right = (x >> low).to(tl.uint32), x.to(tl.uint32) & mask
         for r in range(0, rounds, 2):
             left += tl.umulhi(_hashed(right, own + r), high)
-            left = tl.minimum(left, left - high)  # what is below 0 is large
+            left = tl.minimum(left, left - high)  # negative differences wrap around to large numbers
             right ^= _hashed(left, own + r + 1) >> shift
         x = tl.where(outside, (left.to(TYPE) << low) + right.to(TYPE), x)
         outside = outside & (x >= n)
@@ -114,7 +114,7 @@ def _draw(rows, tiles, words, out, TYPE: tl.constexpr):  # type: ignore[no-untyp
 
 @triton.jit
 def _hashed(x, word):  # type: ignore[no-untyped-def]
-    """A word of a half, of which the leading bits are good."""
+    """Hash of a half, with random leading bits."""
     x = (x ^ tl.load(word).to(tl.uint32, bitcast=True)) * FACTOR
     return (x ^ (x >> SHIFT)) * OTHER
 
@@ -140,9 +140,9 @@ def _scatter(addresses, values, T, rows, tiles, places, factors, TYPE: tl.conste
 
 @triton.jit
 def _tile(rows, tiles, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The program's tensor; numbers of its images, their places in a buffer; which exist, and for which is room.
+    """Tensor of a program; numbers of its images, positions in the buffer; which exist, and which are in the buffer.
 
-    Behind the last image is room up to a multiple of ALIGNED, so that 16 bytes are loaded at once.
+    The images of a tensor are padded to a multiple of ALIGNED, so that loads have 16 bytes.
     """
     t, begin = tl.load(tiles + 2 * tl.program_id(0)), tl.load(tiles + 2 * tl.program_id(0) + 1)
     row, begin = rows + t * COLUMNS, tl.multiple_of(begin, SIZE)

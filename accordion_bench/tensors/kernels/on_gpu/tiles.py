@@ -69,7 +69,7 @@ class TileShape(NamedTuple):
 class TileGroup(NamedTuple):
     """Tiles that share launches.
 
-    first, count: range in the table of all tiles.
+    first, size: first row in the table of all tiles, and number of rows.
     tensors: indices of the tensors.
     room, across: see `TileShape.room`.
     entries: padded number of entries per tile; a power of two.
@@ -77,7 +77,7 @@ class TileGroup(NamedTuple):
     """
 
     first: int
-    count: int
+    size: int
     tensors: list[int]
     room: int
     across: int
@@ -114,13 +114,15 @@ def tables_on(shapes: tuple[TileShape, ...], device: torch.device) -> TileTables
     for (room, across, entries, even), tensors in sorted(alike.items()):
         tiles += [_tiles_of(shapes[t], t, before[t]) for t in tensors]
         groups.append(TileGroup(first, sum(counts[t] for t in tensors), tensors, room, across, entries, even))
-        first += groups[-1].count
+        first += groups[-1].size
     rows = [
         (one.m, one.a, one.b, one.k, one.width, -(-(1 << 32) // one.b), *one[-3:-1], one.codes if one.coded else -1)
         for one in shapes
     ]
-    on = (upload.table(torch.from_numpy(x), device) for x in (np.array(rows, np.int64), np.concatenate(tiles)))
-    return TileTables(*on, groups, before[-1])
+    rows_on, tiles_on = (
+        upload.table(torch.from_numpy(x), device) for x in (np.array(rows, np.int64), np.concatenate(tiles))
+    )
+    return TileTables(rows_on, tiles_on, groups, before[-1])
 
 
 def _tiles_of(shape: TileShape, t: int, before: int) -> np.ndarray:
@@ -145,9 +147,9 @@ def largest(addresses: np.ndarray, on: TileTables, like: Tensor) -> Entries:
     for group in on.groups:
         of, together = on.tiles[group.first :], WIDEST // group.room
         vector = vector_of(addresses[:, group.tensors], like) if group.even else 1
-        grid = (triton.cdiv(group.count, together), W)
+        grid = (triton.cdiv(group.size, together), W)
         constants = {"TYPE": TYPES[like.dtype], "TILES": together, "ROOM": group.room, "ACROSS": group.across}
-        args = (given, T, on.rows, of, group.count, *found, on.kept)
+        args = (given, T, on.rows, of, group.size, *found, on.kept)
         launch(_choose, grid, there, *args, **constants, VECTOR=vector)
     return found
 
@@ -170,8 +172,8 @@ def add(targets: np.ndarray, on: TileTables, message: Tensor, alpha: float, like
         own = message[first : first + R]
         for group in on.groups:
             of, together = on.tiles[group.first :], max(1, LANES // group.entries)
-            grid = (triton.cdiv(group.count, together), len(own))
-            args = (given, T, on.rows, of, group.count, own, own.stride(0), float(alpha))
+            grid = (triton.cdiv(group.size, together), len(own))
+            args = (given, T, on.rows, of, group.size, own, own.stride(0), float(alpha))
             launch(_add_tiles, grid, there, *args, TYPE=TYPES[like.dtype], TILES=together, ENTRIES=group.entries)
 
 

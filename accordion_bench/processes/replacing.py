@@ -120,9 +120,9 @@ class Replaced:
         """Start another one for one that is lost, unless so many before it have not worked either."""
         worked = one.entered is not None and time.monotonic() > one.entered + SHORT
         self.in_a_row = 0 if worked else self.in_a_row + 1
-        then = "another one is started"
-        if self.in_a_row >= MOST:
-            then = f"no other one is started after {MOST} in a row that were lost before they worked for {SHORT:g} s"
+        then = "another one is started" if self.in_a_row < MOST else "no other one is started"
+        if self.in_a_row == MOST:
+            then += f" after {MOST} in a row that were lost before they worked for {SHORT:g} s"
         print(f"warning: worker {one.number} is lost ({_why(one)}); {then}", file=sys.stderr, flush=True)
         if self.in_a_row < MOST:
             with handling(signal.SIG_IGN, ANSWERED_LATER):

@@ -264,7 +264,7 @@ class ElasticMembership(Membership):
         taken = max(arrivals, newest.arrivals)
         wanted = [*newest.ids, *register.arrived(range(newest.arrivals + 1, taken + 1))]
         register.come(number, self._knows)
-        until, waits = max(self._since + self.terms.timeout, time.monotonic() + GRACE), pauses()
+        until, waits = max(self._since + self.terms.timeout, time.monotonic()) + GRACE, pauses()
         while (found := register.generation(number)) is None:
             here = register.here(number)
             missing = [member for member in wanted if member not in here]

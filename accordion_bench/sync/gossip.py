@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
-from accordion_bench.plan import TensorSpec
+from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.position import Rate
 from accordion_bench.sync.round import Round, When
+from accordion_bench.sync.scheme import LEFT
 from accordion_bench.sync.who import Pairs, PeerExchange
 
 GRAPHS = ("exponential", "ring", "complete")
@@ -106,6 +109,11 @@ class Gossip(Round):
     of all x_w, with what is under way, is moved by the mean step alone. Evaluated is the mean of z_w; after the last
     step all workers average exactly.
 
+    With `elastic=True`, which needs `delay=0`, the graph connects the current members. All members vote after each
+    round. If a worker was lost, the A' survivors repeat the round in their own graph, from their own x_w. Every
+    push-sum weight stays 1, so the weights sum to A', by which the mean divides. A worker that enters receives the
+    parameters of the first member and weight 1; the mean of all x_w changes by that.
+
     `exponential` has one neighbour in a round, 2^k further, k = 0, 1, ... by turns (SGP); `ring` the one before and the
     one after (D-PSGD); `complete` all others. More neighbours = more bytes, and workers that are closer.
 
@@ -117,6 +125,8 @@ class Gossip(Round):
     )
     period: int = option("steps between two rounds; longer = fewer bytes", default=1, at_least=1)
     delay: int = option("1 = messages travel beside the next step", default=0, at_least=0, at_most=1)
+    elastic: bool = option("workers may be lost, and others may enter after a round; needs comm=gloo", default=False)
+    min_workers: int | None = option(LEFT, default=None, at_least=1, instead=2)
 
     chosen_as = {
         "gossip": Choice(
@@ -138,9 +148,20 @@ class Gossip(Round):
         super().__init__(When(self.period, delay=self.delay), Peers(self.graph, self.late))
         self.u, self.under_way = 1.0, 0.0  # sum to 1
         self.distance: float | None = None
+        self._loaded: list[Tensor] = []  # parameters of the worker whose state was loaded
+
+    def check(self, run: RunFacts, workers_per_process: int) -> None:
+        super().check(run, workers_per_process)
+        if self.elastic and self.late:
+            rule = "0 where workers may come and go (sync.elastic), because a lost worker's messages would be under way"
+            raise ValueRefused("sync.delay", rule, self.delay, 0)
 
     def at_the_start(self) -> list[Tensor]:
         return []
+
+    def restart(self) -> None:
+        """Each local worker takes the parameters of the worker whose state was loaded."""
+        self.axis.restart(self._loaded, range(len(self.axis.replicas)))
 
     @torch.no_grad()
     def before_step(self, lr: Rate) -> CompletedExchange | None:
@@ -195,12 +216,12 @@ class Gossip(Round):
     def finish(self) -> None:
         """The distance, and one exact average."""
         self.land()
-        self.consensus()
+        self.comm.membership.together(self.consensus)
         super().finish()
 
     def columns(self) -> dict[str, Any]:
         """For metrics rows: the root mean square of |z_w - mean z| over the workers, before the exact average."""
-        return {"consensus_distance": self.distance}
+        return {"consensus_distance": self.distance, **super().columns()}
 
     # ---- checkpoints
 
@@ -208,8 +229,14 @@ class Gossip(Round):
         received = [x_W[row] for x_W in self.in_flight.updates]
         return {"received": self.who.named(received)} if received else {}
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state of `Round`; where workers come and go also the parameters of the first local worker."""
+        peer = {"peer": [copy_on_cpu(x) for x in self.axis.values(0)]} if self.elastic and self.forked else {}
+        return {**super().state_dict(), **peer}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        self._loaded = [x.to(self.comm.device) for x in state.get("peer", [])]
         if self.under_way:
             kept_W = [x.expand(self.comm.local_workers, *x.shape) for x in self.axis.shared]
             self.in_flight.updates = [torch.zeros_like(x_W, memory_format=torch.contiguous_format) for x_W in kept_W]

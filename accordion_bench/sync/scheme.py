@@ -337,6 +337,10 @@ class Sync(Component, Stateful):
     def resized(self) -> None:
         """The number of workers is another one now; residuals and z are as they were."""
 
+    def restart(self) -> None:
+        """Start local steps of a worker that has loaded another worker's common state: x_w <- z."""
+        self.axis.restart(self.axis.shared, range(len(self.axis.replicas)))
+
     def columns(self) -> dict[str, Any]:
         """What it says in metrics rows, beside bytes and times."""
         return self.comm.membership.columns()

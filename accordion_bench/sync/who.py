@@ -204,8 +204,12 @@ class Pairs(All):
         if late and self.runner.may_launch:
             flight.landing = self.runner.launch(exchange, xs_W)
             return
-        flight.clock.waits(exchange.kind)
-        flight.updates = exchange(xs_W, self.runner.position.info())
+
+        def mixed() -> list[Tensor]:
+            flight.clock.waits(exchange.kind)
+            return exchange(xs_W, self.runner.position.info())
+
+        flight.updates = self.runner.comm.membership.repeated(lambda: mixed, mixed, exchange.keep)()
         flight.clock.lap("exposed")
 
     def differences(self, flight: InFlight, tier: int) -> list[list[Tensor]]:

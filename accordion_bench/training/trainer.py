@@ -388,7 +388,7 @@ class Trainer:
         counts = of_workers(state["ledger"], before, comm.workers)
         for owner in self.owners.of_all:
             owner.load_state_dict(renamed(state, before, comm.workers) | {"ledger": counts})
-        self.axis.restart(self.axis.shared, range(len(self.axis.replicas)))
+        self.sync.restart()
         deal.change(comm.workers, range(before), position.step)
         steps = math.ceil(math.ceil(deal.size / before) / deal.batch)  # of an epoch with as many workers
         position.step_in_epoch = position.step_in_epoch * position.steps_per_epoch // steps

@@ -29,7 +29,7 @@ class EveryStep(Sync):
     """
 
     elastic: bool | None = option(
-        "true = workers may be lost, and others may enter after a step; needs comm=gloo", default=None
+        "whether workers may be lost and others may enter after a step; needs comm=gloo", default=None
     )
     min_workers: int | None = option(LEFT, default=None, at_least=1, instead=2)
 

@@ -20,7 +20,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, RunFacts, TensorSpec
 from accordion_bench.position import Position, Rate
 
-LEFT = "workers that must be left then; null = 1"  # help text of min_workers
+LEFT = "least number of workers of such a run; null = 1"  # help text of min_workers
 PER_WORKER = "_W"  # suffix of tensors [W, ...] with a row per worker, in the state of an exchange
 
 

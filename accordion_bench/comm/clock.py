@@ -15,7 +15,7 @@ import contextlib
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -436,6 +436,11 @@ class Clock:
         self.series.update({ExchangePart.named(name): Series.from_state(kept) for name, kept in series.items()})
         self.totals.update({part_named(name): number for name, number in totals.items()})
         self._plans = list(dict.fromkeys(part.kind.plan for part in self.series if part.kind.plan))
+
+    def continue_row(self, row: Mapping[str, Any]) -> None:
+        """Raise the totals to the seconds of a metrics row of another process, so that later rows do not fall below."""
+        for part in (*EXCLUSIVE, *CONCURRENT, "warmup", "overlapped"):
+            self.totals[part] = max(self.totals[part], row.get(f"{part}_seconds") or 0.0)
 
     def events(self) -> list[dict[str, Any]]:
         """Return the timeline as Chrome trace events, relative to its first span; synchronises with the device."""

@@ -352,6 +352,7 @@ class Trainer:
         if comm.leader and not self._led:
             self._led = self.dense_notes.leader = True
             self.folder.log_to_file()
+            self.clock.continue_row((self.folder.read_metrics() or [{}])[-1])
             self.progress.lead(position)
             self.tracker.begin(self.config.to_dict(), self.folder.path)
         if comm.leader:

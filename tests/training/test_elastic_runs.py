@@ -67,7 +67,9 @@ def test_a_killed_worker_is_replaced(
     assert rows[-1]["lost"] >= 1 and rows[-1]["members"] >= 3
     assert summary["steps"] == 8 * tiny.STEPS
     assert rows[-1]["payload_bytes"] == rows[0]["payload_bytes"] * 8  # of one worker
-    assert f"worker {rank} is lost (died: SIGKILL); another one is started" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert f"worker {rank} is lost (died: SIGKILL); another one is started" in said
+    assert "reports will leave the run out" not in said  # times go on where another process writes the rows
 
 
 @pytest.mark.parametrize("scheme", [("sync=diloco", "sync.period=3"), ("sync=gossip",)])

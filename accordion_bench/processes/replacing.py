@@ -46,17 +46,22 @@ class Replaced:
         where: the placement.
         timeout: comm.timeout, seconds.
         interface: as for `spawn`.
+
+    Class attributes:
+        host: address of the store; the loopback, unless the processes are in several network namespaces.
     """
+
+    host = LOOPBACK
 
     def __init__(self, task: Task, where: Placement, timeout: float, interface: str | None) -> None:
         import torch.distributed as dist
 
         secret = secrets.token_hex(16)
-        listener = listen(LOOPBACK, 0, sealed=True)
+        listener = listen(self.host, 0, sealed=True)
         port = listener.getsockname()[1]
-        base = dist.TCPStore(LOOPBACK, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+        base = dist.TCPStore(self.host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
         self.task, self.where = task, where
-        self.meeting = Meeting(timeout, interface, port=port, secret=secret)
+        self.meeting = Meeting(timeout, interface, port=port, secret=secret, host=self.host)
         store = SealedStore(base, where.processes, secret)
         self.register = Register(store, Terms(where.processes, 1, timeout, {}))
         self.children: list[_Child] = []

@@ -171,6 +171,7 @@ class Meeting:
         file: of a store that they share; "" = their parent hosts it, and they join a process group by themselves.
         port: of the parent's store.
         secret: by which it is sealed.
+        host: its address.
     """
 
     timeout: float
@@ -178,6 +179,7 @@ class Meeting:
     file: str = ""
     port: int = 0
     secret: str = ""
+    host: str = LOOPBACK
 
     def store(self, processes: int) -> SealedStore:
         """The store, of so many processes."""
@@ -186,7 +188,7 @@ class Meeting:
         if self.file:
             return SealedStore(dist.FileStore(self.file, processes), processes)  # read by them alone
         wait = datetime.timedelta(seconds=self.timeout)
-        base = dist.TCPStore(LOOPBACK, self.port, None, False, wait, wait_for_workers=False)
+        base = dist.TCPStore(self.host, self.port, None, False, wait, wait_for_workers=False)
         return SealedStore(base, processes, self.secret)
 
 

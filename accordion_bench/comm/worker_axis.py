@@ -200,7 +200,7 @@ class WorkerAxis(Replicas):
 
     @torch.no_grad()
     def consensus_buffers(self) -> list[dict[str, Tensor]]:
-        """Return the buffers of each local worker for evaluation, by the rule `bn`; does not change the training state."""
+        """Return the buffers of each local worker for evaluation by the rule `bn`, without changing the training."""
         rows = [{name: buffer_W[row].clone() for name, buffer_W in self.buffers_W.items()} for row in range(self._W)]
         if self.bn == "local" or not rows[0]:
             return rows

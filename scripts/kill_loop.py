@@ -55,7 +55,7 @@ class Outcome:
         status: of the process.
         rows: of the run, one an epoch.
         ends: number of workers that were killed or stopped, and of links that were cut, by kind.
-        orphans: processes of the run that are left over.
+        orphans: workers that were left over, and were killed then.
     """
 
     status: int
@@ -119,12 +119,12 @@ def disturbed(line: Sequence[str], runs: Path, disturbance: Disturbance, timeout
     """
     drawn, ends, hosts, mtbf = random.Random(disturbance.seed), Counter[str](), disturbance.hosts, disturbance.mtbf
     run = subprocess.Popen(line, stdout=subprocess.DEVNULL)
-    until, due, known = time.monotonic() + timeout, float("inf"), set[int]()
+    until, due, known = time.monotonic() + timeout, float("inf"), dict[int, int]()
     healed: dict[int, float] = {}  # hosts whose link is down -> when it is up again
     while run.poll() is None and time.monotonic() < until:
         time.sleep(0.1)
         workers = children_of(run.pid)
-        known |= set(workers)
+        known |= {process: began for process in workers if (began := _started(process)) is not None}
         for host in [host for host, then in healed.items() if time.monotonic() > then]:
             _link(hosts, host, up=True)
             del healed[host]
@@ -145,14 +145,17 @@ def disturbed(line: Sequence[str], runs: Path, disturbance: Disturbance, timeout
     if run.poll() is None:
         run.kill()
     patience = time.monotonic() + 10
-    while time.monotonic() < patience and any(Path(f"/proc/{pid}").exists() for pid in known):
+    while time.monotonic() < patience and any(_started(process) == began for process, began in known.items()):
         time.sleep(0.2)
+    orphans = [process for process, began in known.items() if _started(process) == began]
+    for process in orphans:  # one that was stopped before it could bind its end to its parent's, say
+        os.kill(process, signal.SIGKILL)
     rows = [
         json.loads(text)
         for file in runs.glob("*/metrics.jsonl")
         for text in file.read_text(encoding="utf-8").splitlines()
     ]
-    return Outcome(run.wait(), rows, ends, [pid for pid in known if Path(f"/proc/{pid}").exists()])
+    return Outcome(run.wait(), rows, ends, orphans)
 
 
 def _link(hosts: Hosts | None, host: int, up: bool) -> None:
@@ -162,19 +165,23 @@ def _link(hosts: Hosts | None, host: int, up: bool) -> None:
 
 
 def children_of(parent: int) -> list[int]:
-    """Its workers: processes that torch is loaded in."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            fields = (
-                (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split() if entry.name.isdigit() else []
-            )
-            worker = len(fields) > 1 and int(fields[1]) == parent and fields[0] not in "ZX"
-            if worker and b"spawn_main" in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+    """Return the workers that a process has spawned."""
+    numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [number for number in numbers if _started(number, parent) is not None]
+
+
+def _started(process: int, parent: int | None = None) -> int | None:
+    """Return the start time in clock ticks of a live spawned worker; None = it is none, or of another parent.
+
+    With the start time a process is not taken for a later one of the same number.
+    """
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        command = Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return None
+    alive = stat[0] not in "ZX" and b"spawn_main" in command and parent in (None, int(stat[1]))
+    return int(stat[19]) if alive else None
 
 
 def told(scheme: str, alone: Outcome, killed: Outcome) -> str:

@@ -97,7 +97,7 @@ def test_the_outer_momentum_goes_on(tmp_path: Path) -> None:
         there = [0, 1, 2] + [3] * (step < 4) + [8] * (step > found[8]["entered"])
         z.grad = torch.tensor(LR * PERIOD * statistics.mean(name + 1 for name in there))
         outer.step()
-    assert [own["end"] for own in found.values()] == [pytest.approx(float(z))] * 4
+    assert [own["end"] for own in found.values()] == [pytest.approx(z.item())] * 4
 
 
 @pytest.mark.slow

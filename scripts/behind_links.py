@@ -28,7 +28,10 @@ def run(lab: str, hosts: int, folder: Path, overrides: list[str]) -> None:
     from accordion_bench.processes.replacing import Replaced
 
     stub = folder / "python"
-    stub.write_text(f'#!/bin/sh\nexec {sys.executable} -m scripts.behind_links {lab} {hosts} {folder} --enter "$@"\n')
+    stub.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -m scripts.behind_links {lab} {hosts} {folder} --enter "$@"\n',
+        encoding="utf-8",
+    )
     stub.chmod(0o700)
     multiprocessing.set_executable(str(stub))
     Replaced.host = Hosts.address(0)
@@ -52,19 +55,19 @@ def enter(lab: str, hosts: int, folder: Path, arguments: list[str]) -> None:
 
 def free_host(hosts: int, folder: Path) -> int:
     """A host without a worker, which is noted for this process; the last one where all have a worker."""
-    with (folder / "lock").open("w") as lock:
+    with (folder / "lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for host in range(1, hosts):
             note = folder / str(host)
-            if not note.exists() or not _lives(int(note.read_text())):
-                note.write_text(str(os.getpid()))
+            if not note.exists() or not _lives(int(note.read_text(encoding="utf-8"))):
+                note.write_text(str(os.getpid()), encoding="utf-8")
                 return host
     return hosts - 1
 
 
 def _lives(process: int) -> bool:
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 

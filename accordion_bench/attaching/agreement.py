@@ -1,7 +1,4 @@
-"""What the processes of an attachment agree on: what they were passed, and their parameters.
-
-And what each says where another one is lost, or where a function of the user's raises an error.
-"""
+"""Checks that processes of an attachment have equal arguments and parameters; errors of lost workers."""
 
 import contextlib
 import logging
@@ -19,15 +16,15 @@ from accordion_bench.tensors.real_view import as_real
 
 
 def answer(argument: str, function: Callable[..., Any], *given: Any) -> Any:
-    """What a function says.
+    """Call a user's function and return its result.
 
     Args:
-        argument: as which it was passed.
-        function: the user's.
-        given: what it is called with.
+        argument: name of the argument as which it was passed, for messages.
+        function: the function.
+        given: its arguments.
 
     Raises:
-        ConfigError: it has raised an error.
+        ConfigError: the function raised an exception.
     """
     try:
         return function(*given)
@@ -40,19 +37,19 @@ def answer(argument: str, function: Callable[..., Any], *given: Any) -> Any:
 
 
 class LostWorker(RuntimeError):
-    """Another process has ended, or has not answered in time."""
+    """Another process has ended, or did not respond within the timeout."""
 
 
 @contextlib.contextmanager
 def lost_worker_told(where: str, timeout: float) -> Iterator[None]:
-    """Around collectives: one sentence where another process is lost.
+    """Context of collectives that turns errors of the backend about a lost process into LostWorker.
 
     Args:
-        where: the sentence begins with it.
+        where: start of the message.
         timeout: seconds for which processes wait for each other.
 
     Raises:
-        LostWorker: with what the backend says of it.
+        LostWorker: with the first words of the backend's message.
     """
     try:
         yield
@@ -67,19 +64,19 @@ def lost_worker_told(where: str, timeout: float) -> Iterator[None]:
 
 
 def refuse_differences(comm: Comm, passed: Mapping[str, Any] | ConfigError, own: Any = None) -> list[Any]:
-    """Compare what every process has passed.
+    """Compare the arguments of all processes.
 
     Args:
-        comm: of all processes.
-        passed: by name, values may hold others; or why this process refuses what it was passed.
-        own: what may differ from process to process.
+        comm: communicator of all processes.
+        passed: arguments by name, possibly nested; or the error of this process's own checks.
+        own: value that may differ between processes.
 
     Returns:
         `own` of each process, by rank.
 
     Raises:
-        ConfigError: on all processes; where one refuses what it was passed, its own sentence there, else naming the
-            first difference.
+        ConfigError: on all processes. If the checks of one process failed, it raises that error itself; otherwise the
+            message names the first difference.
     """
     refused = str(passed) if isinstance(passed, ConfigError) else ""
     heard = comm.everyones((refused, {} if isinstance(passed, ConfigError) else dict(passed), own))
@@ -99,9 +96,9 @@ def refuse_differences(comm: Comm, passed: Mapping[str, Any] | ConfigError, own:
 
 
 def first_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """The first key whose values differ, and both as one writes them; None = there is none.
+    """Return the first key with different values, and the repr of both; None = there is none.
 
-    An option that is null is as good as none: what was saved before there was that option lacks it.
+    A missing option equals None, because older states lack options that were added later.
     """
     first, other = flat(ours), flat(theirs)
     for key in [*first, *(key for key in other if key not in first)]:
@@ -112,7 +109,7 @@ def first_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tupl
 
 
 def flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`; lists are cut by index."""
+    """Flatten `{"a": {"b": 1}}` to `{"a.b": 1}`; the keys of list items are their indices."""
     if isinstance(node, Mapping):
         pairs = [(str(key), value) for key, value in node.items()]
     elif isinstance(node, list | tuple):
@@ -123,29 +120,29 @@ def flat(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 log = logging.getLogger("accordion_bench")
-ROUNDING = 1e-4  # of the norm: processors of several kinds may round an optimizer's step differently
+ROUNDING = 1e-4  # relative to the norm: different processors may round an optimizer step differently
 
 
 def is_due(step: int) -> bool:
-    """Whether parameters are compared after so many steps: 1, 10, 100, and every thousandth."""
+    """Return whether parameters are compared after a step: 1, 10, 100, and every thousandth."""
     return step in (1, 10, 100) or step % 1000 == 0
 
 
 @torch.no_grad()
 def refuse_drift(comm: Comm, values: Sequence[Tensor], step: int, tell: bool = True) -> bool:
-    """Compare parameters; 8 control bytes where they are equal. All processes call it.
+    """Compare the parameters of all workers; 8 control bytes if they are equal. All processes must call it.
 
     Args:
-        comm: of all workers.
-        values: the parameters of this one.
-        step: how many have been taken, for the sentence.
-        tell: the leader warns of rounding.
+        comm: communicator of all workers.
+        values: parameters of this worker.
+        step: number of steps taken, for messages.
+        tell: whether the leader warns of rounding differences.
 
     Returns:
-        whether they differ, by no more than rounding.
+        whether they differ by rounding.
 
     Raises:
-        ConfigError: they differ by more.
+        ConfigError: they differ by more than `ROUNDING`.
     """
     if comm.same(checksum(values)):
         return False
@@ -170,7 +167,7 @@ def refuse_drift(comm: Comm, values: Sequence[Tensor], step: int, tell: bool = T
 
 
 def checksum(values: Sequence[Tensor]) -> int:
-    """Of the bits of some tensors."""
+    """Return a checksum of the bits of tensors."""
     sums = []
     for value in values:
         bits = as_real(value.detach()).contiguous().view(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""`ab.attach` and `ab.local`: the methods of this package in a training loop of one's own."""
+"""Public API `ab.attach`, `ab.local` and `ab.attach_shards`: the methods of this package in a user's training loop."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -48,44 +48,47 @@ def attach(
     store: dist.Store | None = None,
     **options: Any,
 ) -> Attached:
-    """Exchange the gradients of a training loop by a compressor, adapted by policies. All processes call it.
+    """Exchange the gradients of a training loop with a compressor, adapted by policies. All processes must call it.
 
-    Of DistributedDataParallel, gradients are the exchanged ones when `backward` returns. Of a plain module, buckets
-    leave while the backward pass goes on, and are waited for in `optimizer.step`, or in `comm.join()` before it. A
-    parameter that the loss does not reach counts as having a zero gradient. A plain module starts with rank 0's
-    parameters and buffers. Where something else than the attached optimizer changes the parameters, so that workers
-    would train alone, a ConfigError says so.
+    With DistributedDataParallel, `backward` returns after the exchange. With a plain module, buckets are sent during
+    the backward pass; `optimizer.step` waits for them, or `comm.join()` before it. A parameter without a gradient
+    counts as having a zero gradient. A plain module starts with the parameters and buffers of rank 0. If anything but
+    the attached optimizer changes the parameters, so that workers would train alone, ConfigError is raised.
 
     With `elastic=True` workers may be lost and others may enter, see docs/attach.md.
 
     Args:
-        model: DistributedDataParallel, a plain module, or one of FSDP2, whose replicas exchange the gradients of their
-            shards; in an initialised process group, one worker per process.
-        optimizer: holds all its trained parameters; of a framework's wrapper, the one inside is meant. A list where
-            several do, each with parameters of its own; all of them step after each backward pass.
+        model: DistributedDataParallel, a plain module, or an FSDP2 model, whose replicas exchange gradients of their
+            shards. The process group must be initialised, with one worker per process.
+        optimizer: optimizer of all trained parameters of the model. Wrappers of frameworks are unwrapped. A list if
+            several optimizers have disjoint parameters; all of them step after each backward pass.
         compressor: name of a YAML file in conf/compressor, or {name: {option: value}}.
-        adaptive: policies, likewise: a name, {name: {option: value}}, or a list of names.
-        exempt: what is never compressed: words of `norm,bias,embedding`, or a function of name and parameter.
-        epochs, steps_per_epoch: of the training, where a policy needs them.
-        schedule: learning rate at a time in epochs, where a policy needs to know it beforehand.
-        warmup_epochs: in which the schedule still raises it.
-        clip_norm: largest global L2 norm of a gradient.
-        clip_at: `before` (None): of each worker's own; `after`: of the exchanged mean.
-        scaler: of gradients in float16: all workers skip a step together.
-        seed: for keyed draws; the same on all processes.
-        batch_size: samples of this worker in a step; where they differ, means are weighted by them.
-        overlap: false = exchange after the backward pass.
-        bucket_cap_mb: MB of messages that are exchanged together; None = 1, then 25.
-        network: the link of modelled times, a name in conf/network.
-        name: of this arm, for reports.
-        process_group: whose processes take part; None = all, or those of DistributedDataParallel. Of an FSDP2 model
-            those that hold the same shards, mesh["replicate"].get_group().
-        timeout: seconds after which a worker that does not answer counts as lost.
-        store: where workers meet that come and go (`elastic=True`); it outlives them. None = that of the launcher.
-        options: of the compressor, such as rank=2; `elastic` and `min_workers`.
+        adaptive: policies: a name, {name: {option: value}}, or a list of names.
+        exempt: parameters that are never compressed: words of `norm,bias,embedding`, or a function of name and
+            parameter that returns whether it is exempt.
+        epochs, steps_per_epoch: length of the training, if a policy needs it.
+        schedule: function from the time in epochs to the learning rate, if a policy needs it in advance.
+        warmup_epochs: number of epochs in which the schedule increases the learning rate.
+        clip_norm: largest global L2 norm of a gradient; larger ones are scaled down.
+        clip_at: `before` (None): clip each worker's own gradient; `after`: clip the exchanged mean.
+        scaler: gradient scaler of float16 training: all workers skip a step together.
+        seed: seed of all random draws of the methods; must be equal on all processes.
+        batch_size: samples of this worker per step; if they differ between workers, means are weighted by them.
+        overlap: whether buckets are sent during the backward pass; None = if the method allows it.
+        bucket_cap_mb: size of a bucket in MB; None = 1 for the first bucket, 25 for the others.
+        network: link of modelled times, a name in conf/network.
+        name: name of this arm in reports.
+        process_group: process group of the workers; None = the default one, or that of DistributedDataParallel. For an
+            FSDP2 model the group of processes with the same shards, mesh["replicate"].get_group().
+        timeout: seconds after which a worker that does not respond counts as lost.
+        store: store of an elastic run (`elastic=True`), which must outlive the workers; None = that of the launcher.
+        options: options of the compressor, such as rank=2; also `elastic` and `min_workers`.
+
+    Returns:
+        the attachment: metrics, state for checkpoints, `join` and `detach`.
 
     Raises:
-        ConfigError: what was passed breaks a rule, does not fit together, or differs between processes.
+        ConfigError: an argument is invalid, arguments are incompatible, or they differ between processes.
 
     Example:
         >>> model = torch.nn.Linear(64, 32)  # in an initialised process group
@@ -131,23 +134,26 @@ def local(
     store: dist.Store | None = None,
     **options: Any,
 ) -> Attached:
-    """Let every process take steps of its own, and exchange what they have become every so many. All call it.
+    """Train with local steps, and average parameters every `period` steps. All processes must call it.
 
     With `elastic=True` workers may be lost and others may enter, see docs/attach.md.
 
-    Any optimizer is the inner one. Where parameter groups have several learning rates, SlowMo's and overlap local SGD's
-    gamma is that of the first tensor. With a loss scale (float16) a worker that skips a step would average at another
-    time than the others: use bfloat16.
+    The given optimizer is the inner one, of any class. If its parameter groups have different learning rates, gamma of
+    SlowMo and overlap local SGD is the learning rate of the first tensor. Use bfloat16, not float16 with a loss scale:
+    a worker that skips a step would average at a different step than the others.
 
     Args:
-        model: a plain module, or one of FSDP2; not DistributedDataParallel, which exchanges in every step.
+        model: a plain module or an FSDP2 model; not DistributedDataParallel, which exchanges in every step.
         sync: name of a YAML file in conf/sync, or {name: {option: value}}.
-        options: of the scheme or of the compressor, whichever has them, such as period=30.
+        options: options of the scheme or of the compressor, such as period=30.
         optimizer, compressor, adaptive, exempt, epochs, steps_per_epoch, schedule, warmup_epochs, seed, batch_size,
         overlap, bucket_cap_mb, network, name, process_group, timeout, store: see `attach`.
 
+    Returns:
+        the attachment, see `attach`; as a context manager it averages at the end.
+
     Raises:
-        ConfigError: as `attach`.
+        ConfigError: see `attach`.
 
     Example:
         >>> model = torch.nn.Linear(64, 32)
@@ -184,23 +190,28 @@ def attach_shards(
     seed: int = 0,
     **options: Any,
 ) -> "ShardAxis":
-    """Reduce the gradients of an FSDP2 model to their shards by codes of few bits. All processes call it.
+    """Reduce-scatter the gradients of an FSDP2 model with low-bit codes. All processes must call it.
 
-    Every process sends every other one a code of that one's shards, which adds up in float32 what it has got. Replicas
-    of the shards, where there are any, are attached by `ab.attach` or `ab.local`; see docs/attach.md.
+    Each process sends every other process a code of the gradient of that one's shards; the receiver decodes and sums in
+    float32. Replicas of the shards are attached with `ab.attach` or `ab.local`; see docs/attach.md.
 
     Args:
-        model: `fully_shard` was called with the shard axis alone, so that torch itself averages no replicas.
+        model: FSDP2 model; call `fully_shard` with the shard axis only, so that torch averages no replicas.
         compressor: name of a YAML file in conf/compressor, such as fp8, int8, qsgdinf (bits=4), or
-            {name: {option: value}}. With error_feedback=True each process keeps a residual as large as the whole model.
-        machine: processes of a machine, consecutive on the shard axis: they add up first what goes to other machines.
-        inside: with `machine`, the code between the processes of one.
-        exempt: what travels as it is: words of `norm,bias,embedding`, or a function of name and parameter.
-        seed: for keyed draws; the same on all processes.
-        options: of the compressor, such as bits=4.
+            {name: {option: value}}. With error_feedback=True each process keeps a residual of the size of the model.
+        machine: number of processes per machine, consecutive on the shard axis. They sum gradients for other machines
+            before these are sent; None = one level.
+        inside: compressor between the processes of a machine, if `machine` is given.
+        exempt: parameters that are sent uncompressed: words of `norm,bias,embedding`, or a function of name and
+            parameter.
+        seed: seed of all random draws of the methods; must be equal on all processes.
+        options: options of the compressor, such as bits=4.
+
+    Returns:
+        the attachment of the shard axis.
 
     Raises:
-        ConfigError: what was passed breaks a rule, or differs between processes.
+        ConfigError: an argument is invalid, or arguments differ between processes.
 
     Example:
         >>> from torch.distributed.device_mesh import init_device_mesh
@@ -215,7 +226,7 @@ def attach_shards(
         >>> comm.detach()
         >>> axis.detach()
     """
-    from accordion_bench.attaching.fsdp import ShardOptions, attach_to_shards  # half a second that others need not wait
+    from accordion_bench.attaching.fsdp import ShardOptions, attach_to_shards  # imported here: it takes half a second
 
     try:
         if "process_group" in options:

@@ -1,4 +1,4 @@
-"""What `ab.attach` and `ab.local` return."""
+"""`Attached`, the object that `ab.attach` and `ab.local` return."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -20,17 +20,17 @@ from accordion_bench.tensors.real_view import as_kind_of
 
 
 class Attached(Attachment):
-    """A training loop whose gradients, or differences of parameters, are exchanged by a method of this package.
+    """Connection of a user's training loop to an exchange of gradients or of parameter differences.
 
-        join()            gradients are the exchanged ones from here on, and may be clipped
-        no_sync()         around all backward passes of a step but the last
-        note(loss)        the loss of this step, for policies that look at it
-        end_epoch()       policies that decide by epoch do so now
-        consensus()       parameters and buffers to evaluate; evaluating(): the model has them within
-        metrics(**own)    a row for the report;  print(comm): the same in short
-        timeline()        records steps for advice on other links
-        state_dict()      of this rank;  load_state_dict(state)
-        detach()          the end; a `with` block does so, too
+        join()            wait for the exchanged gradients, e.g. to clip them
+        no_sync()         context of all backward passes of a step except the last
+        note(loss)        report the loss of this step to policies that need it
+        end_epoch()       let policies decide that act once per epoch
+        consensus()       return parameters and buffers to evaluate; evaluating(): context in which the model has them
+        metrics(**own)    return a row for reports;  print(comm): a short form
+        timeline()        record steps for advice on other links
+        state_dict()      return the state of this rank;  load_state_dict(state)
+        detach()          remove all hooks; a `with` block does so at its end
 
     See `Attachment`.
     """
@@ -38,15 +38,15 @@ class Attached(Attachment):
     # ---- during training
 
     def note(self, loss: Tensor) -> None:
-        """The loss of this step, for policies that look at it; the mean over this worker's samples."""
+        """Report the loss of this step, the mean over this worker's samples, to policies that need it."""
         self.loss_sum += self.comm.weighted(loss.detach().double().reshape(1))[0]
         self.step.losses += 1
 
     def end_epoch(self, next_lr: float | None = None) -> None:
-        """An epoch is over: policies that decide by epoch do so now. All processes call it.
+        """End an epoch, and let policies decide that act once per epoch. All processes must call it.
 
         Args:
-            next_lr: learning rate with which the next epoch starts; None = as scheduled, else what is set now.
+            next_lr: learning rate at the start of the next epoch; None = that of the schedule, or the current one.
         """
         with self._told():
             self.pause()
@@ -61,11 +61,10 @@ class Attached(Attachment):
         self.clock.start()
 
     def samples(self, size: int) -> Tensor:
-        """Numbers of the samples of this worker in the coming step, [batch_size], of a data set of so many.
+        """Return the indices of this worker's samples in the next step, [batch_size], for a data set of `size` samples.
 
-        Each pass over the data has an order of its own, keyed by `seed`; every sample of it is dealt once. Where
-        workers come and go (`elastic=True`), what a lost one has computed since the last average goes back, and is
-        dealt first to those who are left.
+        Each pass over the data has its own order, keyed by `seed`, and contains every sample once. In an elastic run
+        (`elastic=True`) the samples of a lost worker since the last average are assigned to the survivors first.
 
             while local.position.step < 1000:
                 x, y = data[local.samples(len(data))]
@@ -79,10 +78,10 @@ class Attached(Attachment):
 
     @torch.no_grad()
     def consensus(self) -> dict[str, Tensor]:
-        """Parameters and buffers to evaluate or to save, by name: those that all workers have in common.
+        """Return the common parameters and buffers of all workers by name, for evaluating or saving.
 
-        BatchNorm's statistics are pooled over the workers. Training goes on as if nothing had been asked. All
-        processes call it.
+        BatchNorm statistics are pooled over the workers. The training state does not change. All processes must call
+        it.
         """
         with self._told():
             self.pause()
@@ -98,7 +97,7 @@ class Attached(Attachment):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within, the model has the consensus; after it what it had. All processes enter it."""
+        """Context in which the model has the consensus parameters and buffers. All processes must enter it."""
         held = {name: value.detach().clone() for name, value in self._tensors().items()}
         self._put(self.consensus())
         try:
@@ -120,7 +119,7 @@ class Attached(Attachment):
         self.watch.note()
 
     def finish(self) -> None:
-        """After the last step: leave one model behind, unless `final` is false, and detach. All processes call it."""
+        """Average the models after the last step, unless `final` is false, and detach. All processes must call it."""
         with self._told():
             self.pause()
             self.sync.finish()
@@ -141,14 +140,14 @@ class Attached(Attachment):
     # ---- rows, timelines, state
 
     def metrics(self, **own: Any) -> dict[str, Any]:
-        """The columns of a bench run's metrics.jsonl, for a file with one JSON object per line and epoch.
+        """Return the columns of a row of metrics.jsonl, a file with one JSON object per line and epoch.
 
-        Bytes are of one worker, cumulative; of groups that exchange side by side, what this process has seen since the
-        last `end_epoch`. Times are of this process. `modelled_` columns put the training on the link `network`.
+        Bytes are cumulative, per worker; for groups that exchange concurrently, those of this process since the last
+        `end_epoch`. Times are those of this process. Columns `modelled_...` are predictions for the link `network`.
 
         Args:
-            own: further columns, such as accuracy=0.91, train_loss=0.3; `seed`, `model`, `dataset`, `batch_size` and
-                `epochs` tell reports of the training, before what `attach` was passed.
+            own: further columns, such as accuracy=0.91, train_loss=0.3. Values of `seed`, `model`, `dataset`,
+                `batch_size` and `epochs` describe the training in reports, and override the arguments of `attach`.
         """
         return rows.metrics_row(self, own)
 
@@ -156,14 +155,14 @@ class Attached(Attachment):
         return rows.told(self)
 
     def timeline(self, steps: int = 20, path: str | Path | None = "timeline.json") -> None:
-        """Record the coming steps; the leader writes a JSON file after the last of them.
+        """Record the next steps; the leader writes a JSON file after the last of them.
 
-        For each tensor when its gradient is ready, for each bucket what its exchange took, for a step its parts;
-        medians in seconds.
+        The file has medians in seconds: for each tensor the time at which its gradient is ready, for each bucket the
+        duration of its exchange, and for a step its parts.
 
         Args:
-            steps: to record, after the one that is running.
-            path: of the file.
+            steps: number of steps to record, after the current one.
+            path: path of the file; None = no file is written.
         """
         checks.integer("steps", steps, at_least=1, instead=20)
         recording = Timeline(self.clock, steps, Path(path) if path is not None and self.comm.leader else None)
@@ -175,18 +174,18 @@ class Attached(Attachment):
         self.recording, self.when_recorded = recording, recorded
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank needs to go on bit for bit, besides its model and optimizer; every rank saves its own.
+        """Return what this rank needs to resume bit for bit, besides model and optimizer. Every rank saves its own.
 
-        Residuals and factors by parameter name, the scheme, the policies, the plan, bytes and times so far. It loads
-        with `torch.load(..., weights_only=True)`. Training goes on as if nothing had been asked.
+        Contains residuals and factors by parameter name, the state of scheme and policies, the plan, bytes and times.
+        Loads with `torch.load(..., weights_only=True)`. The training state does not change.
 
         Raises:
-            ConfigError: gradients of a step are under way.
+            ConfigError: an exchange of gradients is in progress.
         """
         return state.state_of(self)
 
     def load_state_dict(self, state_dict: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
-        """Go on from `state_dict()`: of this rank, or a list of all ranks' where the number of workers has changed.
+        """Restore the `state_dict()` of this rank, or a list of all ranks' if the number of workers has changed.
 
             comm = ab.attach(model, optimizer, ...)    # or ab.local; a plain module gets rank 0's parameters here
             model.load_state_dict(...)                 # this rank's own where workers take local steps
@@ -194,6 +193,6 @@ class Attached(Attachment):
             comm.load_state_dict(...)
 
         Raises:
-            ConfigError: it is of other methods, another model or another rank.
+            ConfigError: the state belongs to other methods, another model or another rank.
         """
         state.put_state(self, state_dict)

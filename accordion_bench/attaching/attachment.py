@@ -1,4 +1,4 @@
-"""What connects a user's training loop with an exchange: hooks around the steps of the optimizer."""
+"""`Attachment`: hooks on a user's model and optimizer that run the exchange around each optimizer step."""
 
 import contextlib
 import datetime
@@ -34,10 +34,10 @@ log = logging.getLogger("accordion_bench")
 
 
 class HookedStep(CommunicatingStep):
-    """The step of a user's loop, which must have told its losses to policies that look at them.
+    """Step of a user's loop, which checks that losses were reported to policies that need them.
 
     Attributes:
-        losses: that were noted.
+        losses: number of reported losses.
     """
 
     losses = 0
@@ -50,18 +50,18 @@ class HookedStep(CommunicatingStep):
 
 
 class Attachment:
-    """Exchanges what a loop computes, around each step of its optimizer.
+    """Connection of a training loop to an exchange, which runs around each step of the optimizer.
 
     Args:
-        model: the module that is trained.
-        optimizer: its optimizer, or several together.
-        methods: what communicates, what adapts it, and when.
-        comm: of one worker in each process.
-        setting: what else was passed.
+        model: the trained module.
+        optimizer: its optimizer, or several as one object.
+        methods: compressor, policies and synchronisation scheme.
+        comm: communicator with one worker per process.
+        setting: the other arguments.
 
     Attributes:
-        position: epoch, step and plan.
-        exchange: what carries messages now, with its ladder of levels and its state.
+        position: current epoch, step and plan.
+        exchange: current exchange of all workers, with its compression levels and its state.
     """
 
     def __init__(self, model: nn.Module, optimizer: Stepping, methods: Methods, comm: Comm, setting: Setting) -> None:
@@ -89,13 +89,13 @@ class Attachment:
         self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.joined = self.accumulating = self.attached = False
         self.finished = False
-        self.deal: Deal | None = None  # of samples, where the loop asks for them
+        self.deal: Deal | None = None  # assigns samples, if the loop calls `samples`
         self.delivering: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
         self._lr: Rate = 0.0
-        self.decisions: dict[str, Any] = {}  # of the last epoch, by policy
+        self.decisions: dict[str, Any] = {}  # of the policies in the last epoch, by name
         self.reminders = Reminders(methods, setting.chosen.compressor_name, self.position, comm.leader)
         self._told_of_rounding = False
-        self._stepped: list[torch.optim.Optimizer] = []  # that have taken this step, of several
+        self._stepped: list[torch.optim.Optimizer] = []  # optimizers that have performed this step
         self.recording: Timeline | None = None
         self.when_recorded: Callable[[], None] = lambda: None
         self._handles: list[Any] = []
@@ -108,22 +108,22 @@ class Attachment:
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of all workers that is in force now."""
+        """Current exchange of all workers."""
         return self.sync.exchange
 
     # ---- connecting
 
     def connect(self, listens: bool = True) -> None:
-        """From here on steps of the optimizer exchange.
+        """Register the hooks that run the exchange.
 
         Args:
-            listens: autograd says which gradients have arrived; else the delivery does.
+            listens: whether autograd hooks report gradients; otherwise DistributedDataParallel's hook does.
         """
         for optimizer in self.inner.all:
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
         self._handles.append(self.model.register_load_state_dict_post_hook(lambda *_: self.watch.note()))
-        self.watch.note()  # rank 0's parameters have come since
+        self.watch.note()  # the parameters are those of rank 0 since then
         self.watch.start()
         self.when_detached(self.watch.stop)
         if listens:
@@ -138,7 +138,7 @@ class Attachment:
         self.clock.start()
 
     def detach(self) -> None:
-        """From here on nothing is exchanged; call it between two steps."""
+        """Remove all hooks; call it between two steps."""
         if not self.attached:
             return
         self.attached = False
@@ -154,14 +154,14 @@ class Attachment:
         self.comm.membership.leave(self.finished)
 
     def when_detached(self, undo: Callable[[], None]) -> None:
-        """What else is to be undone."""
+        """Register a function that `detach` calls."""
         self._when_detached.append(undo)
 
     # ---- gradients arrive
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Around all backward passes of a step but the last: gradients are added up and stay here."""
+        """Context of all backward passes of a step except the last: gradients accumulate locally."""
         before, self.accumulating = self.accumulating, True
         try:
             with self.delivering():
@@ -170,7 +170,7 @@ class Attachment:
             self.accumulating = before
 
     def _arrived(self, i: int) -> None:
-        """Autograd has added to the gradient of a parameter."""
+        """Handle a gradient that autograd has accumulated."""
         if self.accumulating or not self.attached:
             return
         if self.recording is not None:
@@ -186,7 +186,7 @@ class Attachment:
         self.overlap.arrived(i)
 
     def _arrived_again(self, i: int) -> None:
-        """A further backward pass before the optimizer's step."""
+        """Handle a second backward pass before the optimizer's step."""
         self._look()
         left = self.joined or self._leaves_early
         if left and not self.axis.was_reset(i):
@@ -199,7 +199,7 @@ class Attachment:
         self._give_up_unused()
 
     def _look(self) -> None:
-        """A backward pass has begun: do its gradients belong to parameters that all workers share and step?
+        """Check at the start of a backward pass that all workers share its parameters and step them.
 
         Raises:
             ConfigError: they do not.
@@ -218,7 +218,7 @@ class Attachment:
             )
 
     def _give_up_unused(self) -> None:
-        """Gradients have come, and those of the step before were never used."""
+        """Discard unused gradients of the previous step, because new ones have arrived."""
         self.give_up_step()
         self.reminders.gradients_unused()
 
@@ -228,11 +228,11 @@ class Attachment:
 
     @property
     def under_way(self) -> bool:
-        """Whether gradients of a step that is not over are being exchanged."""
+        """Whether gradients of the current step are being exchanged."""
         return self._leaves_early and self.axis.has_taken
 
     def give_up_step(self) -> None:
-        """The gradients of this step are no longer wanted; what is under way arrives, as on all workers."""
+        """Discard the gradients of this step, after waiting for exchanges in progress, as on all workers."""
         if self._leaves_early:
             self.axis.collect()
             self.step.backward_over()
@@ -241,7 +241,7 @@ class Attachment:
         self._forget()
 
     def skip_step(self) -> None:
-        """All workers leave this step out."""
+        """Skip this step on all workers."""
         self.give_up_step()
         self.watch.note()
 
@@ -251,7 +251,7 @@ class Attachment:
         self.axis.forget()
 
     def begin_delivery(self) -> None:
-        """The gradients of a step are taken where DistributedDataParallel has put them."""
+        """Start a step whose gradients are read from the buckets of DistributedDataParallel."""
         self._look()
         if self.axis.has_taken:
             self.reminders.update_lost(self.exchange.compressor)
@@ -260,7 +260,7 @@ class Attachment:
         self.step.arm(self.inner.rate(), self.step.leaving())
 
     def arrive(self, i: int, gradient: Tensor) -> None:
-        """The gradient of one parameter of this step."""
+        """Take the gradient of one parameter of this step."""
         if self.recording is not None:
             self.recording.arrived(i)
         self.axis.take(i, gradient)
@@ -269,21 +269,23 @@ class Attachment:
     # ---- a step
 
     def join(self) -> None:
-        """Wait until the parameters' gradients are the exchanged ones, which may be clipped or looked at then.
+        """Wait until the gradients of the parameters are the exchanged ones, e.g. to clip or inspect them.
 
-        The optimizer's step does so by itself.
+        The optimizer's step calls it otherwise.
 
         Raises:
             NonFinite: a gradient is NaN or infinite.
             LostWorker: another process has ended.
-            ConfigError: gradients were changed after they had been handed over.
+            ConfigError: gradients were changed between the backward pass and the exchange.
         """
         if self.joined:
             return
         with self._told():
             self.watch.refuse_replaced()
             self._note_rate()
-            self.axis.collect(give=self.sync.buffers == "average")  # else workers could have different buffers
+            self.axis.collect(
+                give=self.sync.buffers == "average"
+            )  # otherwise the optimizers' buffers could differ between workers
             if self.sync.gradients_go_to() is not None and (name := self.axis.changed()):
                 raise ConfigError(
                     f"gradients must stay as backward has left them until they are exchanged, got that of {name} "
@@ -295,14 +297,14 @@ class Attachment:
             self.joined = True
 
     def _note_rate(self) -> None:
-        """The learning rate that is set now, which may have changed since the backward pass."""
+        """Read the current learning rate, which may have changed since the backward pass."""
         self.position.note_rate()
         self._lr = self.inner.rate()
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]
     ) -> tuple[tuple, dict[str, Any]] | None:
-        """Join, or where a closure computes the gradients, join after it; `args` begin with the optimizer."""
+        """Join before the step, or after the closure if there is one; args[0] is the optimizer."""
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if optimizer in self._stepped:
             self._refuse_missing_steps()
@@ -344,7 +346,7 @@ class Attachment:
                 arguments = self.comm, self.axis.shared, self.step.steps, not self._told_of_rounding
                 self._told_of_rounding |= self.comm.membership.together(lambda: refuse_drift(*arguments))
                 self.clock.lap("policy")
-            self.step.taken()  # others may enter, for whom the next step is the first
+            self.step.taken()  # may admit other workers, whose first step is the next one
         self.watch.note()
         self.step.over(self.setting.batch_size)
         self._forget()
@@ -355,22 +357,22 @@ class Attachment:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        """A step begins, for clock and timeline."""
+        """Start a step of the clock and the timeline."""
         self.step.begin(self.setting.batch_size)
         if self.recording is not None:
             self.recording.begin_step()
 
     def pause(self) -> None:
-        """Training stops for a while: what is under way arrives. Time until the next step is over counts nowhere."""
+        """Wait for exchanges in progress, and stop measuring time until the end of the next step."""
         self.sync.land()
         self.clock.step_over()
         self.clock.warm = False
 
-    # ---- what is refused, and what is told
+    # ---- errors
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Around what may fail: one sentence that says where."""
+        """Context that adds the step to errors of lost workers and non-finite values."""
         step = self.position.step
         try:
             with lost_worker_told(f"step {step}", self.setting.timeout):

@@ -1,4 +1,4 @@
-"""From what was passed to what was chosen: the names and options are those of the YAML files."""
+"""Merging of the arguments of `ab.attach` and `ab.local` with the defaults of the YAML files."""
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
@@ -27,17 +27,17 @@ def choose(
     options: Mapping[str, Any],
     arguments: Collection[str],
 ) -> Chosen:
-    """Everything that was passed, with the defaults of the YAML files.
+    """Return the chosen compressor, scheme and policies with all options, defaults from the YAML files.
 
     Args:
         compressor, sync: one choice each.
         adaptive: the policies.
-        optimizer: as a configuration would say it.
-        options: of the compressor or the scheme, whichever has them.
-        arguments: what else may be passed, for messages.
+        optimizer: options of the optimizer, as in a configuration.
+        options: options of the compressor or the scheme.
+        arguments: names of all other arguments, for messages.
 
     Raises:
-        ConfigError: a name or an option is unknown, or a value is of another kind.
+        ConfigError: a name or an option is unknown, or a value has the wrong type.
     """
     if "sync" in options:
         raise ConfigError(f"sync is an argument of ab.local; call ab.local(model, optimizer, sync={options['sync']!r})")
@@ -65,7 +65,7 @@ def choose(
 
 
 def _listed(adaptive: Several) -> list[Named]:
-    """The policies one by one."""
+    """Return the policies as a list."""
     if adaptive is None:
         return []
     if isinstance(adaptive, str):
@@ -76,7 +76,7 @@ def _listed(adaptive: Several) -> list[Named]:
 
 
 def _node(group: str, named: Named) -> tuple[str, Config]:
-    """The name and all options of one choice."""
+    """Return the name and all options of one choice."""
     if isinstance(named, Mapping) and len(named) != 1:
         raise ConfigError(
             f"{group} must be one name with its options, got {dict(named)}; pass {group}={{'NAME': {{}}}}"
@@ -92,10 +92,10 @@ def _node(group: str, named: Named) -> tuple[str, Config]:
 
 
 def _file(group: str, name: Any) -> Any:
-    """The YAML file of a choice.
+    """Return the YAML file of a choice.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such file.
     """
     known = list(yaml_files(group))
     if not isinstance(name, str):
@@ -111,7 +111,7 @@ def _file(group: str, name: Any) -> Any:
 
 
 def _unknown(key: str, nodes: Sequence[Config], arguments: Collection[str]) -> ConfigError:
-    """The sentence for an option that is not there, with the nearest that is."""
+    """Return the error for an unknown option, with the nearest known one."""
     known = [option for node in nodes for option in node if option != "_target_"]
     last = key.rpartition(".")[2]
     near = ALSO_CALLED.get(last, "")
@@ -121,6 +121,6 @@ def _unknown(key: str, nodes: Sequence[Config], arguments: Collection[str]) -> C
 
 
 def arguments_of(function: Any) -> list[str]:
-    """Names of what may be passed to a door by name."""
+    """Return the names of the arguments that a function accepts by keyword."""
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [name for name, value in inspect.signature(function).parameters.items() if value.kind in kinds]

@@ -1,4 +1,4 @@
-"""From what was passed to an attachment: all processes agree, then model and optimizer are hooked."""
+"""Creation of attachments: checks arguments on all processes, then hooks into model and optimizer."""
 
 import atexit
 import datetime
@@ -33,7 +33,7 @@ log = logging.getLogger("accordion_bench")
 
 
 def connected(passed: PassedArguments) -> Attached:
-    """Check everything on all processes, then hook into model and optimizer."""
+    """Check the arguments on all processes, then hook into model and optimizer."""
     if (door := door_of(passed)) is not None:
         return _entered(passed, door)
     group, timeout = _group(passed)
@@ -60,7 +60,7 @@ def connected(passed: PassedArguments) -> Attached:
 
 
 def _entered(passed: PassedArguments, door: Door) -> Attached:
-    """Check everything here, hook into model and optimizer, and enter a run whose workers come and go."""
+    """Check the arguments on this process, hook into model and optimizer, and enter an elastic run."""
     try:
         found = checked_arguments(passed, door.expected)
     except ConfigError as refused:
@@ -75,7 +75,7 @@ def _entered(passed: PassedArguments, door: Door) -> Attached:
 
 
 def _detach_at_the_end(attached: "weakref.ref[Attached]") -> None:
-    """Where the user has not, unless the process ends by an error: the others may be waiting then."""
+    """Detach at exit if the user has not, except after an error, when other processes may be waiting."""
     if (left := attached()) is not None and getattr(sys, "last_value", None) is None:
         left.detach()
 
@@ -104,7 +104,7 @@ def _hooked(passed: PassedArguments, found: Checked, methods: Methods, comm: Com
 
 
 def _group(passed: PassedArguments) -> tuple[dist.ProcessGroup | None, float]:
-    """Whose processes take part, and for how long they wait for each other.
+    """Return the process group of the workers (None = the default one) and the timeout in seconds.
 
     Raises:
         ConfigError: there is no such group, or this process is not in it.
@@ -128,10 +128,10 @@ def _group(passed: PassedArguments) -> tuple[dist.ProcessGroup | None, float]:
 
 
 def _group_of(model: nn.Module, passed: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """The processes that take part: of a wrapped model those that it was wrapped for.
+    """Return the process group of the workers; for DistributedDataParallel it is that of the wrapper.
 
     Raises:
-        ConfigError: others were passed.
+        ConfigError: the argument is another group.
     """
     wrapper = unwrapped(model)
     if not isinstance(wrapper, DistributedDataParallel):
@@ -145,10 +145,10 @@ def _group_of(model: nn.Module, passed: dist.ProcessGroup | None) -> dist.Proces
 
 
 def _comm(group: dist.ProcessGroup | None, timeout: float, device: torch.device) -> Comm:
-    """One worker in each process, in a group of our own, so that our collectives meet none of the user's.
+    """Create a communicator with one worker per process, in a new group, separate from the user's collectives.
 
     Raises:
-        RuntimeError: a process has not come within the time.
+        RuntimeError: a process did not join within the timeout.
     """
     comm = Comm(1, dist.get_world_size(group), dist.get_rank(group), str(device))
     comm.timeout, comm.group, comm.before = timeout, group, group

@@ -1,4 +1,4 @@
-"""A communication hook of DistributedDataParallel that hands its buckets to an attachment."""
+"""Communication hook of DistributedDataParallel that passes its buckets to an attachment."""
 
 import math
 import weakref
@@ -18,19 +18,19 @@ SPARSE = "gradients must be dense tensors, got a sparse one of DistributedDataPa
 
 
 class DDPDelivery:
-    """Takes gradients from DistributedDataParallel's buckets, and puts there what came of their exchange.
+    """Reads gradients from the buckets of DistributedDataParallel, and writes the exchanged ones back.
 
-    Buckets of the exchange leave as they fill, however DistributedDataParallel cuts its own; its last bucket waits for
-    all of them, so that gradients are the exchanged ones when `backward` returns. With a loss scale they stay what they
-    are until they are unscaled.
+    Buckets of the exchange are sent as they fill, independent of the buckets of DistributedDataParallel. The hook of
+    its last bucket waits for all of them, so that `backward` returns after the exchange. With a loss scale, gradients
+    are exchanged after they are unscaled.
 
     Args:
-        module: the wrapped model; it takes one hook in its life, which serves one attachment after another.
+        module: the wrapped model. It accepts one hook in its lifetime, which serves one attachment after another.
     """
 
     def __init__(self, module: DistributedDataParallel) -> None:
-        self._module = weakref.ref(module)  # which keeps the hook, and this with it
-        self.shares = module.gradient_as_bucket_view  # its memory with gradients; else a bucket is not shared
+        self._module = weakref.ref(module)  # a weak reference, because the module references this hook
+        self.shares = module.gradient_as_bucket_view  # whether buckets share memory with gradients
         self.may_skip = module.find_unused_parameters or module.static_graph
         self.attachment: Attachment | None = None
         self._index: dict[int, int] = {}
@@ -44,7 +44,7 @@ class DDPDelivery:
             ) from None
 
     def serve(self, attachment: Attachment) -> None:
-        """From here on gradients go to this attachment, until it is detached."""
+        """Pass gradients to this attachment until it is detached."""
         module = self._module()
         assert module is not None
         self.attachment = attachment
@@ -56,14 +56,14 @@ class DDPDelivery:
         self.attachment = None
 
     def __call__(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """For DistributedDataParallel: one of its buckets is full."""
+        """Handle a full bucket; called by DistributedDataParallel."""
         attachment, module = self.attachment, self._module()
         assert module is not None
         if attachment is None:
             return default_hooks.allreduce_hook(module.process_group, bucket)
         device = bucket.buffer().device
         future: torch.futures.Future = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
-        if attachment.setting.scaled:  # they are exchanged when they have been unscaled
+        if attachment.setting.scaled:  # exchanged after unscaling
             future.set_result(bucket.buffer())
             return future
         if bucket.index() == 0:
@@ -79,21 +79,23 @@ class DDPDelivery:
         return future
 
     def _gradients(self, bucket: dist.GradBucket) -> list[Tensor]:
-        """The bucket cut into the gradients of its parameters, complex ones as real tensors.
+        """Split the bucket into the gradients of its parameters, complex ones as real tensors.
 
         Raises:
-            ConfigError: it is sparse.
+            ConfigError: the bucket is sparse.
         """
         if bucket.buffer().layout != torch.strided:
             raise ConfigError(SPARSE)
         if not any(param.is_complex() for param in bucket.parameters()):
             return bucket.gradients()
-        shapes = [as_real(param.detach()).shape for param in bucket.parameters()]  # those of the bucket are wrong
+        shapes = [
+            as_real(param.detach()).shape for param in bucket.parameters()
+        ]  # the shapes of complex gradients in a bucket are wrong
         parts = bucket.buffer().split([shape.numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _is_kept(self, attachment: Attachment) -> bool:
-        """Whether a policy looks at local gradients when the bucket already holds exchanged ones."""
+        """Return whether a policy needs local gradients after the bucket has the exchanged ones."""
         return self.shares and bool(attachment.methods.policies)
 
     @torch.no_grad()
@@ -109,13 +111,13 @@ class DDPDelivery:
             future.set_result(buffer)
 
     def _put(self, pairs: list[tuple[nn.Parameter, Tensor]]) -> None:
-        """Give parameters that no worker's loss reaches, which DistributedDataParallel leaves alone, what has come.
+        """Set the gradients of parameters that no worker's loss reaches, which DistributedDataParallel does not set.
 
-        A residual, or signs of zeros, may have come of their exchange. A gradient of zeros stays None, as it does
-        without us, so that no weight decay and no momentum moves the parameter.
+        Their exchange may return a residual, or signs of zeros. If it returns zeros, the gradient remains None as
+        without a hook, so that weight decay and momentum do not move the parameter.
         """
         missing = [(param, gradient) for param, gradient in pairs if param.grad is None and gradient.numel()]
-        if missing:  # the host waits for a device here
+        if missing:  # synchronises with the device
             largest = torch.stack(torch._foreach_norm([gradient for _, gradient in missing], math.inf)).tolist()
             for (param, gradient), magnitude in zip(missing, largest, strict=True):
                 if magnitude:
@@ -131,10 +133,10 @@ _deliveries: "weakref.WeakKeyDictionary[DistributedDataParallel, DDPDelivery]" =
 
 
 def deliver_to(attachment: Attachment, module: DistributedDataParallel) -> None:
-    """Let a wrapped model hand its gradients to an attachment.
+    """Pass the gradients of a wrapped model to an attachment.
 
     Raises:
-        ConfigError: a third-party communication hook is there.
+        ConfigError: the model has a third-party communication hook.
     """
     if module not in _deliveries:
         _deliveries[module] = DDPDelivery(module)

@@ -1,4 +1,4 @@
-"""The door of a run whose workers come and go: where they meet, and what one that enters gets from the others."""
+"""Entry of workers into elastic runs with `ab.attach` and `ab.local`: rendezvous and transferred state."""
 
 import datetime
 import logging
@@ -31,15 +31,15 @@ log = logging.getLogger("accordion_bench")
 
 
 class Door:
-    """Where one worker of each process enters.
+    """Entry of one worker per process into an elastic run.
 
     Args:
-        store: outlives the workers.
-        least: workers that must be left.
-        timeout: seconds for which they wait for each other.
+        store: store that outlives the workers.
+        least: lower bound of the number of workers.
+        timeout: seconds for which workers wait for each other.
 
     Attributes:
-        expected: workers that begin together, as the first one that has come says.
+        expected: number of workers that start together, as set by the first arrival.
     """
 
     def __init__(self, store: dist.Store, least: int, timeout: float) -> None:
@@ -49,7 +49,7 @@ class Door:
         self.expected = self.store.under("members").first("expected", str(begin), whole_number)
 
     def comm(self, found: Checked) -> Comm:
-        """What connects this worker with the others once it has entered."""
+        """Create the communicator of this worker, which is connected once it has entered."""
         device = found.named[0][1].device
         if device.type != "cpu":
             raise ConfigError(f"elastic must be False where the model is not on the CPU, got it on {device}")
@@ -61,7 +61,7 @@ class Door:
         return comm
 
     def enter(self, attached: Attached) -> None:
-        """Wait until the others let this worker in."""
+        """Wait until the other workers admit this one."""
         membership = attached.comm.membership
         assert isinstance(membership, ElasticMembership)
         with lost_worker_told("ab.local" if attached.sync.local else "ab.attach", self.timeout):
@@ -70,7 +70,7 @@ class Door:
 
 
 def shared_state(attached: Attached) -> SharedState:
-    """What workers that enter get, and what becomes of it when the workers change."""
+    """Return the state that entering workers receive, and the hooks for changes of the set of workers."""
 
     def changed(lost: Sequence[int], before: int) -> None:
         if attached.deal is not None:
@@ -96,7 +96,7 @@ def shared_state(attached: Attached) -> SharedState:
 
 
 def _alike(attached: Attached) -> dict[str, torch.Tensor]:
-    """Buffers and parameters that all workers have in common, by name, but for the anchors of local methods."""
+    """Return by name the buffers and parameters that are equal on all workers, without z of local methods."""
     model = attached.model
     own = {id(param) for param in attached.axis.params} if attached.axis.replicas else set()
     named = [*model.named_buffers(), *model.named_parameters()]
@@ -104,10 +104,10 @@ def _alike(attached: Attached) -> dict[str, torch.Tensor]:
 
 
 def door_of(passed: PassedArguments) -> Door | None:
-    """The door, where workers may come and go; None where they all stay.
+    """Return the entry of an elastic run; None = the run is not elastic.
 
     Raises:
-        ConfigError: it cannot be found.
+        ConfigError: arguments do not fit an elastic run, or there is no store.
     """
     options = {**(next(iter(passed.sync.values())) if isinstance(passed.sync, Mapping) else {}), **passed.options}
     if options.get("elastic") is not True:
@@ -131,7 +131,7 @@ def door_of(passed: PassedArguments) -> Door | None:
 
 
 def _of_environment(timeout: float) -> dist.Store:
-    """The store of torchrun, or one of rank 0."""
+    """Return the store of torchrun, or one hosted by rank 0."""
     place = [os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK")]
     if None in place or not str(place[1]).isdigit():
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""FSDP2: which shards a model has, and whose gradients lie where in what its groups hand to a reduce-scatter."""
+"""FSDP2: shards of a model, and the layout of gradients in the reduce-scatter buffers of its groups."""
 
 import math
 from collections.abc import Sequence
@@ -16,38 +16,38 @@ from accordion_bench.plan import TensorSpec
 
 
 class Region(NamedTuple):
-    """Where the gradient of one parameter's shard lies in what an FSDP group hands over for the process that has it.
+    """Position of the gradient of one shard in a row of the reduce-scatter buffer of an FSDP group.
 
-    spec: the parameter's name, the shape of the shard.
-    start: its first number.
+    spec: name of the parameter, shape of the shard.
+    start: index of the first element.
     """
 
     spec: TensorSpec
     start: int
 
     def view(self, flat: Tensor) -> Tensor:
-        """The shard [1, ...] of one local worker, as a view into the flat tensor."""
+        """Return the shard [1, ...] of one local worker as a view of the flat tensor."""
         return flat[self.start : self.start + self.spec.numel].view(1, *self.spec.shape)
 
 
 class FSDPGroup:
-    """The parameters whose gradients FSDP2 reduces together; each call of `fully_shard` makes one such group.
+    """Parameters whose gradients FSDP2 reduces together; each call of `fully_shard` creates one group.
 
-    FSDP2 packs the gradients as a row for each process, [shards, padded_numel]: the shards that the process has, one
-    after another, each padded to the longest shard of its parameter. torch tells neither names nor order: they are read
-    from the group's own list, which is private to torch. They hold for a group whose parameters have one type; of
-    several types the order differs between versions of torch.
+    FSDP2 packs the gradients with a row for each process, [shards, padded_numel]: the shards of that process, one after
+    another, each padded to the longest shard of its parameter. torch exposes neither names nor order. They are read
+    from a private list of the group, which is valid if all parameters have one dtype; with several dtypes the order
+    depends on the version of torch.
 
     Args:
-        name: of the module on which `fully_shard` was called; "" is the whole model.
+        name: name of the module on which `fully_shard` was called; "" = the whole model.
         module: this module, resharded, so that its parameters are shards.
-        names: of the parameters in the model.
+        names: names of the parameters in the model.
 
     Attributes:
-        padded_numel: numbers of a row when each parameter that is trained has a gradient.
+        padded_numel: number of elements of a row if each trained parameter has a gradient.
 
     Raises:
-        ConfigError: this FSDP2 set-up is not known here.
+        ConfigError: this set-up of FSDP2 is not supported.
     """
 
     def __init__(self, name: str, module: FSDPModule, names: dict[nn.Parameter, str]) -> None:
@@ -64,7 +64,7 @@ class FSDPGroup:
         self.padded_numel = sum(math.prod(_shard_shape(parameter, 0)) for parameter in trained)
 
     def regions(self, rank: int) -> list[Region]:
-        """Where the shards of the process with this rank on the shard axis lie in its row."""
+        """Return the positions of the shards of a rank of the shard axis in its row."""
         regions, start = [], 0
         for name, parameter in self._trained_names:
             regions.append(Region(TensorSpec(name, _shard_shape(parameter, rank)), start))
@@ -73,33 +73,32 @@ class FSDPGroup:
 
     @property
     def reduce_scatter(self) -> Any:
-        """What reduces the gradients now."""
+        """Current reduce-scatter function of the group."""
         return self._group._reduce_scatter_comm
 
     @property
     def title(self) -> str:
-        """For messages."""
+        """Name of the group in messages."""
         return f"the FSDP group of {self.name or 'the whole model'}"
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The shard axis."""
+        """Mesh of the shard axis."""
         mesh: DeviceMesh = self.parameters[0].device_mesh
         return mesh
 
     @property
     def trained_shard(self) -> Tensor:
-        """One of those that are trained, for its type and device."""
+        """One of the trained shards, for its dtype and device."""
         shards = (parameter.detach().to_local() for parameter in self.parameters if parameter.requires_grad)
         found: Tensor = next(shards)
         return found
 
     def rows(self, flat: Tensor) -> Tensor:
-        """What the group hands over, as a row for each process of the shard axis, [shards, padded_numel].
+        """Return the buffer of the group with a row for each process of the shard axis, [shards, padded_numel].
 
         Raises:
-            RuntimeError: some parameter has no gradient, or another set of parameters is trained than when this group
-                was read.
+            RuntimeError: a parameter has no gradient, or the set of trained parameters has changed.
         """
         if self._trained() != self._was_trained:
             raise RuntimeError(
@@ -120,12 +119,12 @@ class FSDPGroup:
 
 
 def groups_of(model: nn.Module) -> list[FSDPGroup]:
-    """The FSDP groups of a model, in the order of its modules.
+    """Return the FSDP groups of a model, in the order of its modules.
 
     Raises:
-        ConfigError: the model has none, or trains a parameter that is in none, which would not be exchanged.
+        ConfigError: the model has none, or a trained parameter belongs to none and would not be exchanged.
     """
-    modules: dict[int, tuple[str, FSDPModule]] = {}  # of modules wrapped together, the first
+    modules: dict[int, tuple[str, FSDPModule]] = {}  # the first of modules that were wrapped together
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -137,7 +136,7 @@ def groups_of(model: nn.Module) -> list[FSDPGroup]:
         )
     names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
     groups = [FSDPGroup(name, module, names) for name, module in modules.values()]
-    groups = [group for group in groups if group.parameters]  # a module may have left all its own to inner ones
+    groups = [group for group in groups if group.parameters]  # all parameters of a module may belong to inner groups
     held = {parameter for group in groups for parameter in group.parameters}
     for parameter, name in names.items():
         if parameter.requires_grad and parameter not in held:
@@ -146,17 +145,17 @@ def groups_of(model: nn.Module) -> list[FSDPGroup]:
 
 
 def refuse_shards(named: Sequence[tuple[str, nn.Parameter]], process_group: dist.ProcessGroup | None) -> int:
-    """Refuse parameters of an FSDP2 model whose replicas the processes of a group do not hold.
+    """Check that the processes of a group hold replicas of the same shards of an FSDP2 model.
 
     Args:
-        named: names and parameters that are trained, resharded.
-        process_group: None = all processes.
+        named: names and trained parameters, resharded.
+        process_group: the group; None = all processes.
 
     Returns:
-        which of the shards this process has.
+        number of the shard of this process.
 
     Raises:
-        ConfigError: naming the first that is refused.
+        ConfigError: they do not; the message names the first parameter.
     """
     for name, parameter in named:
         refuse_unknown(parameter, name)
@@ -174,7 +173,7 @@ def refuse_shards(named: Sequence[tuple[str, nn.Parameter]], process_group: dist
 
 
 def _group(module: FSDPModule, title: str) -> Any:
-    """torch's record of the group of a module; None where it has left all parameters to inner ones."""
+    """Return torch's parameter group of a module; None = all its parameters belong to inner groups."""
     try:
         return module._get_fsdp_state()._fsdp_param_group
     except AssertionError:
@@ -185,10 +184,10 @@ def _group(module: FSDPModule, title: str) -> Any:
 
 
 def refuse_unknown(parameter: nn.Parameter, name: str) -> None:
-    """Refuse a parameter whose replicas torch has averaged already, or that is not where its gradient is.
+    """Check that a parameter is a one-dimensional shard on the device of its gradient, without torch's replicas.
 
     Raises:
-        ConfigError: saying what it is.
+        ConfigError: it is not; the message gives the reason.
     """
     shard = parameter if isinstance(parameter, DTensor) else None
     if shard is None:
@@ -213,7 +212,7 @@ def refuse_unknown(parameter: nn.Parameter, name: str) -> None:
 
 
 def _refuse_mixed(trained: Sequence[nn.Parameter], title: str) -> None:
-    """Refuse parameters of several types: in which order their gradients are packed depends on torch's version."""
+    """Check that parameters have one dtype; with several, the packing order depends on the version of torch."""
     types = sorted({str(parameter.dtype) for parameter in trained})
     if len(types) > 1:
         raise ConfigError(
@@ -223,7 +222,7 @@ def _refuse_mixed(trained: Sequence[nn.Parameter], title: str) -> None:
 
 
 def _shard_shape(parameter: DTensor, rank: int) -> tuple[int, ...]:
-    """Of the shard of a rank; the first one's is the longest."""
+    """Return the shape of the shard of a rank; that of rank 0 is the longest."""
     (placement,) = parameter.placements
     assert isinstance(placement, Shard)
     sizes = list(parameter.shape)

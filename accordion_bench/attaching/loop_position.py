@@ -1,4 +1,4 @@
-"""Where a user's loop stands: what the user has not told is taken from the optimizer."""
+"""Position of a user's loop; facts that the user has not passed are read from the optimizer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,21 +6,21 @@ from typing import Any
 from accordion_bench.plan import Plan
 from accordion_bench.position import Position
 
-UNKNOWN = 2**31  # epochs, or steps in one, of which nothing was said
+UNKNOWN = 2**31  # number of epochs, or of steps per epoch, that is not known
 
 
 class LoopPosition(Position):
-    """Counts the steps of a loop that the user drives.
+    """Current step and epoch of a user's loop.
 
     Args:
-        plan: in force now.
-        rate: the learning rate that is set now, of the first tensor.
-        schedule: learning rate at a time in epochs; None = only what is set now is known.
-        epochs: of the training; None = not known.
-        steps: optimizer steps per epoch; None = not known.
+        plan: current plan.
+        rate: returns the current learning rate of the first tensor.
+        schedule: function from the time in epochs to the learning rate; None = only the current one is known.
+        epochs: number of epochs of the training; None = unknown.
+        steps: optimizer steps per epoch; None = unknown.
 
     Attributes:
-        next_lr: learning rate with which the next epoch starts, where an epoch is about to end.
+        next_lr: learning rate at the start of the next epoch, while an epoch ends.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class LoopPosition(Position):
         self.next_lr: float | None = None
 
     def note_rate(self) -> None:
-        """The learning rate that is set now is that of the coming step."""
+        """Set the learning rate of the next step to the current one."""
         self.step_lr = self.rate()
         if self.step_in_epoch == 0:
             self.epoch_lr = self.step_lr
 
     def lr(self, step_in_epoch: int | None = None, epoch: int | None = None) -> float:
-        """Learning rate of a step: as scheduled, else what is set now, or was in the first step of the epoch."""
+        """Return the learning rate of a step: that of the schedule, else the current one or that of the first step."""
         if self.scheduled:
             return super().lr(step_in_epoch, epoch)
         if epoch is not None and epoch > self.epoch:

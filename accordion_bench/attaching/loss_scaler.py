@@ -1,4 +1,4 @@
-"""torch's GradScaler beside an exchange: all workers skip a step together, and exchange gradients without the scale."""
+"""Support of torch's GradScaler: all workers skip a step together, and exchange unscaled gradients."""
 
 from typing import Any
 
@@ -10,18 +10,19 @@ from accordion_bench.tensors.real_view import as_real
 
 @torch.no_grad()
 def exchange_after_unscaling(scaler: torch.amp.GradScaler, attachment: Attachment) -> None:
-    """Let `scaler.unscale_`, which `scaler.step` calls unless the loop has, agree on an overflow and then exchange.
+    """Replace `scaler.unscale_` by a function that agrees on overflows between workers, then exchanges.
 
-    Where any worker's gradients overflow, those of all count as overflowed: nothing is exchanged, and the scaler skips
-    the step and lowers the scale on all of them. After `unscale_`, gradients are the exchanged ones and may be clipped.
-    Of several optimizers the first call unscales all.
+    `scaler.step` calls `unscale_` unless the loop has called it. If the gradients of any worker overflow, those of all
+    workers count as overflowed: nothing is exchanged, and the scalers of all workers skip the step and lower the scale.
+    After `unscale_`, gradients are the exchanged ones and may be clipped. With several optimizers the first call
+    unscales all.
 
     Args:
-        scaler: the user's.
-        attachment: of the optimizers that the scaler steps.
+        scaler: the user's scaler.
+        attachment: attachment of the optimizers that the scaler steps.
     """
     unscale = scaler.unscale_
-    unscaled: list[Any] = []  # with the first of several; their own calls are still to come
+    unscaled: list[Any] = []  # optimizers unscaled with the first one, whose own calls follow
 
     def agree_then_exchange(optimizer: Any) -> None:
         ours = attachment.inner.all
@@ -41,7 +42,7 @@ def exchange_after_unscaling(scaler: torch.amp.GradScaler, attachment: Attachmen
             attachment.join()
 
     def undo() -> None:
-        if scaler.unscale_ is agree_then_exchange:  # else it was replaced after us, and calls us
+        if scaler.unscale_ is agree_then_exchange:  # otherwise it was replaced again, and calls this function
             scaler.unscale_ = unscale  # type: ignore[method-assign]
 
     scaler.unscale_ = agree_then_exchange  # type: ignore[method-assign]
@@ -50,14 +51,14 @@ def exchange_after_unscaling(scaler: torch.amp.GradScaler, attachment: Attachmen
 
 @torch.no_grad()
 def _any_overflow(attachment: Attachment) -> bool:
-    """Whether any worker's gradients are not finite; then this one's are not either."""
+    """Return whether gradients of any worker are non-finite; make those of this worker non-finite, too."""
     gradients = [as_real(param.grad) for param in attachment.axis.params if param.grad is not None]
     found = torch.zeros((), device=attachment.comm.device)
     if gradients:
         found = (~torch.stack(torch._foreach_norm(gradients, float("inf"))).isfinite().all()).float()
     overflow = bool(attachment.comm.sum_(found, "control"))
     if overflow:
-        for optimizer in attachment.inner.all:  # the scaler looks at each by itself
+        for optimizer in attachment.inner.all:  # the scaler checks each separately
             held = (param.grad for group in optimizer.param_groups for param in group["params"])
             if (gradient := next((g for g in held if g is not None), None)) is not None:
                 gradient.fill_(float("inf"))

@@ -1,4 +1,4 @@
-"""The parameters of a user's own model, which this process's one worker trains; and those that always travel dense."""
+"""Parameters of a user's model with one worker per process, checks of them, and parameters exempt from compression."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -17,19 +17,20 @@ from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.real_view import as_real, is_sharded
 
 CARRIED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel's and torch.compile's
+WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DistributedDataParallel and torch.compile
 
 
 class OwnParameters(Replicas):
-    """One worker: its replica is the model itself.
+    """Parameters of one worker, whose replica is the model itself.
 
     Args:
-        named: names and parameters that are trained.
-        comm: of one worker in each process.
-        tables: as for `Replicas`.
+        named: names and trained parameters.
+        comm: communicator with one worker per process.
+        tables: see `Replicas`.
 
     Attributes:
-        delivers: another object puts the exchanged gradients of this step into the parameters; they wait in `applied`.
+        delivers: whether another object writes the exchanged gradients of this step, stored in `applied`, to the
+            parameters.
     """
 
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]], comm: Comm, tables: Collection[str] = ()) -> None:
@@ -38,11 +39,11 @@ class OwnParameters(Replicas):
         self.delivers = False
         self.applied: list[Tensor] = []
         self._taken: dict[int, Tensor] = {}
-        self._seen: dict[int, tuple[Tensor, int]] = {}  # gradients that were taken, and their versions
+        self._seen: dict[int, tuple[Tensor, int]] = {}  # index -> taken gradient, its version
 
     @property
     def shared(self) -> list[Tensor]:
-        """The values that all workers have in common: what the parameters hold now, since `fork` the last consensus."""
+        """Values that are equal on all workers: the parameters, or after `fork` the last consensus."""
         return self._anchor or [as_real(param.data) for param in self.params]
 
     @shared.setter
@@ -59,7 +60,7 @@ class OwnParameters(Replicas):
         return self._taken[i]
 
     def take(self, i: int, gradient: Tensor) -> None:
-        """This is the gradient of one parameter in this step, complex or already as a real tensor.
+        """Take the gradient of one parameter in this step, complex or as a real tensor.
 
         Raises:
             ConfigError: it is sparse.
@@ -78,14 +79,14 @@ class OwnParameters(Replicas):
         return bool(self._taken)
 
     def is_taken(self, i: int) -> bool:
-        """Whether the gradient of one parameter has been taken."""
+        """Return whether the gradient of one parameter has been taken."""
         return i in self._taken
 
     def was_reset(self, i: int) -> bool:
-        """Whether `zero_grad` has come since the gradient was taken: it is another tensor, or was set to zero.
+        """Return whether `zero_grad` was called since the gradient was taken: it was replaced or set to zero.
 
-        Call it when autograd has just added to the gradient once, which moves its version by one; FSDP2 adds to the
-        shard within it, which moves none.
+        Call it directly after autograd has accumulated once, which increments the version by one. FSDP2 accumulates
+        into the shard inside, which does not change the version.
         """
         gradient, version = self._seen[i]
         version += not is_sharded(gradient)
@@ -93,10 +94,10 @@ class OwnParameters(Replicas):
 
     @torch.no_grad()
     def collect(self, give: bool = False) -> None:
-        """All gradients of the step into `gradients_W`; a parameter that the loss does not reach has a zero one.
+        """Store all gradients of the step in `gradients_W`, zeros for parameters without a gradient.
 
         Args:
-            give: its optimizer is to see it, too.
+            give: whether to set these zeros as gradients of the parameters, too.
         """
         for i, param in enumerate(self.params):
             if i not in self._taken:
@@ -107,15 +108,15 @@ class OwnParameters(Replicas):
         self.gradients_W = [self._taken[i] for i in range(len(self.params))]
 
     def changed(self) -> str | None:
-        """The first parameter whose gradient has been written to since it was taken; None = none has.
+        """Return the name of the first parameter whose gradient was modified since it was taken; None = none.
 
-        Nothing is known of gradients that are parts of one buffer: they have one version together.
+        Gradients that are views of one buffer share a version and are not checked.
         """
         seen = sorted((i, *pair) for i, pair in self._seen.items() if not pair[0]._is_view())
         return next((self.specs[i].name for i, gradient, version in seen if gradient._version != version), None)
 
     def forget(self) -> None:
-        """The step is over, or given up."""
+        """Clear the gradients at the end of a step, or if it is discarded."""
         self.gradients_W, self.applied, self.delivers = [], [], False
         self._taken.clear()
         self._seen.clear()
@@ -125,7 +126,7 @@ class OwnParameters(Replicas):
         if self.delivers:
             self.applied = list(updates)
             return
-        super().apply([update.data for update in updates])  # parts of one vector share a version, their data does not
+        super().apply([update.data for update in updates])  # views of one vector share a version; their `data` does not
         for i, param in enumerate(self.params):
             if param.grad is not None:
                 self._seen[i] = param.grad, param.grad._version
@@ -136,7 +137,7 @@ class OwnParameters(Replicas):
         if not self.gradients_W:  # between two steps
             self.gradients_W = [torch.empty_like(value).unsqueeze(0) for value in self.shared]
         moved_W = super().differences(anchor, rows, tensors)
-        for param in self.params:  # their memory holds differences now
+        for param in self.params:  # their memory is overwritten by differences
             param.grad = None
         return moved_W
 
@@ -147,33 +148,33 @@ class OwnParameters(Replicas):
 
 
 def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Names and parameters that are trained, without what wrappers put in front of names."""
+    """Return names, without prefixes of wrappers, and parameters that are trained."""
     return [(plain_name(name), param) for name, param in model.named_parameters() if param.requires_grad]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """What torch.compile has wrapped."""
+    """Return the module inside a wrapper of torch.compile."""
     found: nn.Module = getattr(model, "_orig_mod", model)
     return found
 
 
 def is_fsdp(model: nn.Module) -> bool:
-    """Whether `fully_shard` was called on it, or on a part of it; FSDP2 is not imported to see that."""
+    """Return whether `fully_shard` was called on a model or a part of it, without importing FSDP2."""
     return any(cls.__name__ == "FSDPModule" for module in model.modules() for cls in type(module).__mro__)
 
 
 def reshard(model: nn.Module) -> None:
-    """Let the parameters of an FSDP2 model be its shards, which those that a forward pass has gathered are not."""
+    """Reshard an FSDP2 model, so that its parameters are shards instead of gathered parameters."""
     for module in model.modules():
         if any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__):
             module.reshard()  # type: ignore[operator]
 
 
 def refuse_tensors(model: nn.Module) -> None:
-    """Refuse trained parameters that no exchange can carry, whatever the method.
+    """Check that trained parameters can be exchanged.
 
     Raises:
-        ConfigError: naming the first, and what it is.
+        ConfigError: a parameter cannot; the message names the first one and the reason.
     """
     in_shards = is_fsdp(model)
     for name, param in trained_parameters(model):
@@ -191,7 +192,7 @@ def refuse_tensors(model: nn.Module) -> None:
 
 
 def _cannot_be_carried(param: Tensor) -> str:
-    """What makes a parameter unfit for an exchange, and what to do; "" where nothing does."""
+    """Return why a parameter cannot be exchanged, and what to do; "" = it can."""
     if is_lazy(param):
         return "lazy and has no shape yet; run one batch through the model first"
     if is_sharded(param):
@@ -209,19 +210,19 @@ def _cannot_be_carried(param: Tensor) -> str:
 
 
 def plain_name(name: str) -> str:
-    """`layer.weight` for `module._orig_mod.layer.weight`."""
+    """Return `layer.weight` for `module._orig_mod.layer.weight`."""
     for wrapper in WRAPPERS:
         name = name.replace(f".{wrapper}", ".").removeprefix(wrapper)
     return name
 
 
 def trained_tables(model: nn.Module) -> set[str]:
-    """Names of the trained embeddings and of the output layer, as `trained_parameters` spells them."""
+    """Return the names of trained embeddings and the output layer, as in `trained_parameters`."""
     return {plain_name(name) for name in tables_of(model)}
 
 
 def trained_specs(model: nn.Module) -> list[TensorSpec]:
-    """Names and shapes of the parameters that are trained, and which are tables."""
+    """Return names and shapes of trained parameters, and which are tables."""
     tables = trained_tables(model)
     return [TensorSpec(name, tuple(as_real(param).shape), name in tables) for name, param in trained_parameters(model)]
 
@@ -231,15 +232,15 @@ WORDS = ("norm", "bias", "embedding")
 
 
 def exempt_names(exempt: Exempt, model: nn.Module) -> frozenset[str]:
-    """Names of the parameters that are never compressed.
+    """Return the names of the parameters that are never compressed.
 
     Args:
-        exempt: words, such as `norm,bias`: parameters of normalisation layers, biases, embeddings; or a function of
-            name and parameter that says whether one is exempt; None = none.
-        model: whose parameters.
+        exempt: words, such as `norm,bias`, for parameters of normalisation layers, biases, embeddings; or a function
+            of name and parameter that returns whether it is exempt; None = none.
+        model: the model.
 
     Raises:
-        ConfigError: a word is unknown, it is neither, or the function raises an error.
+        ConfigError: a word is unknown, the type is wrong, or the function raises an exception.
     """
     if exempt is None:
         return frozenset()
@@ -254,7 +255,7 @@ def exempt_names(exempt: Exempt, model: nn.Module) -> frozenset[str]:
             f"exempt must be made of {', '.join(WORDS)}, or be a function of name and parameter, got {unknown!r}; "
             f"pass exempt={near or 'norm,bias'!r}"
         )
-    found = {  # a parameter that several modules share has the name that it has in the first one
+    found = {  # a shared parameter has its name in the first module
         id(param)
         for module in model.modules()
         for name, param in module.named_parameters(recurse=False)

@@ -1,11 +1,10 @@
-"""Whether the parameters that train are those that are exchanged: else each process would train a model of its own.
+"""Detection of changes to attached parameters that would let each process train its own model.
 
-Four ways to lose them, and where each is seen:
-
-    another optimizer steps them                          after its step
-    a loop changes them by hand, without an optimizer     in the next backward pass
-    a module or its parameters are replaced               in the next backward pass, or before the optimizer's step
-    their memory is replaced, by other values             in the next backward pass
+change                                                detected
+another optimizer steps them                          after its step
+a loop changes them without an optimizer              in the next backward pass
+a module or its parameters are replaced               in the next backward pass, or before the optimizer's step
+their memory is replaced, with other values           in the next backward pass
 """
 
 import functools
@@ -25,15 +24,15 @@ ATTACH_AGAIN = "call comm.detach() and ab.attach again"
 
 
 class ParameterWatch:
-    """Sees who changes the parameters of an attached model.
+    """Detects changes to the parameters of an attached model by anything but its optimizers.
 
     Args:
-        model: the module that is trained.
+        model: the trained module.
         named: names and parameters that are exchanged.
-        optimizers: those that may step them.
+        optimizers: optimizers that may step them.
 
     Attributes:
-        pending: gradients have arrived since the last step of these optimizers.
+        pending: whether gradients have arrived since the last step of these optimizers.
     """
 
     def __init__(
@@ -46,31 +45,31 @@ class ParameterWatch:
         self._held = self._count_held()
         self._stepping = self.pending = False
         self._steps = self._repeated = 0
-        self._entered: dict[int, int] = {}  # by id of another optimizer that steps: our steps until then
+        self._entered: dict[int, int] = {}  # id of another optimizer in its step -> number of our steps before
         self._structure = _structure(model)
         self._places: list[int] = []
         self.note()
 
     def start(self) -> None:
-        """From here on every optimizer of this process is looked at."""
+        """Start to monitor all optimizers of this process."""
         _look_at_all_optimizers()
         _watches.add(self)
 
     def stop(self) -> None:
-        """No parameter is looked at any more."""
+        """Stop monitoring."""
         _watches.discard(self)
 
     def stepping(self) -> None:
-        """One of the attached optimizers takes a step: what it calls, or changes, is its own affair."""
+        """Note the start of a step of an attached optimizer, in which any change is allowed."""
         self._stepping = True
 
     def stepped(self) -> None:
-        """The step is over."""
+        """Note the end of the step."""
         self._stepping, self._steps = False, self._steps + 1
 
     @torch.no_grad()
     def note(self) -> None:
-        """What the parameters hold now is right."""
+        """Record the current parameters as valid."""
         self.pending = False
         self._versions = [param._version for param in self._params]
         places = [_place(param) for param in self._params]
@@ -79,17 +78,17 @@ class ParameterWatch:
         self._samples = torch.cat(self._firsts)
 
     def _first_numbers(self) -> list[Tensor]:
-        """Of each parameter, as views."""
+        """Return views of the first element of each parameter."""
         values = [as_real(param.detach()) for param in self._params]
         return [value.as_strided((1,), (1,)) for value in values if value.numel()]
 
-    # ---- what is refused
+    # ---- checks
 
     def refuse_replaced(self) -> None:
-        """Refuse other parameters than those at the start.
+        """Check that the parameters are the same objects as at the start.
 
         Raises:
-            ConfigError: the model or the optimizers have others.
+            ConfigError: the model or the optimizers have other parameters.
         """
         held = self._count_held()
         if held != self._held:
@@ -103,15 +102,15 @@ class ParameterWatch:
         raise ConfigError(f"parameters must be the same as at ab.attach, got {got}; {ATTACH_AGAIN}")
 
     def refuse_moved(self) -> None:
-        """Refuse parameters that were changed though no attached optimizer has taken a step.
+        """Check that no parameter was changed without a step of an attached optimizer.
 
-        Between a step and the next backward pass loading or clipping of weights may write into them. Once gradients
-        have arrived, only the optimizer may. Other memory with the same values is fine at any time.
+        Between a step and the next backward pass weights may be loaded or clipped. Once gradients have arrived, only
+        the optimizer may change them. New memory with equal values is always allowed.
 
         Raises:
-            ConfigError: naming the first that was changed.
+            ConfigError: a parameter was changed; the message names the first one.
         """
-        if self._stepping:  # with a closure, which computes gradients in the middle
+        if self._stepping:  # a closure computes gradients within the step
             return
         if self.pending:
             pairs = zip(self._params, self._versions, self._places, strict=True)
@@ -167,15 +166,15 @@ class ParameterWatch:
     # ---- other optimizers
 
     def enter(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer of this process begins a step."""
+        """Note that an optimizer of this process starts a step."""
         if not self._owns(optimizer):
             self._entered[id(optimizer)] = self._steps
 
     def leave(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has taken the step.
+        """Note that an optimizer of this process has completed its step.
 
         Raises:
-            ConfigError: it has stepped what an attached one should have, neither within its step nor around it.
+            ConfigError: it stepped attached parameters, and no attached optimizer stepped within its step or around it.
         """
         if self._owns(optimizer) or self._stepping or self._entered.pop(id(optimizer), -1) != self._steps:
             return
@@ -197,18 +196,18 @@ Structure = tuple[list[tuple[dict[str, Any], str, Any]], list[tuple[dict[str, An
 
 
 def _structure(model: nn.Module) -> Structure:
-    """Which parameter and which module stands where: a look at it costs a hundredth of a walk through the model."""
+    """Return all parameters and modules by position; comparing it costs a hundredth of traversing the model."""
     homes = [own for module in model.modules() for own in (module._parameters, module._modules)]
     return [(own, name, it) for own in homes for name, it in own.items()], [(own, len(own)) for own in homes]
 
 
 def _place(param: Tensor) -> int:
-    """Where in memory it is, of a sharded one its shard."""
+    """Return the address of a parameter, or of its shard."""
     return (as_real(param) if is_sharded(param) else param).data_ptr()
 
 
 def _is_gathered(there: Any, shard: Any) -> bool:
-    """Whether it stands in the place of a shard, as FSDP2 has it from a forward pass to the end of a backward pass."""
+    """Return whether a parameter is FSDP2's gathered form of a shard, between forward and backward pass."""
     return isinstance(there, nn.Parameter) and is_sharded(shard) and not is_sharded(there)
 
 
@@ -217,7 +216,7 @@ _watches: "weakref.WeakSet[ParameterWatch]" = weakref.WeakSet()
 
 @functools.cache
 def _look_at_all_optimizers() -> None:
-    """Once in a process: torch calls these around every step of every optimizer."""
+    """Register global hooks around every optimizer step, once per process."""
     register_optimizer_step_pre_hook(lambda optimizer, *_: _ask("enter", optimizer))
     register_optimizer_step_post_hook(lambda optimizer, *_: _ask("leave", optimizer))
 

@@ -1,4 +1,4 @@
-"""What was passed to a door, as it was passed, and as it is kept when it has been checked."""
+"""Arguments of `ab.attach` and `ab.local`, before and after they are checked."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from accordion_bench.network.link_model import Network
 
 @dataclass(frozen=True, kw_only=True)
 class PassedArguments:
-    """The arguments of `ab.attach` and `ab.local`, see there.
+    """Arguments of `ab.attach` and `ab.local` as passed; see these functions.
 
     Args:
-        options: of compressor and scheme, by name.
-        known: names of all other arguments of the door, for messages.
-        takes_local_steps: the door is `ab.local`.
+        options: options of compressor and scheme by name.
+        known: names of all other arguments of the function, for messages.
+        takes_local_steps: whether the function is `ab.local`.
     """
 
     model: nn.Module
@@ -55,18 +55,18 @@ class PassedArguments:
 
 @dataclass(frozen=True)
 class Setting:
-    """What was passed beside the methods.
+    """Checked arguments besides the methods.
 
     Args:
-        chosen: the methods, as options.
-        network, link: the link of modelled times, and its name in conf/network.
-        step: what decides its steps, beside the methods.
-        seed: as it was passed; that of `step` differs where processes have different shards.
-        name: of the arm, for reports.
+        chosen: the methods as options.
+        network, link: link of modelled times, and its name in conf/network.
+        step: options of the communicating step.
+        seed: seed as passed; that of `step` differs between processes with different shards.
+        name: name of the arm in reports.
         batch_size: samples per worker and step.
-        epochs, steps_per_epoch, schedule: of the training, where they were told.
-        scaled: gradients come multiplied by a loss scale.
-        timeout: seconds after which a worker that does not answer is lost.
+        epochs, steps_per_epoch, schedule: facts about the training; None = unknown.
+        scaled: whether gradients are multiplied by a loss scale.
+        timeout: seconds after which a worker that does not respond counts as lost.
     """
 
     chosen: Chosen

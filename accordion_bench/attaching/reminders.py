@@ -1,4 +1,4 @@
-"""What the user of an attachment is warned of: options without effect, a loop that does not use it as it is meant."""
+"""Warnings for users of attachments: options without effect, and loops that misuse the attachment."""
 
 import logging
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from accordion_bench.options.instantiate import Config, target
 
 
 def without_effect(chosen: Chosen, methods: Methods) -> list[str]:
-    """A sentence for each option that differs from its default and changes nothing here.
+    """Return a sentence for each option that differs from its default and has no effect.
 
     Args:
         chosen: names and options.
-        methods: built of them.
+        methods: methods built from them.
     """
     context = Surroundings(
         epochs=methods.run.epochs,
@@ -35,7 +35,7 @@ def without_effect(chosen: Chosen, methods: Methods) -> list[str]:
 
 
 def _nodes(chosen: Chosen) -> Iterator[tuple[str, str, Config]]:
-    """Group, name and options of each choice."""
+    """Yield group, name and options of each choice."""
     yield "compressor", chosen.compressor_name, chosen.compressor
     yield "sync", chosen.sync_name, chosen.sync
     yield from (("adaptive", name, node) for name, node in chosen.adaptive.items())
@@ -51,28 +51,28 @@ def _idle(group: str, name: str, node: Config, context: Surroundings) -> Iterato
 
 
 log = logging.getLogger("accordion_bench")
-UNUSED = 10  # backward passes in a row after which another optimizer may be the one that steps
-LONG = 10_000  # steps in one epoch after which its end may have been forgotten
+UNUSED = 10  # consecutive unused backward passes after which a warning is issued
+LONG = 10_000  # steps of an epoch after which a warning is issued that it never ends
 
 
 class Reminders:
-    """Warnings about a loop that does not use an attachment as it is meant; the leader prints them.
+    """Warnings about loops that misuse an attachment; the leader prints them.
 
     Args:
-        methods: what the attachment communicates.
-        compressor_name: of these.
-        position: where the loop stands.
+        methods: methods of the attachment.
+        compressor_name: name of their compressor.
+        position: current position of the loop.
         leader: whether this process prints.
     """
 
     def __init__(self, methods: Methods, compressor_name: str, position: LoopPosition, leader: bool) -> None:
         self.compressor_name, self.position, self.leader = compressor_name, position, leader
         self._by_epoch = [name for name, policy in methods.policies.items() if policy.when == "epoch"]
-        self._unused = 0  # steps in a row whose gradients no optimizer has used
+        self._unused = 0  # number of consecutive steps with unused gradients
         self._told_of_epochs = self._told_of_updates = False
 
     def gradients_unused(self) -> None:
-        """Gradients have come, and those of the step before were never used; that may happen, but not for ever."""
+        """Note that gradients of the previous step were not used, and warn if this happens `UNUSED` times in a row."""
         self._unused += 1
         if self._unused == UNUSED and self.leader:
             log.warning(
@@ -82,7 +82,7 @@ class Reminders:
             )
 
     def update_lost(self, compressor: Compressor) -> None:
-        """A second backward pass has come before the optimizer's step, and a compressor was to take that step."""
+        """Warn of a second backward pass before the optimizer's step, if the compressor performs that step."""
         if self._told_of_updates or not compressor.traits.optimizer.owns:
             return
         self._told_of_updates = True
@@ -94,7 +94,7 @@ class Reminders:
             )
 
     def gradients_used(self) -> None:
-        """An optimizer has used the gradients; a policy that decides by epoch may wait for its end in vain."""
+        """Note that gradients were used; warn if a policy acts per epoch and no epoch has ended for long."""
         self._unused = 0
         patience = 2 * (self.position.known_steps or LONG)
         if self._by_epoch and not self._told_of_epochs and self.position.step_in_epoch >= patience:

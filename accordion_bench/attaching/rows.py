@@ -1,4 +1,4 @@
-"""What an attachment has done, as a row of metrics and as text."""
+"""Metrics row and text summary of an attachment."""
 
 import os
 import platform
@@ -16,11 +16,11 @@ from accordion_bench.plan import plan_record
 
 
 def metrics_row(attachment: Attachment, own: dict[str, Any]) -> dict[str, Any]:
-    """The columns of a run's metrics.jsonl, of this process, and what says which training it is.
+    """Return the columns of metrics.jsonl for this process, and a description of the training.
 
     Args:
-        attachment: whose.
-        own: columns of the user: accuracy, loss.
+        attachment: the attachment.
+        own: columns of the user, e.g. accuracy, loss.
     """
     comm, position = attachment.comm, attachment.position
     return {
@@ -39,7 +39,7 @@ def metrics_row(attachment: Attachment, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def description(attachment: Attachment) -> dict[str, Any]:
-    """Methods, options, model and machine."""
+    """Return a description of methods, options, model and machine."""
     chosen, comm, model = attachment.setting.chosen, attachment.comm, attachment.model
     return {
         "name": attachment.setting.name,
@@ -78,7 +78,7 @@ def _version(name: str) -> str | None:
 
 
 def told(attachment: Attachment) -> str:
-    """What was sent beside dense, where the time went, and the levels by layer."""
+    """Return a text with bytes relative to dense exchange, time by part, and compression levels by layer."""
     comm, position = attachment.comm, attachment.position
     sent = comm.ledger.columns()
     chosen = attachment.setting.chosen
@@ -90,7 +90,7 @@ def told(attachment: Attachment) -> str:
         ratio = f", {dense / spent:.3g} times fewer than dense fp32" if spent and dense else ""
         lines.append(f"{what}: {human_bytes(spent)} per worker{ratio}")
     spent_seconds = comm.clock.columns(True)
-    steps = max(comm.clock.steps.timed, 1)  # the first one after each pause counts nowhere
+    steps = max(comm.clock.steps.timed, 1)  # the first step after each pause is not timed
     parts = ", ".join(f"{part} {1000 * (spent_seconds[f'{part}_seconds'] or 0) / steps:.3g}" for part in EXCLUSIVE[1:])
     lines.append(f"milliseconds per step: {parts}; encode, wait for others and decode run beside compute")
     levels = plan_record(position.plan, attachment.methods.ladder)["levels"]
@@ -100,7 +100,7 @@ def told(attachment: Attachment) -> str:
 
 
 def bucket_rows(attachment: Attachment) -> list[dict[str, Any]]:
-    """Per bucket of the exchange in force: its tensors, when it was ready, and what its exchange took; medians."""
+    """Return for each bucket of the current exchange its tensors and medians of its times."""
     exchange, found = attachment.exchange, attachment.comm.clock.exchanges()
     latest = {kind._replace(plan=None): stages for kind, (*_, stages) in found.items()}
     stages = [stage for part in attachment.sync.parts for stage in latest.get(part.kind, [])]

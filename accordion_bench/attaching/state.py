@@ -1,4 +1,4 @@
-"""The state of an attachment, of one process: what a training that goes on needs besides model and optimizer."""
+"""State of an attachment for checkpoints, per process, besides model and optimizer."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ State = dict[str, Any]
 
 
 def shared_anew(attachment: Attachment, owns: Sequence[State]) -> State:
-    """This worker's share: the mean of what all held back, so that the mean over the workers stays what it was.
+    """Return this worker's state for another number of workers: the mean of all residuals, which preserves their mean.
 
     Args:
-        attachment: of the worker that goes on.
-        owns: what belonged to each of the workers before, in their order.
+        attachment: attachment of this worker.
+        owns: states of the previous workers, in their order.
     """
     comm, first = attachment.comm, owns[0]
     exchanges = {place.name: place.exchange for place in attachment.sync.exchanges()}
@@ -36,7 +36,7 @@ def shared_anew(attachment: Attachment, owns: Sequence[State]) -> State:
         kept[name] = {tensor: entries for tensor, entries in shares.items() if tensor in held}
     of_all = {name for name in first["signals"] if all(name in own["signals"] for own in owns)}
     means = mean_of([{**own, "signals": {name: own["signals"][name] for name in of_all}} for own in owns])
-    if comm.leader:  # what only the leader has summed
+    if comm.leader:  # sums that only the leader has
         means |= {"signals": first["signals"] | means["signals"], "recent": first["recent"]}
     else:
         means |= {"recent": []}
@@ -44,7 +44,7 @@ def shared_anew(attachment: Attachment, owns: Sequence[State]) -> State:
 
 
 def mean_of(values: Sequence[Any]) -> Any:
-    """The mean of tensors of floats, within containers, too; of anything else the first."""
+    """Return the mean of floating-point tensors, also in containers; the first value of other types."""
     first = values[0]
     if isinstance(first, Mapping):
         return {key: mean_of([value[key] for value in values]) for key in first}
@@ -58,10 +58,10 @@ FORMAT = 1
 
 
 def state_of(attachment: Attachment) -> State:
-    """Tensors on the CPU, numbers, strings and containers; residuals and factors by parameter name.
+    """Return the state: tensors on the CPU, numbers, strings and containers; residuals and factors by parameter name.
 
     Raises:
-        ConfigError: gradients of a step are under way.
+        ConfigError: an exchange of gradients is in progress.
     """
     if attachment.under_way:
         raise ConfigError(
@@ -88,7 +88,7 @@ def state_of(attachment: Attachment) -> State:
 
 
 def shared_of(attachment: Attachment) -> State:
-    """What all workers have in common."""
+    """Return the state that is equal on all workers."""
     comm, axis, deal = attachment.comm, attachment.axis, attachment.deal
     shared: list[Any] = [SyncState(attachment.sync, comm), attachment.position, attachment.policy_runner, comm.ledger]
     shared += [attachment.clock, *([axis] if axis.replicas else []), *([] if deal is None else [deal])]
@@ -96,15 +96,15 @@ def shared_of(attachment: Attachment) -> State:
 
 
 def put_state(attachment: Attachment, state: State | Sequence[State]) -> None:
-    """Go on from `state_of`, before the first step and after model and optimizer have been loaded.
+    """Restore a state from `state_of`, before the first step and after loading model and optimizer.
 
     Args:
-        attachment: freshly made, with the same options.
-        state: this rank's, or those of all ranks in order. Where the number of workers has changed, residuals of rank
-            0's state are dropped; of all ranks', each worker gets their mean, so that nothing is lost.
+        attachment: new attachment with the same options.
+        state: state of this rank, or of all ranks in order. If the number of workers has changed, rank 0's state drops
+            residuals; with all states each worker gets their mean.
 
     Raises:
-        ConfigError: it is another attachment's.
+        ConfigError: the state belongs to another attachment.
     """
     comm = attachment.comm
     states = _states(state)
@@ -140,7 +140,7 @@ def _states(state: Any) -> list[State]:
 
 
 def _put_same(attachment: Attachment, state: State) -> None:
-    """As many workers as before: this one goes on bit for bit."""
+    """Restore the state for the same number of workers, bit for bit."""
     rank = attachment.comm.rank
     if state["rank"] != rank:
         raise ConfigError(f"state must be that of the same rank, got that of rank {state['rank']}; pass rank {rank}'s")
@@ -154,7 +154,7 @@ def _put_same(attachment: Attachment, state: State) -> None:
 
 
 def _put_other(attachment: Attachment, states: Sequence[State], before: int) -> None:
-    """Another number of workers: what they have in common goes on, and what each has held back where it is known."""
+    """Restore the state for another number of workers: the common part, and residuals if all states are given."""
     comm = attachment.comm
     if len(states) == 1 and states[0]["rank"] != 0:
         raise ConfigError(
@@ -174,14 +174,14 @@ def _put_other(attachment: Attachment, states: Sequence[State], before: int) -> 
         _put_own(attachment, shared_anew(attachment, owns))
         what = "each gets the mean of all residuals"
     else:
-        attachment.sync.load_worker_state(0, states[0]["own"]["sync"])  # anchors belong to rank 0's model
+        attachment.sync.load_worker_state(0, states[0]["own"]["sync"])  # z belongs to the model of rank 0
         what = "residuals are dropped; pass the states of all ranks as a list to keep their mean"
     if comm.leader:
         log.warning("the state is of %d workers and goes on with %d: %s", before, comm.workers, what)
 
 
 def put_shared(attachment: Attachment, shared: State) -> None:
-    """What all workers have in common."""
+    """Restore the state that is equal on all workers."""
     sync = SyncState(attachment.sync, attachment.comm)
     runner, ledger = attachment.policy_runner, attachment.comm.ledger
     for owner in (sync, attachment.position, runner, ledger, attachment.clock):
@@ -193,7 +193,7 @@ def put_shared(attachment: Attachment, shared: State) -> None:
 
 
 def _put_own(attachment: Attachment, own: State) -> None:
-    """What belongs to this worker."""
+    """Restore the state of this worker."""
     SyncState(attachment.sync, attachment.comm).load_worker_state(0, own)
     attachment.policy_runner.load_worker_state(0, own)
     attachment.loss_sum.copy_(own["loss_sum"])

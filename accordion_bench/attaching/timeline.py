@@ -1,4 +1,4 @@
-"""A timeline of some steps: when each gradient is ready and what a step takes, for advice on other links."""
+"""Timeline of some steps: times at which gradients are ready, and step times, for advice on other links."""
 
 import json
 import statistics
@@ -10,16 +10,16 @@ from accordion_bench.comm.clock import EXCLUSIVE, Clock
 from accordion_bench.network.timeline_file import FORMAT
 from accordion_bench.plan import TensorSpec
 
-OWN = ("data", "compute", "update")  # what a worker does by itself in a step
+OWN = ("data", "compute", "update")  # parts of a step without waiting for other workers
 
 
 class Timeline:
-    """Records steps until it has seen enough of them.
+    """Recorder of a number of steps.
 
     Args:
-        clock: of the process.
-        steps: to record, after the one that is running.
-        path: the JSON file that is written then; None = none.
+        clock: clock of the process.
+        steps: number of steps to record, after the current one.
+        path: path of the JSON file to write; None = none.
     """
 
     def __init__(self, clock: Clock, steps: int, path: Path | None) -> None:
@@ -31,18 +31,18 @@ class Timeline:
         self._before: dict[Any, float] = {}
 
     def begin_step(self) -> None:
-        """A step begins; what was counted before it belongs to no step of this timeline."""
+        """Start a step; ignore time before it."""
         self._marks.clear()
         self._before = self.clock.read()
         self._began = self.clock.mark()
 
     def arrived(self, i: int) -> None:
-        """The gradient of one tensor is there."""
+        """Note that the gradient of one tensor is ready."""
         if self._began is not None:
             self._marks[i] = self.clock.mark()
 
     def end_step(self) -> bool:
-        """A step is over; whether it was the last."""
+        """End a step; return whether it was the last one."""
         if self._began is None:
             return False
         now = self.clock.read()
@@ -54,12 +54,12 @@ class Timeline:
         return len(self.taken["compute"]) >= self.wanted
 
     def found(self, specs: list[TensorSpec], about: dict[str, Any], buckets: list[dict[str, Any]]) -> dict[str, Any]:
-        """Medians over the steps, in seconds; `step_seconds` what each has taken, without what it waited for others.
+        """Return medians over the steps in seconds; `step_seconds` is the time of each step without waiting for others.
 
         Args:
             specs: the tensors.
-            about: of model and machine.
-            buckets: what their exchange took.
+            about: description of model and machine.
+            buckets: times of the exchange of each bucket.
         """
         return {
             "format": FORMAT,
@@ -79,6 +79,6 @@ class Timeline:
         }
 
     def write(self, found: dict[str, Any]) -> None:
-        """The file, where one is wanted."""
+        """Write the file, if there is a path."""
         if self.path is not None:
             self.path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

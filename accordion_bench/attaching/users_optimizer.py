@@ -1,4 +1,4 @@
-"""The user's own optimizer, in the place of those that the bench makes."""
+"""Adapter that lets the user's optimizer take the place of the optimizers of the bench."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,13 +14,17 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config
 from accordion_bench.position import Rate
 
-MOVED = ("momentum", "nesterov", "weight_decay")  # what a compressor may apply in the optimizer's place
-UNREAD = {"dampening": 0, "maximize": False, "amsgrad": False}  # what none applies, and where it does nothing
-READ = ("betas", "eps")  # what it may have to know, too
+MOVED = ("momentum", "nesterov", "weight_decay")  # options that a compressor may apply instead of the optimizer
+UNREAD = {
+    "dampening": 0,
+    "maximize": False,
+    "amsgrad": False,
+}  # options that no compressor applies, with the values that have no effect
+READ = ("betas", "eps")  # other options that a compressor may need
 
 
 class Together:
-    """Several optimizers of one model, each with parameters of its own, as one.
+    """Several optimizers of one model, with disjoint parameters, as one object.
 
     Args:
         optimizers: such as Muon for matrices and AdamW for the rest.
@@ -31,20 +35,20 @@ class Together:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of all."""
+        """Parameter groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @property
     def state(self) -> "Together":
-        """The states of all, of which `get` and `clear` are used."""
+        """States of all optimizers, with the methods `get` and `clear` of a dictionary."""
         return self
 
     def get(self, param: Tensor, default: Any) -> Any:
-        """The state of one parameter, of the optimizer that has one."""
+        """Return the state of one parameter from the optimizer that has it."""
         return next((own.state[param] for own in self.optimizers if param in own.state), default)
 
     def clear(self) -> None:
-        """Forget all states."""
+        """Clear all states."""
         for optimizer in self.optimizers:
             optimizer.state.clear()
 
@@ -53,19 +57,19 @@ Stepping = torch.optim.Optimizer | Together
 
 
 def one_by_one(optimizer: Stepping) -> list[torch.optim.Optimizer]:
-    """The user's optimizers."""
+    """Return the user's optimizers as a list."""
     return optimizer.optimizers if isinstance(optimizer, Together) else [optimizer]
 
 
 class UsersOptimizer:
-    """As `InnerOptimizers` for one worker: the optimizer of the shared parameters is that of the replica.
+    """The user's optimizer with the interface of `InnerOptimizers`, for one worker per process.
 
     Args:
-        optimizer: the user's, or several together.
-        axis: whose parameters it trains.
+        optimizer: the user's optimizer, or several as one object.
+        axis: replicas whose parameters it trains.
 
     Attributes:
-        all: the user's optimizers, one by one.
+        all: the user's optimizers as a list.
     """
 
     def __init__(self, optimizer: Stepping, axis: Replicas) -> None:
@@ -75,23 +79,25 @@ class UsersOptimizer:
         self.all = one_by_one(optimizer)
         numbered = enumerate(optimizer.param_groups)
         group_of = {id(param): number for number, group in numbered for param in group["params"]}
-        self._groups = [group_of[id(param)] for param in axis.params]  # by number: load_state_dict makes new ones
+        self._groups = [
+            group_of[id(param)] for param in axis.params
+        ]  # by number, because load_state_dict creates new groups
 
     def fork(self) -> None:
-        """The replica's optimizer is the common one."""
+        """Use the same optimizer for the replica."""
         self.of_replicas = [self.common]
 
     def rate(self) -> Rate:
-        """Learning rate that is set now: one, or one for each tensor where groups differ."""
+        """Return the current learning rate: one number, or one per tensor if groups differ."""
         rates = [float(self.common.param_groups[number]["lr"]) for number in self._groups]
         return rates[0] if len(set(rates)) == 1 else rates
 
 
 def stepping_optimizer(optimizer: Any) -> Any:
-    """The innermost optimizer of wrappers that keep it as `.optimizer`, as Accelerate's and Lightning's do.
+    """Return the innermost optimizer of wrappers with an attribute `optimizer`, such as Accelerate's and Lightning's.
 
     Args:
-        optimizer: or a list of them.
+        optimizer: an optimizer or a list of optimizers.
     """
     if isinstance(optimizer, list | tuple) and all(isinstance(own, torch.optim.Optimizer) for own in optimizer):
         each = [stepping_optimizer(own) for own in optimizer]
@@ -102,10 +108,10 @@ def stepping_optimizer(optimizer: Any) -> Any:
 
 
 def refuse_parameters(named: Sequence[tuple[str, nn.Parameter]], optimizer: Stepping) -> None:
-    """Refuse a model and an optimizer that are not about the same parameters.
+    """Check that model and optimizer have the same parameters.
 
     Raises:
-        ConfigError: naming the first one that only one of them has.
+        ConfigError: a parameter is missing in one of them, or belongs to two optimizers.
     """
     if not named:
         raise ConfigError("model must have parameters that are trained, got none; pass one with requires_grad=True")
@@ -129,20 +135,22 @@ def refuse_parameters(named: Sequence[tuple[str, nn.Parameter]], optimizer: Step
 
 
 def options_of(optimizer: Stepping) -> Config:
-    """What a configuration would say of this optimizer."""
+    """Return the options of an optimizer as in a configuration."""
     kind = " and ".join(dict.fromkeys(map(_kind, one_by_one(optimizer))))
     first, *others = optimizer.param_groups
     found: Config = {key: first[key] for key in (*MOVED, *READ) if key in first}
-    alike = [key for key in found if key != "weight_decay" or "betas" not in found]  # AdamW decays by itself
+    alike = [
+        key for key in found if key != "weight_decay" or "betas" not in found
+    ]  # decay of AdamW is not in the gradient
     differ = next((key for key in alike if any(group.get(key) != first[key] for group in others)), None)
     return {"_target_": kind, **found, **({"differs": differ} if differ else {})}
 
 
 def hand_over(optimizer: Stepping, compressor: Compressor) -> Config:
-    """Take from the optimizer what the compressor applies itself; returns the values that were taken.
+    """Disable options of the optimizer that the compressor applies itself; return their previous values.
 
     Raises:
-        ConfigError: parameter groups differ in one of them, or one has what the compressor's step would leave out.
+        ConfigError: parameter groups differ in such an option, or use an option that the compressor ignores.
     """
     if not compressor.traits.optimizer.owns:
         return {}
@@ -176,13 +184,13 @@ def _refuse_unread(optimizer: Stepping) -> None:
 
 
 def give_back(optimizer: Stepping, taken: Config) -> None:
-    """Put back what `hand_over` has taken."""
+    """Restore the options that `hand_over` disabled."""
     for group in optimizer.param_groups:
         group |= taken
 
 
 def kind_of(optimizer: Stepping) -> str:
-    """The class's name, or several."""
+    """Return the class name, or several joined by `+`."""
     return "+".join(type(own).__name__ for own in one_by_one(optimizer))
 
 

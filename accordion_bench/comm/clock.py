@@ -1,22 +1,21 @@
-"""Clock: where the time of a run goes.
+"""Time measurement: seconds of a run by part (computing, waiting, encoding, ...), step and bucket.
 
-`lap(part)` gives the main thread's time since the last mark to `part`; these exclusive parts sum to the total. What an
-exchange does, on whichever thread, is split into encode, comm and decode by the marks that `Comm` leaves around its
-collectives, and kept per bucket, for the modelled clock. `step_over` closes a step: what its parts have taken is kept,
-so that the modelled clock can tell what they usually take. On a GPU marks are CUDA events, read once an epoch or when
-very many of them are over, so that measuring never waits for the device.
+`lap(part)` adds the main thread's time since the last mark to `part`; these exclusive parts sum to the total. The time
+of an exchange, on any thread, is split into encode, comm and decode by marks that `Comm` sets around its collectives,
+and stored per bucket for the modelled clock. `step_over` ends a step and stores the seconds of its parts, from which
+the modelled clock takes medians. On a GPU marks are CUDA events, read once per epoch or when more than `UNREAD` are
+pending, so that measuring never synchronises with the device.
 
-Marks within a captured graph are taken anew by each replay. They are read in sampled steps, one of `SAMPLED`, at the
-end of which the host waits; what they say then counts for the steps in between, too. Where several local workers
-compute at the same time they have no times of their own. Then they compute one after another in sampled steps, and the
-times of a worker are those.
+Each replay of a captured graph records the marks in it again. They are read in sampled steps only, one of `SAMPLED`, at
+whose end the host synchronises; the values also count for the steps in between. If several local workers compute
+concurrently, the time of one worker cannot be measured. In sampled steps they therefore compute one after another.
 """
 
 import contextlib
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,34 +27,34 @@ from accordion_bench.comm.stages import EXCLUSIVE, Stage
 
 CONCURRENT = ("encode", "comm", "decode")
 OF_BUCKET = ("ready", "encode", "decode", "wire", "rounds")
-PLANS = 16  # that are told apart
-UNREAD = 10_000  # spans of a GPU that may wait to be read
-SAMPLED = 20  # of so many steps one is sampled
-FIRST = 5  # that is sampled: earlier ones are eager
-OF_WORKER = ("ready", "wait", "full_wait")  # parts of exchanges that one worker's pass decides
+PLANS = 16  # largest number of plans that are distinguished
+UNREAD = 10_000  # largest number of pending spans of a GPU
+SAMPLED = 20  # one of so many steps is sampled
+FIRST = 5  # number of the first sampled step: earlier ones run eagerly
+OF_WORKER = ("ready", "wait", "full_wait")  # parts of exchanges that depend on the backward pass of one worker
 
 
 class InForce(NamedTuple):
-    """What of a plan decides how long an exchange takes.
+    """The properties of a plan on which the time of an exchange depends.
 
-    batch_size: samples per worker and step, during which buckets become ready.
-    payload: bytes that a worker hands over in all, which follow from the levels.
+    batch_size: samples per worker and step, which decides when buckets are ready.
+    payload: bytes that a worker sends per exchange, which follow from the compression levels.
     """
 
     batch_size: int
     payload: int
 
     def distance(self, other: "InForce") -> tuple[float, int]:
-        """How far another one is: batch sizes first, as a ratio."""
+        """Distance to another plan: |log ratio| of the batch sizes, then the difference of the payloads."""
         return abs(math.log(self.batch_size / other.batch_size)), abs(self.payload - other.payload)
 
 
 class ExchangeKind(NamedTuple):
-    """Exchanges that are alike.
+    """A kind of exchange, for which times are collected.
 
-    what: that is exchanged.
-    workers: that take part.
-    plan: in force; None = not told.
+    what: noun for the exchanged tensors, e.g. `gradient`.
+    workers: number of workers that take part.
+    plan: the current plan; None = unknown.
     """
 
     what: str
@@ -64,25 +63,25 @@ class ExchangeKind(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As checkpoints spell it: `gradient-4`, `gradient-4@32x1000`."""
+        """Name in checkpoints: `gradient-4`, `gradient-4@32x1000`."""
         plan = "@{}x{}".format(*self.plan) if self.plan else ""
         return f"{self.what}-{self.workers}{plan}"
 
     @classmethod
     def named(cls, name: str) -> "ExchangeKind":
-        """What a checkpoint calls so."""
+        """Parse a name from a checkpoint."""
         head, _, plan = name.partition("@")
         what, _, workers = head.rpartition("-")
         return cls(what, int(workers), InForce(*map(int, plan.split("x"))) if plan else None)
 
 
 class ExchangePart(NamedTuple):
-    """What the clock counts of one kind of exchange, or of one of its buckets.
+    """A quantity that the clock collects for a kind of exchange, or for one of its buckets.
 
-    kind: of exchange.
-    part: `count`, `wait`, `full_wait` (in steps of a whole batch); of a bucket `encode`, `decode`, `ready`, `wire`,
-        `rounds`, `all_gather_wire` and so on.
-    bucket: its number; None = of the whole exchange.
+    kind: kind of exchange.
+    part: `count`, `wait` or `full_wait` (the wait in steps with a full batch); for a bucket `encode`, `decode`,
+        `ready`, `wire`, `rounds`, `all_gather_wire` and so on.
+    bucket: number of the bucket; None = the whole exchange.
     """
 
     kind: ExchangeKind
@@ -91,24 +90,24 @@ class ExchangePart(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As checkpoints spell it: `gradient-4.wait`, `gradient-4.0.ready`."""
+        """Name in checkpoints: `gradient-4.wait`, `gradient-4.0.ready`."""
         bucket = [] if self.bucket is None else [str(self.bucket)]
         return ".".join([self.kind.name, *bucket, self.part])
 
     @classmethod
     def named(cls, name: str) -> "ExchangePart":
-        """What a checkpoint calls so."""
+        """Parse a name from a checkpoint."""
         head, *bucket, part = name.split(".")
         return cls(ExchangeKind.named(head), part, int(bucket[0]) if bucket else None)
 
 
 def part_named(name: str) -> str | ExchangePart:
-    """What a checkpoint calls so: a part of the main thread's time, or a part of an exchange."""
+    """Parse a name from a checkpoint: of a part of the main thread's time, or of an exchange."""
     return ExchangePart.named(name) if "." in name else name
 
 
 class StepEnd(NamedTuple):
-    """What has been told before belongs to a step, or to what is done between two; `sampled` as of the clock."""
+    """Marker in the queue of spans: the preceding spans belong to one step, or to the work between two steps."""
 
     phase: Phase
     sampled: bool
@@ -124,21 +123,21 @@ class Span(NamedTuple):
 
 
 class Clock:
-    """Laps of one process.
+    """Time measurement of one process.
 
     Args:
-        device: where the work runs; its kind decides how marks are taken.
+        device: device of the computation; CPU marks are host times, GPU marks are CUDA events.
 
     Attributes:
-        totals: seconds per part; of exchanges how many there were, and what their buckets have sent.
-        series: what exchanges have taken, one after another.
-        steps: what steps have taken by part, one after another.
-        plan: in force.
-        warm: until set, everything counts as warm-up.
-        timeline: spans, where it is a list.
-        graphs: what captures work of the device.
-        at_once: several local workers compute at the same time, but for sampled steps.
-        sampled: whether this step is.
+        totals: seconds per part; for exchanges, their number and the bytes and rounds of their buckets.
+        series: seconds of exchanges, one value per exchange.
+        steps: seconds of steps by part, one value per step.
+        plan: the current plan.
+        warm: whether warm-up is over; until then all time counts as warm-up.
+        timeline: list of recorded spans; None = spans are not recorded.
+        graphs: captures work of the device.
+        at_once: whether several local workers compute concurrently, except in sampled steps.
+        sampled: whether the current step is sampled.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -151,21 +150,21 @@ class Clock:
         self.plan: InForce | None = None
         self.timeline: list[Span] | None = None
         self._plans: list[InForce] = []
-        self._events: set[str] = set()  # of the step that is running
-        self._taken: dict[str, float] = defaultdict(float)  # by its parts
-        self._waits: list[tuple[ExchangeKind, tuple[Any, Any]]] = []  # in it
-        self._spans: deque[tuple[str | ExchangePart | StepEnd, Sequence[tuple[Any, Any]]]] = deque()  # not read yet
-        self._collectives: list[tuple[Any, Any]] | None = None  # of the exchange that is running
-        self._ready: dict[int, tuple[Any, Any]] = {}  # per bucket: since when is counted, and when it was ready
-        self._noted: list[Callable[[], None]] | None = None  # what each replay of the work being captured is to count
-        self._unread: Counter[str | ExchangePart] = Counter()  # times that a part was replayed since it was read
-        self._begun = 0  # steps
+        self._events: set[str] = set()  # in the current step
+        self._taken: dict[str, float] = defaultdict(float)  # seconds of the current step by part
+        self._waits: list[tuple[ExchangeKind, tuple[Any, Any]]] = []  # in the current step
+        self._spans: deque[tuple[str | ExchangePart | StepEnd, Sequence[tuple[Any, Any]]]] = deque()  # pending
+        self._collectives: list[tuple[Any, Any]] | None = None  # of the current exchange
+        self._ready: dict[int, tuple[Any, Any]] = {}  # of each bucket: start, ready
+        self._noted: list[Callable[[], None]] | None = None  # calls that each replay of the work being captured makes
+        self._unread: Counter[str | ExchangePart] = Counter()  # replays of a part since it was read
+        self._begun = 0  # number of steps
         self._sampled_plans: set[InForce] = set()
         self._one_by_one = 1, 0.0  # samples and seconds of computing of the last sampled step
         self.start()
 
     def mark(self) -> Any:
-        """A point in time, on the host or in the device's queue."""
+        """Record a point in time: on the host, or on the stream of the device."""
         if not self.cuda:
             return time.perf_counter()
         if (replayed := self.graphs.mark()) is not None:
@@ -175,12 +174,12 @@ class Clock:
         return event
 
     def between(self, start: Any, end: Any) -> float:
-        """Seconds from one mark to another, both of which are over."""
+        """Seconds between two completed marks."""
         return _event(start).elapsed_time(_event(end)) / 1000 if self.cuda else end - start
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[list[Callable[[], None]]]:
-        """Inside, nothing is counted; what is to be is counted by calling what the list holds, at each replay."""
+        """Collect the counting of the work being captured as a list of calls, which each replay of the graph makes."""
         again: list[Callable[[], None]] = []
         self._noted = again
         try:
@@ -189,18 +188,18 @@ class Clock:
             self._noted = self._collectives = None
 
     def _count_now(self, count: Callable[[], None]) -> None:
-        """Count, unless work is being captured: then at each of its replays."""
+        """Make a call now, or at each replay if work is being captured."""
         if self._noted is None:
             count()
         else:
             self._noted.append(count)
 
     def start(self) -> None:
-        """Start anew: what happened since the last lap (evaluation, writing) belongs to no part."""
+        """Restart measuring: time since the last lap (evaluation, writing) counts for no part."""
         self._last = self._step = self.mark()
 
     def lap(self, part: str) -> None:
-        """Give the time since the last mark to `part`."""
+        """Add the time since the last mark to `part`."""
         start, now = self._last, self.mark()
         self._last = now
         self._add(part if self.warm else "warmup", (start, now))
@@ -209,11 +208,11 @@ class Clock:
     # ---- steps
 
     def in_force(self, batch_size: int, payload: int) -> None:
-        """A step begins under a plan; of very many plans, one counts as the nearest of the first ones.
+        """Start a step under a plan. After `PLANS` different plans, a new one counts as the nearest of these.
 
         Args:
             batch_size: samples per worker and step.
-            payload: bytes that a worker hands over in an exchange.
+            payload: bytes that a worker sends per exchange.
         """
         plan = InForce(batch_size, payload)
         if plan not in self._plans and len(self._plans) == PLANS:
@@ -226,14 +225,14 @@ class Clock:
             self._sampled_plans.add(plan)
 
     def event(self, name: str) -> None:
-        """Something takes place in this step that does not in every one, and takes its time."""
+        """Note an event that does not occur in every step: steps are compared with those of the same events."""
         self._events.add(name)
 
     def step_over(self, samples: int = 0) -> None:
-        """A step is over, or what was to be done between steps.
+        """End a step, or the work between two steps.
 
         Args:
-            samples: of one worker in it; 0 = it was no step.
+            samples: number of samples of one worker in the step; 0 = work between two steps.
         """
         phase = Phase(samples, tuple(sorted(self._events)))
         self._events.clear()
@@ -261,7 +260,7 @@ class Clock:
         self._taken.clear()
 
     def _compute_one_by_one(self, end: StepEnd) -> None:
-        """Let a step have taken what it takes where workers compute one after another."""
+        """Replace the computing time of a step by that of workers which compute one after another, as last sampled."""
         taken, (samples, seconds) = self._taken["compute"], self._one_by_one
         if end.sampled or not seconds:
             self._one_by_one = end.phase.samples, taken
@@ -272,11 +271,11 @@ class Clock:
     # ---- exchanges
 
     def worker(self) -> None:
-        """A local worker's step begins; of the last one's, it is noted when buckets are ready."""
+        """Start the step of a local worker. Times at which buckets are ready are those of the last local worker."""
         self._step = self._last
 
     def ready(self, bucket: int) -> None:
-        """The tensors of a bucket are there; those of which nothing is said are ready when they are waited for."""
+        """Note that a bucket is ready. Other buckets count as ready when the main thread waits for them."""
         mark = self.mark()
 
         def note() -> None:
@@ -285,18 +284,18 @@ class Clock:
         self._count_now(note)
 
     def launched(self, buckets: int) -> Any:
-        """All buckets are ready now, and time is counted from here on; returns what `waits` is to be told."""
+        """Note that all buckets are launched now, from which time counts; return the mark to pass to `waits`."""
         self.event("launch")
         now = self.mark()
         self._ready = dict.fromkeys(range(buckets), (now, now))
         return now
 
     def waits(self, kind: ExchangeKind, since: Any = None) -> None:
-        """The main thread has nothing left to do but to wait for an exchange, or to make it.
+        """Note that the main thread starts to wait for an exchange, or to run it.
 
         Args:
-            kind: of the exchange.
-            since: its launch; None = the start of the step.
+            kind: kind of the exchange.
+            since: mark of its launch; None = the start of the step.
         """
         self.event(kind.name)
         if self.warm:
@@ -308,12 +307,13 @@ class Clock:
 
     @contextlib.contextmanager
     def exchanging(self, kind: ExchangeKind, bucket: int, ledger: Ledger) -> Iterator[None]:
-        """Around the exchange of one bucket, on the thread that makes it.
+        """Measure the exchange of one bucket, on the thread that runs it.
 
         Args:
-            kind: of the exchange; its workers share the bytes, those who are late for it, too, as in the run's ledger.
-            bucket: its number.
-            ledger: where its bytes are counted.
+            kind: kind of the exchange; its bytes are divided by the number of its workers, late ones included, as in
+                the ledger of the run.
+            bucket: number of the bucket.
+            ledger: ledger that counts its bytes.
         """
         sent, rounds, before = ledger.counts["wire"], ledger.counts["rounds"], dict(ledger.kinds)
         start = self.mark()
@@ -335,7 +335,7 @@ class Clock:
         kind = kind._replace(plan=self.plan)
         if self._noted is None:
             self._add(ExchangePart(kind, "ready", bucket), ready)
-        else:  # each replay has another one
+        else:  # each replay has its own mark
             self._noted.append(lambda: self._add(ExchangePart(kind, "ready", bucket), self._ready_mark(bucket)))
         for part, stretches in (("encode", encode), ("decode", [decode])):
             self._add(ExchangePart(kind, part, bucket), *stretches)
@@ -352,21 +352,21 @@ class Clock:
         self._count_now(count)
 
     def _ready_mark(self, bucket: int) -> tuple[Any, Any]:
-        """Since when a bucket was waited for, and when it was ready; where that was not noted, now."""
+        """Return the mark from which time counts for a bucket, and that at which it was ready; default: now."""
         ready = self._ready.pop(bucket, None) if self._noted is None else None
         return ready or (self._step, self._last)
 
     def collective(self, start: Any) -> None:
-        """A collective that began at `start` has ended."""
+        """Note the end of a collective that started at `start`."""
         if self._collectives is not None:
             self._collectives.append((start, self.mark()))
-        elif self.warm:  # of no exchange: an exact average, buffers
+        elif self.warm:  # outside of exchanges: an exact average, buffers
             self._add("comm", (start, self.mark()))
 
     # ---- reading
 
     def _add(self, part: str | ExchangePart, *stretches: tuple[Any, Any]) -> None:
-        """Stretches of time that belong to one part; together, one value of a series."""
+        """Add intervals of one part; their sum is one value of its series."""
         if self._noted is not None:
             self._noted.append(lambda: self._add(part, *stretches))
         elif not self.sampled and self._only_sampled(part, stretches):
@@ -377,7 +377,7 @@ class Clock:
             self._spans.append((part, stretches))
 
     def _only_sampled(self, part: str | ExchangePart, stretches: Sequence[tuple[Any, Any]]) -> bool:
-        """Whether a part is read, or stands for what it is to tell, in sampled steps only."""
+        """Whether a part is read, or is meaningful, in sampled steps only."""
         if self.at_once and isinstance(part, ExchangePart) and part.part in OF_WORKER:
             return True
         return any(isinstance(mark, ReplayedMark) for stretch in stretches for mark in stretch)
@@ -393,28 +393,28 @@ class Clock:
             self._taken["compute" if part == "data" else part] += seconds
 
     def _note(self, name: str, thread: str, start: Any, end: Any) -> None:
-        timeline = self.timeline  # which another thread may end
+        timeline = self.timeline  # another thread may set it to None
         if timeline is not None:
             timeline.append(Span(name, thread, start, end))
 
     def read(self) -> dict[str | ExchangePart, float]:
-        """Seconds so far per part; waits for the device."""
+        """Return seconds per part so far; synchronises with the device."""
         if self._spans:
             torch.cuda.synchronize()
             self._read_over()
         for part in [part for part in self._unread if isinstance(part, ExchangePart) and part in self.series]:
-            for _ in range(self._unread.pop(part)):  # as the last one that was read
+            for _ in range(self._unread.pop(part)):  # repeat the last value that was read
                 self.series[part].add(self.series[part].values[-1])
         return dict(self.totals)
 
     def own_seconds(self) -> float:
-        """What the local workers compute in all, one after another, without stalls; waits for the device."""
+        """Computing seconds of all local workers, one after another, without outliers; synchronises with the device."""
         totals = self.read()
         measured = sum(totals.get(part, 0.0) for part in EXCLUSIVE if part != "exposed")
         return measured + totals.get("overlapped", 0.0) - self.steps.excess()
 
     def _read_over(self) -> None:
-        """Count the spans that are over, in order, up to the first that is not; waits for nothing."""
+        """Count completed spans in order, up to the first that is pending; does not block."""
         while self._spans and all(_event(end).query() for _, end in self._spans[0][1]):
             part, stretches = self._spans.popleft()
             if isinstance(part, StepEnd):
@@ -423,7 +423,7 @@ class Clock:
                 self._count(part, sum(self.between(start, end) for start, end in stretches))
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints."""
+        """Return the state for checkpoints."""
         totals = {part.name if isinstance(part, ExchangePart) else part: n for part, n in self.read().items()}
         series = {part.name: series.state_dict() for part, series in self.series.items()}
         return {"clock": {**totals, "series": series, "steps": self.steps.state_dict()}}
@@ -437,8 +437,13 @@ class Clock:
         self.totals.update({part_named(name): number for name, number in totals.items()})
         self._plans = list(dict.fromkeys(part.kind.plan for part in self.series if part.kind.plan))
 
+    def continue_row(self, row: Mapping[str, Any]) -> None:
+        """Raise the totals to the seconds of a metrics row of another process, so that later rows do not fall below."""
+        for part in (*EXCLUSIVE, *CONCURRENT, "warmup", "overlapped"):
+            self.totals[part] = max(self.totals[part], row.get(f"{part}_seconds") or 0.0)
+
     def events(self) -> list[dict[str, Any]]:
-        """The timeline in the format of Chrome's traces, from its first span on; waits for the device."""
+        """Return the timeline as Chrome trace events, relative to its first span; synchronises with the device."""
         spans = self.timeline or []
         if not spans:
             return []
@@ -459,7 +464,7 @@ class Clock:
         ]
 
     def exchanges(self) -> dict[ExchangeKind, tuple[int, float, float, list[Stage]]]:
-        """Per kind of exchange: how many there were, when they were waited for (median, deviation), the buckets."""
+        """Return per kind of exchange: count, median and deviation of the time until the wait, and the buckets."""
         totals, found = self.read(), {}
         for kind in [key.kind for key in totals if isinstance(key, ExchangePart) and key.part == "count"]:
             stages: list[Stage] = []
@@ -470,7 +475,7 @@ class Clock:
         return found
 
     def _stage(self, kind: ExchangeKind, bucket: int) -> Stage:
-        """What the exchange of one bucket usually takes and sends."""
+        """Return the usual seconds, bytes and rounds of the exchange of one bucket."""
 
         def usual(part: str) -> float:
             return self._usual(ExchangePart(kind, part, bucket))
@@ -481,7 +486,7 @@ class Clock:
         return Stage(ready, encode, decode, wire, rounds, kinds or None)
 
     def _usual(self, part: ExchangePart) -> float:
-        """Median of what is timed; mean of what is counted."""
+        """Median of a timed quantity, mean of a counted one."""
         if part in self.series:
             return self.series[part].median()
         series = self.series.get(part._replace(part="ready"))
@@ -489,21 +494,22 @@ class Clock:
         return self.totals.get(part, 0.0) / count
 
     def _deviation(self, part: ExchangePart) -> float:
-        """Of full batches, where there are any: the last batch of an epoch is shorter by nature."""
+        """Deviation over steps with a full batch, if there are any: the last batch of an epoch may be smaller."""
         full = part._replace(part="full_wait")
         timed = self.series.get(full, self.series.get(part))
         return timed.deviation() if timed else 0.0
 
     def columns(self, measures_comm: bool) -> dict[str, float | None]:
-        """Time columns of a metrics row: `seconds` of training, its exclusive parts, and what exchanges took.
+        """Return the time columns of a metrics row: `seconds` of training, its exclusive parts, and those of exchanges.
 
-        `outlier_seconds_count` steps have taken three times what is usual or longer; `outlier_seconds` is what they
-        took beyond it, which is in all measured columns and in no modelled one. Where several local workers compute at
-        the same time, `overlapped_seconds` is what they would have taken longer one after another: estimated from
-        sampled steps, in no measured column and in all modelled ones.
+        `outlier_seconds_count` is the number of steps that took at least three times the usual time;
+        `outlier_seconds` is their excess, which is part of all measured columns and of no modelled one. If several
+        local workers compute concurrently, `overlapped_seconds` is the time that this saved, estimated from sampled
+        steps; it is part of all modelled columns and of no measured one.
 
         Args:
-            measures_comm: false where a process hosts several workers: no communication time can be measured then.
+            measures_comm: whether communication time is reported; false if a process hosts several workers, because it
+                cannot be measured then.
         """
         totals = self.read()
         parts: dict[str, float | None] = {f"{part}_seconds": totals.get(part, 0.0) for part in EXCLUSIVE + CONCURRENT}
@@ -521,5 +527,5 @@ class Clock:
 
 
 def _event(mark: Any) -> Any:
-    """The CUDA event of a mark."""
+    """Return the CUDA event of a mark."""
     return mark.event if isinstance(mark, ReplayedMark) else mark

@@ -1,6 +1,6 @@
-"""Comm: collectives over (worker axis x process group).
+"""Collectives over all workers: first over the local workers of a process, then over the process group.
 
-Tensor suffixes: W local workers, A all workers. A tensor `x_W` has the local workers as dimension 0.
+Tensor suffixes: W local workers, A all workers. Dimension 0 of a tensor `x_W` is the local workers.
 """
 
 import contextlib
@@ -24,31 +24,34 @@ from accordion_bench.tensors.same_shape import joined
 
 
 def split_like(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
-    """Consecutive parts of a vector as tensors of given shapes; views."""
+    """Split a vector into consecutive views with the shapes of `likes`."""
     parts = flat.split([like.numel() for like in likes])
     return [part.view(like.shape) for part, like in zip(parts, likes, strict=True)]
 
 
 class Comm:
-    """Collectives over all workers of the run: first over the worker axis of this process, then over the process group.
+    """Communicator of all workers of the run over torch.distributed.
+
+    A collective first reduces over the local workers of this process, then over the process group.
 
     Args:
-        workers_per_process: workers that this process hosts, W.
-        processes: processes in the default process group; 1 needs no group.
-        rank: this process.
-        device: where tensors live.
+        workers_per_process: number of workers of this process, W.
+        processes: number of processes in the default process group; 1 needs no group.
+        rank: rank of this process.
+        device: device of the tensors.
 
     Attributes:
         first_worker: number of the first local worker.
-        first_named: its number in the whole run, for messages; another one inside `groups`.
-        transport: a thread that makes exchanges, where there is one: other threads wait for it before each collective.
-        before: the group before one was made for this object.
-        made: those for which groups were made, see `leave`.
-        timeout: seconds after which a collective inside `groups` gives up; None = torch's own.
-        connected: false before a process that may come and go has entered: until then collectives do nothing.
-        membership: the processes, and what they do together.
-        samples: of each worker in a step, by which means are weighted; () = all have as many.
-        weights_W: A n_w / sum n of the local workers, float64; None = all are 1.
+        first_named: number of the first local worker in the whole run, for messages. Inside `groups` it differs from
+            `first_worker`.
+        transport: communication thread; None = there is none. Other threads wait for it before each collective.
+        before: process group that this object used before one was created for it.
+        made: communicators whose process groups were created by this object, see `leave`.
+        timeout: seconds after which a collective inside `groups` fails; None = torch's default.
+        connected: false until a process of an elastic run has entered. Collectives are no-ops until then.
+        membership: the processes of the run, and the rule for a lost one.
+        samples: number of samples of each worker per step, by which means are weighted; () = equal batches.
+        weights_W: weights A n_w / sum n of the local workers, float64; None = all are 1.
     """
 
     def __init__(self, workers_per_process: int, processes: int = 1, rank: int = 0, device: str = "cpu") -> None:
@@ -71,16 +74,16 @@ class Comm:
         self.clock = Clock(self.device)
 
     def groups(self, size: int) -> list["Comm"]:
-        """Collectives inside groups of `size` consecutive workers, one Comm for each group with workers here.
+        """Create groups of `size` consecutive workers; return a Comm for each group with local workers.
 
-        Every process must call this at the same point. What a group spends stands in its own ledger until the run's
-        ledger absorbs it.
+        Every process must call this at the same point. A group counts bytes in its own ledger until the run's ledger
+        absorbs them.
 
         Args:
-            size: divides the number of workers, and either divides the workers per process or is a multiple of them.
+            size: divisor of the number of workers, and either a divisor or a multiple of the workers per process.
 
         Raises:
-            ValueError: it does not.
+            ValueError: `size` does not divide these numbers.
         """
         W = self.local_workers
         if self.workers % size or (size % W and W % size):
@@ -110,10 +113,10 @@ class Comm:
         return inner
 
     def settle(self, charged: bool = True) -> None:
-        """Sum what groups have spent over the processes; every process calls it before it reads or saves the ledger.
+        """Sum the bytes of groups over the processes. Every process calls it before it reads or saves the ledger.
 
         Args:
-            charged: 8 control bytes per number, wherever groups live; false for checkpoints, which leave no trace.
+            charged: whether to charge 8 control bytes per number; false for checkpoints, which change no count.
         """
         if not self.grouped:
             return
@@ -129,9 +132,9 @@ class Comm:
     # ---- weights
 
     def weigh(self, samples: Sequence[int]) -> None:
-        """From here on means are weighted by so many samples of each worker; () = all are alike.
+        """Weight all later means by the number of samples of each worker; () = equal weights.
 
-        What is captured reads the weights where they lie, so that they stay in one place.
+        The weights are updated in place, because captured graphs read them at a fixed address.
         """
         self.samples = tuple(samples)
         if not samples:
@@ -144,9 +147,9 @@ class Comm:
             self.weights_W.copy_(own)
 
     def weighted(self, x_W: Tensor) -> Tensor:
-        """A n_w / sum n times the tensors of the local workers [W, ...]: their plain mean is then the weighted one.
+        """Multiply tensors of the local workers [W, ...] by A n_w / sum n: their plain mean is then the weighted one.
 
-        The same tensor where all have as many samples.
+        Return the same tensor if all workers have equally many samples.
         """
         if self.weights_W is None:
             return x_W
@@ -155,7 +158,7 @@ class Comm:
     # ---- who is here
 
     def resize(self, processes: int, rank: int) -> None:
-        """From here on the default process group has so many processes, and this is one of them."""
+        """Set the number of processes in the default process group, and the rank of this process."""
         self.processes, self.rank, self.connected = processes, rank, True
         self.workers, self.first_worker = self.local_workers * processes, rank * self.local_workers
         self.first_named = self.first_worker
@@ -165,12 +168,12 @@ class Comm:
 
     @property
     def local(self) -> range:
-        """Numbers of the local workers."""
+        """Numbers of the local workers in the run."""
         return range(self.first_worker, self.first_worker + self.local_workers)
 
     @property
     def leader(self) -> bool:
-        """Whether this process hosts worker 0, decides, and writes."""
+        """Whether this process hosts worker 0, takes decisions and writes files."""
         return self.rank == 0
 
     def _collective(self, run: Callable[[], object]) -> None:
@@ -179,7 +182,7 @@ class Comm:
         self.clock.collective(start)
 
     def _run(self, run: Callable[[], object]) -> None:
-        """Run a collective, unless this process is alone, and never beside another one: all ranks keep one order."""
+        """Run a collective after those of the communication thread, so that all ranks keep one order."""
         if self.transport is not None:
             self.transport.drain()
         if self.processes > 1 and self.connected:
@@ -188,16 +191,16 @@ class Comm:
     def all_reduce_mean(
         self, xs_W: Sequence[Tensor], dtype: torch.dtype | None = None, may_alias: bool = False
     ) -> list[Tensor]:
-        """Mean over all workers, in one collective for the whole list.
+        """Return the means over all workers, in one all-reduce for the whole list.
 
         Args:
             xs_W: tensors [W, ...].
-            dtype: type on the wire, e.g. bfloat16; each worker divides by A before the cast. Default: as given.
-            may_alias: the caller keeps nothing in `xs_W`, so a lone worker gets its own tensors back, uncopied, and
-                a device reduces where they lie.
+            dtype: dtype on the wire, e.g. bfloat16; each worker divides by A before the cast. None = that of the input.
+            may_alias: whether `xs_W` may be overwritten or returned: a single worker then gets its tensors uncopied,
+                and a GPU reduces in place.
 
         Returns:
-            tensors [...], in the type of the input.
+            tensors [...], in the dtype of the input.
         """
         if not xs_W:
             return []
@@ -224,13 +227,13 @@ class Comm:
         return parts
 
     def _summed(self, fused: Tensor) -> Tensor:
-        """The sum over all processes, in place; charged as payload."""
+        """Sum over all processes in place; charged as payload."""
         self.ledger.all_reduce(fused.numel() * fused.element_size())
         self._collective(lambda: dist.all_reduce(fused, group=self.group))
         return fused
 
     def _mean_flat(self, xs_W: Sequence[Tensor], dtype: torch.dtype | None, may_alias: bool) -> Tensor:
-        """The same as one vector, in the order of `xs_W`, on a device: in a few launches, however many tensors."""
+        """Return the means on a GPU as one vector, in the order of `xs_W`, in a few launches."""
         if dtype is None:
             rows = [x_W[0] for x_W in xs_W]
             fused = joined(rows) if may_alias else torch.cat([row.reshape(-1) for row in rows])
@@ -247,7 +250,7 @@ class Comm:
         return fused if self.local_workers == 1 else fused.div_(self.workers)
 
     def all_reduce_max(self, xs: Sequence[Tensor]) -> list[Tensor]:
-        """Largest value of each scalar over all workers (each process gives its local workers' largest, for good)."""
+        """Return the maximum of each scalar over all workers. Each process passes the maximum of its local workers."""
         if not xs:
             return []
         fused = joined(xs)
@@ -256,7 +259,7 @@ class Comm:
         return list(fused)
 
     def all_gather(self, message_W: Tensor, account: str = "payload") -> Tensor:
-        """Every worker's message [W, B] of bytes, as [A, B], on every worker; charged as payload, or to `account`."""
+        """Gather messages [W, B] of bytes of all workers as [A, B]; charged as payload, or to `account`."""
         if account == "payload":
             self.ledger.all_gather(message_W.shape[1])
         else:
@@ -267,15 +270,15 @@ class Comm:
         return message_A
 
     def put_own_(self, message_W: Tensor, message_A: Tensor) -> None:
-        """Write the local workers' rows of `all_gather`'s [A, B] back into [W, B]."""
+        """Copy the rows of the local workers from the gathered messages [A, B] into [W, B]."""
         message_W.copy_(message_A[self.first_worker : self.first_worker + self.local_workers])
 
     def all_gather_uneven(self, messages_W: Sequence[Tensor], sizes_A: Sequence[int]) -> list[Tensor]:
-        """Every worker's message of bytes, on every worker; messages differ in size, and nothing is padded.
+        """Gather messages of different sizes from all workers, without padding.
 
         Args:
-            messages_W: one 1-D message for each local worker.
-            sizes_A: the sizes of all workers' messages.
+            messages_W: a 1-D tensor of bytes for each local worker.
+            sizes_A: sizes of the messages of all workers, bytes.
 
         Returns:
             A messages, in the order of the workers.
@@ -287,8 +290,8 @@ class Comm:
             return list(here.split(list(sizes_A)))
         by_process = [sum(sizes_A[first : first + W]) for first in range(0, self.workers, W)]
         everywhere = here.new_empty(sum(by_process))
-        # an all-gather of unequal parts is an all-to-all in which each process sends all others the same
-        if self._takes_lists():  # of views: nothing is repeated
+        # an all-gather of unequal parts equals an all-to-all in which each process sends the same data to all others
+        if self._takes_lists():  # views, without copies
             sent, received = [here] * self.processes, list(everywhere.split(by_process))
             self._collective(lambda: dist.all_to_all(received, sent, group=self.group))
             return list(everywhere.split(list(sizes_A)))
@@ -300,17 +303,17 @@ class Comm:
         return list(everywhere.split(list(sizes_A)))
 
     def _takes_lists(self) -> bool:
-        """Whether the backend has an all-to-all of lists of tensors; gloo has none."""
+        """Whether the backend supports an all-to-all of lists of tensors; gloo does not."""
         return self.device.type == "cuda" and dist.get_backend(self.group) == "nccl"
 
     def all_to_all(self, messages_AW: Sequence[Tensor]) -> list[Tensor]:
-        """Hand each worker its part of every worker's message.
+        """Send a part of each worker's message to each worker.
 
         Args:
-            messages_AW: for each receiving worker of the run, the bytes [W, B] that the local workers send it.
+            messages_AW: for each receiving worker of the run, the bytes [W, B] that the local workers send to it.
 
         Returns:
-            for each local worker the bytes [A, B] that all workers have sent it.
+            for each local worker, the bytes [A, B] received from all workers.
         """
         sizes = [message.shape[1] for message in messages_AW]
         self.ledger.all_to_all(sizes)
@@ -330,14 +333,14 @@ class Comm:
         return [torch.cat([parts[own].view(W, size) for parts in per_process]) for own, size in enumerate(mine)]
 
     def send_receive(self, message_W: Tensor, targets_A: Sequence[int | None]) -> Tensor:
-        """What other workers send to the local ones, [W, ...], for messages [W, ...]; charged as payload.
+        """Send a message of each worker to another worker, and return those that the local workers receive, [W, ...].
 
-        Messages side by side, and no collective: one process sends another all that its workers have for it at once.
+        Uses concurrent point-to-point messages, at most one per pair of processes and direction. Charged as payload.
 
         Args:
-            message_W: of equal size on all workers.
-            targets_A: to whom each worker of the run sends, no two of them to one; None = to no worker. Who gets no
-                message has its own.
+            message_W: messages [W, ...], of equal size on all workers.
+            targets_A: number of the worker to which each worker of the run sends, without duplicates; None = it sends
+                nothing. A worker that receives no message gets its own.
         """
         self.ledger.send_receive(message_W[0].numel() * message_W.element_size(), targets_A)
         W, first = self.local_workers, self.first_worker
@@ -369,14 +372,14 @@ class Comm:
         return theirs_W
 
     def sum_(self, x: Tensor, account: str) -> Tensor:
-        """Sum of one tensor per process, in place; charged to `account` as one message per worker."""
+        """Sum one tensor per process in place; charged to `account` as one message per worker."""
         nbytes, ring = x.numel() * x.element_size(), 2 * (self.workers - 1)
         self.ledger.charge(account, nbytes, wire=ring * nbytes, rounds=ring)
         self._run(lambda: dist.all_reduce(x, group=self.group))
         return x
 
     def broadcast_(self, xs: Sequence[Tensor], account: str) -> None:
-        """Overwrite `xs` with the leader's, in one message for each of their types; charged to `account` as one."""
+        """Overwrite `xs` with those of the leader, in one message per dtype; charged to `account` as one message."""
         if not xs:
             return
         nbytes, others = sum(x.numel() * x.element_size() for x in xs), self.workers - 1
@@ -391,14 +394,14 @@ class Comm:
                 x.detach().copy_(value.view(x.shape))
 
     def hand_on_(self, xs: Sequence[Tensor], source: int, receivers: Sequence[int]) -> None:
-        """Overwrite `xs` of some processes with those of another one; only these call it, and who calls it charges it.
+        """Send `xs` from one process to some others, which overwrite theirs. Only these processes call it.
 
-        One message for each of their types and each receiver.
+        Sends one message per dtype and receiver. The caller charges the ledger.
 
         Args:
-            xs: contiguous or not, of the same shapes and types everywhere.
-            source: rank of the process that has them.
-            receivers: ranks of those that get them.
+            xs: tensors of the same shapes and dtypes on all of these processes; contiguous or not.
+            source: rank of the sender.
+            receivers: ranks of the receivers.
         """
         for dtype in dict.fromkeys(x.dtype for x in xs):
             alike = [x for x in xs if x.dtype == dtype]
@@ -412,7 +415,7 @@ class Comm:
                 x.detach().copy_(value)
 
     def told(self, said: Any, source: int, receivers: Sequence[int]) -> Any:
-        """What one process says to some others; only these call it. As `everyones`, on no ledger and no clock."""
+        """Send an object from one process to some others; only these call it. Neither counted nor timed."""
         heard = [said]
         if self.rank == source:
             for receiver in receivers:
@@ -422,16 +425,16 @@ class Comm:
         return heard[0]
 
     def agree(self, value: int, what: str) -> None:
-        """Stop the run unless every process has the same integer (a checksum, 8 control bytes, on no clock).
+        """Raise unless every process passes the same integer, e.g. a checksum; 8 control bytes, not timed.
 
         Raises:
-            RuntimeError: the processes differ.
+            RuntimeError: the integers differ.
         """
         if not self.same(value):
             raise RuntimeError(f"the processes no longer agree on {what}; rank {self.rank} has checksum {value}")
 
     def same(self, value: int) -> bool:
-        """Whether every process has the same integer, as all of them find; 8 control bytes, on no clock."""
+        """Return on every process whether all passed the same integer; 8 control bytes, not timed."""
         self.ledger.charge("control", 8)
         if self.processes == 1:
             return True
@@ -440,26 +443,26 @@ class Comm:
         return bool(lowest[0] == -lowest[1])
 
     def everyones(self, said: Any) -> list[Any]:
-        """What each process says, by rank; on no ledger and no clock, for what leaves no trace in a run."""
+        """Gather an object of each process, by rank. Neither counted nor timed, so that no metric changes."""
         heard = [said] * self.processes
         self._run(lambda: dist.all_gather_object(heard, said, group=self.group))
         return heard
 
     def leave(self) -> None:
-        """Give up the groups of gloo that were made for this object, after the last collective.
+        """Destroy the gloo groups that were created for this object, after the last collective.
 
-        Its threads may hold tensors for a moment longer than a collective takes. A process that ends meanwhile is
-        aborted ("terminate called without an active exception"), since they cannot give them back to Python any more.
-        They are waited for when the last reference to a destroyed group is gone. NCCL has no such threads, and its way
-        out waits for the other processes.
+        Threads of gloo may hold tensors for a moment longer than a collective takes. A process that exits meanwhile
+        aborts ("terminate called without an active exception"), because the threads cannot release the tensors to
+        Python any more. They are joined when the last reference to a destroyed group is gone. NCCL has no such threads,
+        and destroying its groups waits for the other processes.
         """
         while self.made:
             made = self.made.pop()
             group, made.group = made.group, made.before
-            with contextlib.suppress(ValueError, RuntimeError):  # the user has destroyed all groups
+            with contextlib.suppress(ValueError, RuntimeError):  # the user destroyed all groups
                 if dist.is_initialized() and dist.get_backend(group) == "gloo":
                     dist.destroy_process_group(group)
 
     def barrier(self) -> None:
-        """Wait for every process."""
+        """Wait until every process has called this."""
         self._run(lambda: dist.barrier(group=self.group))

@@ -1,9 +1,8 @@
-"""Transport: one thread that makes exchanges in the order in which they are handed over.
+"""Communication thread, which runs exchanges in the order of submission.
 
-Every process hands them over in the same order, so that collectives meet their like. On a GPU the thread has a stream
-of its own, and tensors change hands by one rule: an event is between what one stream has written and what the other
-one reads, and memory that the other one uses is kept until it has done so. That holds for what the work reads, for
-what it returns, and for the state that it changes.
+Every process submits them in the same order, so that collectives match. On a GPU the thread has its own stream. For
+each tensor that is passed between streams, an event separates the write on one stream from the read on the other, and
+its memory is kept until the other stream has used it. This applies to inputs, results and state of the work.
 """
 
 import queue
@@ -22,7 +21,7 @@ State = Callable[[], Iterable[Tensor]]
 
 
 class Work(NamedTuple):
-    """Something that was handed over; `computed` is the event after which its tensors are there."""
+    """Submitted work; `computed` is the event after which its input tensors are complete."""
 
     future: Future
     run: Callable[[], list[Tensor]]
@@ -32,11 +31,10 @@ class Work(NamedTuple):
 
 
 class Transport:
-    """Runs work on its thread, one piece after another; after the first failure nothing more is begun.
+    """Thread that runs submitted work one item after another; after the first failure it runs no more.
 
     Args:
-        device: where tensors live.
-
+        device: device of the tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -44,29 +42,29 @@ class Transport:
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._last: Future | None = None
         self._failure: BaseException | None = None
-        # a daemon: one that waits for a lost peer must not keep its process alive
+        # a daemon, so that a thread that waits for a lost peer does not keep its process alive
         self._thread = threading.Thread(target=self._run, name="transport", daemon=True)
         self._thread.start()
 
     def submit(
         self, work: Callable[[], list[Tensor]], inputs: Iterable[Tensor] = (), state: State = tuple
     ) -> "Future[tuple[list[Tensor], State, Any]]":
-        """Hand over work on tensors that are there, or that this thread has told the device to compute.
+        """Submit work on tensors that are complete, or whose computation this thread has launched on the device.
 
         Args:
-            work: returns new tensors.
-            inputs: what it reads; no other code may keep it.
-            state: names the tensors that it changes, which may be read and changed once it has been waited for.
+            work: function that returns new tensors.
+            inputs: tensors that it reads; no other code may keep a reference.
+            state: returns the tensors that it changes; they may be read and changed after `wait`.
         """
         self._last = Future()
         self._work.put(Work(self._last, work, inputs, state, self.streams.record()))
         return self._last
 
     def wait(self, future: "Future[tuple[list[Tensor], State, Any]]") -> list[Tensor]:
-        """The tensors that the work has left.
+        """Wait for submitted work, and return its tensors.
 
         Raises:
-            what the work has raised, or an earlier piece of it.
+            the exception of this work, or of earlier work.
         """
         tensors, state, done = future.result()
         if self._last is future:
@@ -77,27 +75,27 @@ class Transport:
         return tensors
 
     def drain(self) -> None:
-        """Wait until nothing is under way, before another thread starts a collective.
+        """Wait until no work is pending, before another thread starts a collective.
 
         Raises:
-            what the work has raised: other processes may still be inside the collectives that it has not made.
+            the exception of the work: other processes may still wait in the collectives that it did not run.
         """
         if self._last is not None and threading.current_thread() is not self._thread:
             self.wait(self._last)
 
     @property
     def failed(self) -> bool:
-        """Whether a piece of work has raised."""
+        """Whether any work has raised an exception."""
         return self._failure is not None
 
     def begin_anew(self) -> None:
-        """The processes are others now: what has failed among those before is over, to its last piece."""
+        """Wait for pending work and clear its failure, after the set of processes has changed."""
         if self._last is not None:
             futures.wait([self._last])
         self._failure = self._last = None
 
     def close(self, seconds: float = 0.0) -> bool:
-        """End the thread, after what has been handed over; whether it has ended well within so many seconds."""
+        """Stop the thread after pending work; return whether it ended within `seconds` without a failure."""
         self._work.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive() and not self.failed
@@ -106,7 +104,7 @@ class Transport:
         stream = None
         try:
             self.streams.use_device()
-            stream = self.streams.new(urgent=True)  # others wait for what travels
+            stream = self.streams.new(urgent=True)  # other processes wait for its results
         except BaseException as error:
             self._failure = error
         while (work := self._work.get()) is not None:
@@ -123,4 +121,4 @@ class Transport:
             except BaseException as error:
                 self._failure = self._failure or error
                 work.future.set_exception(error)
-            del work  # or the last gradients would live until the next
+            del work  # otherwise the last gradients would be kept until the next item

@@ -1,4 +1,4 @@
-"""Which samples each worker sees, where the number of workers changes in mid-run."""
+"""Assignment of samples to workers in elastic runs, whose number of workers changes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,44 +10,44 @@ from accordion_bench.tensors import keyed_rng
 
 
 class Deal:
-    """Deals the samples of one pass over the data after another, each in a keyed order, to the workers that are there.
+    """Assigns the samples of each pass over the data, in a random order keyed by the seed, to the current workers.
 
-        in step t since samples were last dealt, entry j of worker m of A gets the ((t b + j) A + m)-th of what is left
+        in step t since the last assignment, entry j of worker m of A gets remaining sample number (t b + j) A + m
 
-    When the workers change they are dealt anew, from where they stand. What a lost worker has computed since the last
-    average that it took part in goes back, and is dealt first. So each sample of a pass is in one average, and no
-    sample is in two. Where A b divides the samples and no worker is lost, workers see what `Sampler` gives them.
+    When the set of workers changes, the remaining samples are assigned again. Samples of a lost worker since its last
+    average are assigned first. So each sample of a pass is in exactly one average. If A b divides the number of samples
+    and no worker is lost, workers get the same samples as from `Sampler`.
 
     Args:
-        size: samples of a pass.
-        batch: samples of a worker in a step, b.
-        seed: of the run.
-        workers: A.
-        static: every pass has the same order.
+        size: number of samples of a pass.
+        batch: number of samples per worker and step, b.
+        seed: seed of the run.
+        workers: number of workers, A.
+        static: whether every pass has the same order.
     """
 
     def __init__(self, size: int, batch: int, seed: int, workers: int, static: bool = False) -> None:
         self.size, self.batch, self.seed, self.workers, self.static = size, batch, seed, workers, static
-        self._left = torch.empty(0, dtype=torch.int64)  # that are dealt before those from `_next` on
-        self._next = 0  # of pass p entry i is p size + i
-        self._since = self._settled = 0  # steps: samples were dealt; an average was made
+        self._left = torch.empty(0, dtype=torch.int64)  # returned samples, assigned before those from `_next` on
+        self._next = 0  # first unassigned entry; entry i of pass p has number p size + i
+        self._since = self._settled = 0  # steps of the last assignment, and of the last average
         self._orders: dict[int, Tensor] = {}
 
     def samples(self, worker: int, step: int) -> Tensor:
-        """Numbers of the samples of one worker in a step of the run, [b]."""
+        """Return the indices of the samples of one worker in a step of the run, [b]."""
         return self._numbers(self._entries(self._places([worker], step, step + 1)))
 
     def averaged(self, steps: int) -> None:
-        """What has been computed in so many steps of the run is in an average."""
+        """Note that the results of the first `steps` steps are part of an average."""
         self._settled = max(self._settled, steps)
 
     def change(self, workers: int, lost: Sequence[int], steps: int) -> None:
-        """From here on there are other workers.
+        """Assign the remaining samples to a new set of workers.
 
         Args:
-            workers: how many.
-            lost: numbers that those who are gone had.
-            steps: that have been taken in the run.
+            workers: new number of workers.
+            lost: previous numbers of the lost workers.
+            steps: number of steps of the run so far.
         """
         dealt = (steps - self._since) * self.batch * self.workers
         back = self._entries(self._places(lost, max(self._settled, self._since), steps))
@@ -56,7 +56,7 @@ class Deal:
         self.workers, self._since = workers, steps
 
     def _places(self, workers: Sequence[int], first: int, last: int) -> Tensor:
-        """Which entries of what is left some workers get from one step of the run on to before another one."""
+        """Return the places, among the remaining samples, of some workers in the steps [first, last)."""
         turns = torch.arange((first - self._since) * self.batch, (last - self._since) * self.batch)
         return (turns[:, None] * self.workers + torch.tensor(list(workers), dtype=torch.int64)).flatten()
 
@@ -84,20 +84,20 @@ class Deal:
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints, and for workers that enter."""
+        """Return the state for checkpoints and entering workers."""
         places = {"left": self._left, "next": self._next, "since": self._since, "settled": self._settled}
         return {"deal": {"size": self.size, "batch": self.batch, "workers": self.workers, **places}}
 
     @classmethod
     def of_state(cls, state: dict[str, Any], seed: int) -> "Deal":
-        """What `state_dict()` was made of, in a run with a seed."""
+        """Create an instance from a `state_dict()` and the seed of the run."""
         told = state["deal"]
         deal = cls(told["size"], told["batch"], seed, told["workers"])
         deal.load_state_dict(state)
         return deal
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Restore the state from `state_dict()`."""
         told = state["deal"]
         self.size, self.batch, self.workers = told["size"], told["batch"], told["workers"]
         self._left, self._next = told["left"].clone(), told["next"]

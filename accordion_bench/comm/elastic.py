@@ -1,14 +1,14 @@
-"""Elastic membership: processes come and go, and those who are there go on.
+"""Elastic membership: processes may be lost and others may enter, while the run continues.
 
-Processes form generations, one after another. A generation is a list of members, which stands in a store that outlives
-them, and a process group of these alone.
+Processes form generations, one after another. A generation is a list of members in a store that outlives them, and a
+process group of these members.
 
-What members do together, such as an averaging, counts when all have said that they have done it. Where one cannot,
-because another one is gone, all undo it, those who are left form the next generation, and do it again. So no member
-goes on with an average that another one has not. A process that waits enters between two rounds: it joins a new
-generation, and its first member sends it the state of the run, over the network.
+A collective operation, such as an averaging, is valid once all members have voted in the store that they completed it.
+If one fails because a member was lost, all members undo it, the survivors form the next generation and repeat it. So no
+member continues with an average that another one lacks. A waiting process enters between two rounds: it becomes a
+member of a new generation, whose first member sends it the state of the run over the network.
 
-The first generation is formed at the door, too: its first process knows the state, the others get it from there.
+The first generation is formed in the same way: its first process has the state, and sends it to the others.
 """
 
 import contextlib
@@ -31,24 +31,24 @@ from accordion_bench.comm.membership import LeftBehind, Membership, Owner, TooFe
 from accordion_bench.comm.sealed_store import SealedStore
 from accordion_bench.options.units import counted
 
-GRACE = 1.0  # seconds in which those who are late by little may still come when the time is over
+GRACE = 1.0  # seconds after the timeout in which a late member may still arrive
 
 T = TypeVar("T")
 
 
 class ElasticMembership(Membership):
-    """Members of a run that may be lost at any time, and newcomers that enter between two rounds.
+    """Set of processes that may be lost at any time; others may enter between two rounds.
 
     Args:
-        store: outlives the processes.
-        comm: of this process, not connected yet; it gets its rank and the number of processes here.
-        terms: under which members come together.
+        store: store that outlives the processes.
+        comm: communicator of this process, not connected yet; its rank and number of processes are set here.
+        terms: conditions for forming generations.
 
     Attributes:
-        number: of the generation.
-        joined, lost: processes that have come after the first generation, and that have gone, so far.
-        joining_bytes: that those who have come were sent.
-        stood: seconds that it took to form the last generation.
+        number: number of the current generation.
+        joined, lost: number of processes so far that entered after the first generation, and that were lost.
+        joining_bytes: bytes of state that were sent to entering processes.
+        stood: seconds that forming the last generation took.
     """
 
     elastic = True
@@ -57,20 +57,20 @@ class ElasticMembership(Membership):
         self.comm, self.terms, self.register = comm, terms, Register(store, terms)
         self.number, self.stood = 0, 0.0
         self.joined = self.lost = self.joining_bytes = 0
-        self._now = self._newest = Generation([])  # that this process is a member of; that there is
+        self._now = self._newest = Generation([])  # of this process; the newest known one
         self._knows = False
         self._turn = self._waiting = self._at_the_door = 0
-        self._since = time.monotonic()  # members wait for each other
+        self._since = time.monotonic()  # start of the current wait of members for each other
         comm.connected, comm.membership = False, self
 
     def enter(self, owner: Owner) -> None:
-        """Wait at the door, and return as a member that knows the state of the run.
+        """Wait until the members admit this process, and restore the state of the run.
 
         Args:
-            owner: of the state.
+            owner: owner of the state.
 
         Raises:
-            LeftBehind: the run is another one or over, or too few processes have come.
+            LeftBehind: the run has other options or has ended, or too few processes arrived.
         """
         self.owner = owner
         with self._store_told():
@@ -85,7 +85,7 @@ class ElasticMembership(Membership):
         self.register.beats.stop()
         _leave_group()
 
-    # ---- what members do together
+    # ---- collective operations
 
     def together(self, do: Callable[[], T], undo: Undo = nothing) -> T:
         return self._until_done(lambda: do, undo, Ledger.fields, self.comm.ledger.noted())
@@ -93,7 +93,7 @@ class ElasticMembership(Membership):
     def repeated(
         self, begin: Callable[[], Callable[[], T]], again: Callable[[], T], keep: Callable[[], Undo]
     ) -> Callable[[], T]:
-        undo, spent = keep(), self.comm.ledger.noted()  # which a thread may go on with from here
+        undo, spent = keep(), self.comm.ledger.noted()  # before a thread may change them
         ways = iter([begin()])
 
         def wait() -> T:
@@ -105,13 +105,13 @@ class ElasticMembership(Membership):
         return wait
 
     def _until_done(self, way: Callable[[], Callable[[], T]], undo: Undo, counts: Sequence[str], spent: Any) -> T:
-        """What has been done once all members have.
+        """Repeat an operation until all members have completed it in the same attempt; return its result.
 
         Args:
-            way: gives what is to be done, in this attempt.
-            undo: puts back what it has changed.
-            counts: of the ledger, which it changes.
-            spent: what they were before.
+            way: returns the function to call in this attempt.
+            undo: reverts its changes.
+            counts: names of the ledger's counters that it changes.
+            spent: values of these counters before.
         """
         while True:
             self._since = time.monotonic()
@@ -131,7 +131,7 @@ class ElasticMembership(Membership):
                 spent = self.comm.ledger.noted()
 
     def _release(self, error: BaseException | None) -> None:
-        """Let nothing of an error, or of a thread, hold the process group: it is closed with the last reference."""
+        """Drop all references of an error and of a thread to the process group, which closes with the last one."""
         while error is not None:
             traceback.clear_frames(error.__traceback__)
             error = error.__cause__ or error.__context__
@@ -139,7 +139,7 @@ class ElasticMembership(Membership):
             self.comm.transport.begin_anew()
 
     def _all_have_done(self, done: bool) -> bool:
-        """Whether every member says so; all of them get the same answer."""
+        """Vote, and return whether every member completed the operation; all members get the same result."""
         self._turn += 1
         said = self.register.done(f"{self.number}-{self._turn}", self._now.ids, done, self.terms.timeout)
         self._at_the_door = max(said, 0)
@@ -162,7 +162,7 @@ class ElasticMembership(Membership):
     # ---- generations
 
     def _settle(self, generation: Generation) -> None:
-        """Become a member of a generation, or of a later one, all of whose members know the state of the run."""
+        """Become a member of a generation, or of a later one, in which all members have the state of the run."""
         began = time.monotonic()
         while not self._settled(generation):
             generation = self._next()
@@ -170,7 +170,7 @@ class ElasticMembership(Membership):
         self.stood = time.monotonic() - began
 
     def _settled(self, generation: Generation) -> bool:
-        """Whether all members of a generation have met, and know the state of the run."""
+        """Connect to a generation; return whether all its members are connected and have the state of the run."""
         self.number, self._turn, self._newest = self.number + 1, 0, generation
         ids, before, me = generation.ids, self._now, self.register.me
         self._refuse_leaving(generation)
@@ -200,7 +200,7 @@ class ElasticMembership(Membership):
             raise TooFewLeft("a worker must be left that knows the state of the run, got newcomers alone; begin anew")
 
     def _connected(self, ids: Sequence[str]) -> bool:
-        """Whether all members are in one process group."""
+        """Create the process group of the members; return whether all of them connected."""
         try:
             dist.init_process_group(
                 "gloo",
@@ -216,10 +216,10 @@ class ElasticMembership(Membership):
         return True
 
     def _handed_over(self, new: Sequence[int]) -> bool:
-        """Whether newcomers have got the state of the run from the first member.
+        """Send the state of the run from the first member to entering ones; return whether all of them have it.
 
         Args:
-            new: their ranks.
+            new: ranks of the entering members.
         """
         done, packed = False, torch.empty(0, dtype=torch.uint8)
         if not new or self.comm.rank == 0:
@@ -251,20 +251,20 @@ class ElasticMembership(Membership):
     def _counts(self) -> list[int]:
         return [self.joined, self.lost, self.joining_bytes]
 
-    # ---- who is in the next generation
+    # ---- forming the next generation
 
     def _next(self, arrivals: int = 0) -> Generation:
-        """The generation after the newest one: of those of its members that come, and of some of those at the door.
+        """Form the generation after the newest one, of its members that are alive and of waiting processes.
 
         Args:
-            arrivals: the last of those at the door that may enter; 0 = none may.
+            arrivals: number of arrivals, in their order, that may enter; 0 = none beyond those of the newest one.
         """
         _leave_group()
         register, number, newest = self.register, self.number + 1, self._newest
         taken = max(arrivals, newest.arrivals)
         wanted = [*newest.ids, *register.arrived(range(newest.arrivals + 1, taken + 1))]
         register.come(number, self._knows)
-        until, waits = max(self._since + self.terms.timeout, time.monotonic() + GRACE), pauses()
+        until, waits = max(self._since + self.terms.timeout, time.monotonic()) + GRACE, pauses()
         while (found := register.generation(number)) is None:
             here = register.here(number)
             missing = [member for member in wanted if member not in here]
@@ -276,7 +276,7 @@ class ElasticMembership(Membership):
         return found
 
     def _let_in(self) -> Generation:
-        """The generation in which this process, which waits at the door, is a member for the first time."""
+        """Wait for the first generation of which this process is a member, and return it."""
         register, until, waits, came = self.register, time.monotonic() + self.terms.timeout, pauses(), 0
         while True:
             while (found := register.generation(self.number + 1)) is not None:
@@ -295,11 +295,11 @@ class ElasticMembership(Membership):
             next(waits)
 
     def _found(self, number: int, late: bool) -> None:
-        """Propose a first generation of those who are here, where they are enough.
+        """Propose a first generation if enough processes have arrived.
 
         Args:
-            number: of the generation.
-            late: those who are still missing are not waited for any longer.
+            number: number of the generation.
+            late: whether the timeout is over, so that missing processes are not waited for.
         """
         here, terms = sorted(self.register.here(number)), self.terms
         if len(here) >= terms.expected or (late and len(here) >= terms.least):
@@ -313,7 +313,7 @@ class ElasticMembership(Membership):
 
     @contextlib.contextmanager
     def _store_told(self) -> Iterator[None]:
-        """Around what needs the store: one sentence where it is gone."""
+        """Context of operations on the store: raise LeftBehind with one sentence if the store is lost."""
         try:
             yield
         except RuntimeError as error:
@@ -327,14 +327,14 @@ class ElasticMembership(Membership):
 
 
 def _packed(state: Any) -> Tensor:
-    """Tensors, numbers and containers as bytes."""
+    """Serialise tensors, numbers and containers as a tensor of bytes."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
 
 
 def _leave_group() -> None:
-    """Give up the process group; who still waits in it for this process hears of it."""
+    """Destroy the process group; members that still wait in it for this process get an error."""
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()

@@ -1,12 +1,12 @@
-"""Generations of the members of a run, as the store has them that outlives the processes.
+"""Keys in the store of an elastic run: arrivals, generations of members, votes and heartbeats.
 
-arrival-<k>                at the door: the k-th process that has come, and a digest of what it is about to do
-same                       what that is, of the first one
-came-<n>-<k>               the k-th process that is there to form generation n, and whether it knows the state
+arrival-<k>                the k-th process that arrived, and a digest of its options
+same                       the options of the first process
+came-<n>-<k>               the k-th process that takes part in forming generation n, and whether it has the state
 generation-<n>             the members of generation n
-done-<n>-<t>, verdict-<n>-<t>   how many members of generation n have done the t-th thing, and whether all have
-beat-<id>                  a counter that a thread of each process moves on
-over                       the run has come to its end
+done-<n>-<t>, verdict-<n>-<t>   the number of members of generation n that completed operation t, and the result
+beat-<id>                  a counter that a thread of each process increments
+over                       set when the run has ended
 """
 
 import contextlib
@@ -23,21 +23,21 @@ from typing import Any, NamedTuple
 from accordion_bench.comm.sealed_store import SealedStore, whole_number
 
 BEAT = 0.5  # seconds between two heartbeats
-SILENCE = 3.0  # seconds without one after which a process counts as gone
-PAUSES = 0.002, 0.05  # seconds between two looks into the store: the first, the longest
+SILENCE = 3.0  # seconds without a heartbeat after which a process counts as lost
+PAUSES = 0.002, 0.05  # seconds between two reads of the store: the first pause, the longest
 FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Under which processes form generations.
+    """Conditions for forming generations.
 
     Args:
-        expected: processes that form the first generation.
-        least: processes that must be left.
+        expected: number of processes of the first generation.
+        least: lower bound of the number of processes.
         timeout: seconds for which members wait for each other.
-        same: what must be the same in all processes, as JSON has it.
-        rank: that a launcher has given this process; those who begin together are ordered by it.
+        same: options that must be equal on all processes, as JSON values.
+        rank: rank from the launcher, which orders the processes of the first generation.
     """
 
     expected: int
@@ -50,9 +50,9 @@ class Terms:
 class Generation(NamedTuple):
     """A list of members.
 
-    members: (id, whether it knows the state of the run), in the order of their ranks.
-    arrivals: how many of those at the door have been looked at.
-    founding: it is the first one, or the one before it is gone.
+    members: (id, whether it has the state of the run), in the order of their ranks.
+    arrivals: number of arrivals that were considered so far.
+    founding: whether it is the first one, or all members of the previous one are lost.
     """
 
     members: list[tuple[str, bool]]
@@ -61,20 +61,20 @@ class Generation(NamedTuple):
 
     @property
     def ids(self) -> list[str]:
-        """Of the members."""
+        """Ids of the members."""
         return [member for member, _ in self.members]
 
 
 class Register:
-    """Who has come, who is a member, and what all members have done.
+    """Access to arrivals, generations and votes in the store.
 
     Args:
-        store: that all share.
-        terms: of this process.
+        store: store that all processes share.
+        terms: conditions of this process.
 
     Attributes:
-        me: the id of this process.
-        beats: of this process and of those whom it listens to.
+        me: id of this process.
+        beats: heartbeats of this process and of those that it monitors.
     """
 
     def __init__(self, store: SealedStore, terms: Terms) -> None:
@@ -82,10 +82,10 @@ class Register:
         self.me = f"{terms.rank:06x}{secrets.token_hex(5)}"
         self.beats = Beats(self.store, self.me)
 
-    # ---- at the door
+    # ---- arrivals
 
     def knock(self) -> str:
-        """Be at the door; returns in what the run that is there does something else, "" = in nothing."""
+        """Register as an arrival. Return a sentence on the first option that differs from the run's, "" = none does."""
         mine = json.loads(json.dumps(self.same))
         theirs = self.store.first("same", json.dumps(mine), _mapping)
         keys = [*theirs, *(key for key in mine if key not in theirs)]
@@ -96,63 +96,65 @@ class Register:
         return ""
 
     def arrivals(self) -> int:
-        """How many have come to the door so far."""
+        """Return the number of arrivals so far."""
         return self.store.add("arrivals", 0)
 
     def arrived(self, numbers: Iterable[int]) -> list[str]:
-        """Those of them who are about to do the same."""
+        """Return the ids of those of some arrivals that have the same options."""
         found = filter(None, (self.store.read(f"arrival-{number}", _arrival) for number in numbers))
         return [member for member, digest in found if digest == _digest(self.same)]
 
     @property
     def over(self) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run has ended."""
         return self.store.read("over", str) is not None
 
     def end(self) -> None:
-        """It has."""
+        """Mark the run as ended."""
         self.store.set("over", self.me)
 
     # ---- generations
 
     def come(self, number: int, knows: bool) -> None:
-        """Be there to form a generation.
+        """Take part in forming a generation.
 
         Args:
-            number: of the generation.
-            knows: the state of the run.
+            number: number of the generation.
+            knows: whether this process has the state of the run.
         """
         turn = self.store.add(f"came-{number}", 1)
         self.store.set(f"came-{number}-{turn}", f"{self.me} {int(knows)}")
 
     def forming(self, number: int) -> bool:
-        """Whether any process is there to form it."""
+        """Return whether any process takes part in forming it."""
         return self.store.add(f"came-{number}", 0) > 0
 
     def here(self, number: int) -> dict[str, bool]:
-        """Those who are there to form it, and whether they know the state of the run."""
+        """Return the ids of those that take part in forming it, and whether each has the state of the run."""
         turns = range(1, self.store.add(f"came-{number}", 0) + 1)
         found = filter(None, (self.store.read(f"came-{number}-{turn}", _who) for turn in turns))
         return {member: bool(knows) for member, knows in found}
 
     def generation(self, number: int) -> Generation | None:
-        """The members of a generation, once they are known."""
+        """Return a generation; None = it is not formed yet."""
         return self.store.read(f"generation-{number}", _generation)
 
     def proposed(self, number: int, generation: Generation) -> Generation:
-        """The members of a generation: these, unless others have been proposed before."""
+        """Propose the members of a generation; return the first proposal of any process."""
         return self.store.first(f"generation-{number}", json.dumps(generation), _generation)
 
-    # ---- what all members do
+    # ---- votes
 
     def done(self, key: str, members: Sequence[str], done: bool, timeout: float) -> int:
-        """How many have come to the door so far, where all members have done it; -1 where not. All get one answer.
+        """Vote on an operation. Return the number of arrivals so far if all members completed it, else -1.
+
+        All members get the same result.
 
         Args:
-            key: names what they do.
-            members: all of them.
-            done: whether this one has done it.
-            timeout: seconds for which they are waited for.
+            key: name of the operation.
+            members: ids of all members.
+            done: whether this process completed it.
+            timeout: seconds to wait for the votes of the others.
         """
         name, until, waits = f"verdict-{key}", time.monotonic() + timeout, pauses()
         if not done:
@@ -167,41 +169,41 @@ class Register:
 
 
 class Beats:
-    """A thread that says that this process is there, and listens to others.
+    """Thread that sends heartbeats of this process and monitors those of others.
 
-    What others are silent for is counted in looks of the thread, so that a process which was stopped for a while does
-    not find that all others are gone.
+    Silence is counted in iterations of the thread instead of seconds. So a process that was stopped for a while does
+    not conclude that all others are lost.
 
     Args:
-        store: that all share.
-        me: the id of this process.
+        store: store that all processes share.
+        me: id of this process.
     """
 
     def __init__(self, store: SealedStore, me: str) -> None:
         self._store, self.me = store, me
-        self._heard: dict[str, tuple[int, int]] = {}  # the counter of each, and for how many looks it has stood still
+        self._heard: dict[str, tuple[int, int]] = {}  # id -> counter, iterations without a change
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._own = self._store.clone()
         self._thread.start()
 
     def stop(self) -> None:
-        """Say no more."""
+        """Stop the thread."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(2 * BEAT)
 
     def silent(self, members: Sequence[str]) -> list[str]:
-        """Those of some processes that have said nothing for `SILENCE` seconds; from now on they are listened to."""
+        """Return those of some processes without a heartbeat for `SILENCE` seconds; start to monitor new ones."""
         for member in members:
             self._heard.setdefault(member, (-1, 0))
         return [member for member in members if member != self.me and self._heard[member][1] > SILENCE / BEAT]
 
     def _run(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the store is gone, as the main thread will find
+        with contextlib.suppress(RuntimeError):  # the store is lost, as the main thread will notice
             while not self._stop.wait(BEAT):
                 self._own.add(f"beat-{self.me}", 1)
                 for member, (before, looks) in list(self._heard.items()):
@@ -209,7 +211,7 @@ class Beats:
                     self._heard[member] = (count, looks + 1 if count == before else 0)
 
 
-# ---- what the store holds
+# ---- values in the store
 
 
 def _generation(text: str) -> Generation:
@@ -221,7 +223,7 @@ def _generation(text: str) -> Generation:
 
 
 def _verdict(text: str) -> int:
-    """How many have come to the door so far, where all have done it; -1 where not."""
+    """Parse the result of a vote: the number of arrivals so far, or -1 = not all completed the operation."""
     return -1 if text == FAILED else whole_number(text)
 
 
@@ -253,7 +255,7 @@ def _digest(same: Mapping[str, Any]) -> str:
 
 
 def pauses() -> Iterator[None]:
-    """Sleep at each `next`, a little longer each time."""
+    """Sleep at each `next`, for pauses that grow by half up to the longest; see `PAUSES`."""
     seconds, longest = PAUSES
     while True:
         time.sleep(seconds)

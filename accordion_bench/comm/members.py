@@ -1,11 +1,11 @@
-"""Collectives of some processes, of which the others know nothing: rings of messages, each from one to the next.
+"""Collectives among some of the processes, as rings of point-to-point messages that the others do not take part in.
 
-torch names the process group of some processes by how many groups each of them has made, so that processes which have
-not been in the same ones before would wait for each other for ever; messages need no group of their own.
+torch names a process group by the number of groups that its processes created before. Processes with different
+histories would deadlock in `new_group`; point-to-point messages need no new group.
 
-What gloo, NCCL and the store say of a peer that is gone is told apart from other errors (`of_communication`).
+`of_communication` distinguishes errors of gloo, NCCL and the store about a lost peer from other errors.
 
-Tensor suffixes: W local workers, A all workers, S those that take part.
+Tensor suffixes: W local workers, A all workers, S workers that take part.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.tensors.same_shape import joined
 
-# what gloo, NCCL and the store of torch 2.15 say; older ones say no less
+# words in messages of gloo, NCCL and the store of torch 2.15; older versions use a subset
 OF_TIMEOUTS = ("timed out", "timeout", "time out")
 OF_LOST_PEERS = (
     "closed by peer",
@@ -43,12 +43,12 @@ OF_COMMUNICATION = (
 
 
 def is_timeout(text: str) -> bool:
-    """Whether what was said is that a process has waited too long."""
+    """Return whether an error message reports a timeout."""
     return any(words in text.lower() for words in OF_TIMEOUTS)
 
 
 def of_communication(error: BaseException | None) -> str:
-    """The text of gloo, NCCL or the store in this error or in what has caused it; "" where there is none."""
+    """Return the message of gloo, NCCL or the store in an error or its causes; "" = there is none."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         text = str(error)
@@ -61,11 +61,11 @@ def of_communication(error: BaseException | None) -> str:
 
 
 class Members(Comm):
-    """Means, largest values and all-gathers of the workers of some processes; only these call them.
+    """Communicator of the workers of some processes; only these processes call it.
 
     Args:
-        comm: of all workers.
-        ranks: of the processes, ascending; this one is among them.
+        comm: communicator of all workers.
+        ranks: ranks of the processes, ascending, including this one.
     """
 
     def __init__(self, comm: Comm, ranks: Sequence[int]) -> None:
@@ -96,7 +96,7 @@ class Members(Comm):
         return message_A
 
     def _reduce(self, fused: Tensor, reduce: Callable[..., Tensor]) -> None:
-        """Each part goes round and is reduced on its way, in one order; then round again, as it is for all."""
+        """Ring reduce-scatter in a fixed order, then a ring all-gather."""
         parts = list(fused.tensor_split(self.processes))
         for step in range(self.processes - 1):
             sent, reduced = (parts[(self.rank - step - back) % self.processes] for back in (0, 1))
@@ -106,13 +106,13 @@ class Members(Comm):
         self._pass_on(parts, self.rank + 1)
 
     def _pass_on(self, parts: Sequence[Tensor], own: int) -> None:
-        """Let every part go round; the one numbered `own` is here."""
+        """Ring all-gather of the parts; part `own` is the complete one of this process."""
         for step in range(self.processes - 1):
             sent, received = (parts[(own - step - back) % self.processes] for back in (0, 1))
             self._swap(sent, received)
 
     def _swap(self, sent: Tensor, received: Tensor) -> None:
-        """Send to the next, receive from the one before."""
+        """Send to the next process, receive from the previous one."""
         work = dist.isend(sent, self._next, group=self.group) if sent.numel() else None
         if received.numel():
             dist.recv(received, self._previous, group=self.group)
@@ -121,14 +121,14 @@ class Members(Comm):
 
 
 class Present(Comm):
-    """Means, largest values and all-gathers of those workers of a run that take part, in a ledger of their own.
+    """Communicator of some workers of a run, with its own ledger.
 
-    All processes call the collectives, also those without such a worker, so that all know what comes of it.
-    Tensors [W, ...] have rows of all local workers.
+    All processes call its collectives, including those without such a worker, so that all get the result. Tensors
+    [W, ...] have rows of all local workers.
 
     Args:
-        comm: of all workers.
-        workers: numbers of those that take part, ascending.
+        comm: communicator of all workers.
+        workers: numbers of the workers that take part, ascending.
     """
 
     def __init__(self, comm: Comm, workers: Sequence[int]) -> None:
@@ -148,7 +148,7 @@ class Present(Comm):
         return super().all_reduce_mean(self._without_absent(xs_W), dtype)
 
     def all_gather(self, message_W: Tensor, account: str = "payload") -> Tensor:
-        """Messages [S, B] of those that take part."""
+        """Gather the messages [S, B] of the workers that take part."""
         self.ledger.all_gather(message_W.shape[1])
         return self._everyone.all_gather(message_W)[self.numbers]
 
@@ -158,7 +158,7 @@ class Present(Comm):
                 message_W[row] = message_A[self.numbers.index(worker)]
 
     def _without_absent(self, xs_W: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors, with zeros for the absent: a codec may make something else of nothing."""
+        """Zero the rows of absent workers, because a codec may decode them to something else."""
         if not self.absent:
             return list(xs_W)
         rows = torch.tensor(self.absent, device=self.device)

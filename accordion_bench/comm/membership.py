@@ -1,4 +1,4 @@
-"""Membership: the processes that a run has, and what they do together."""
+"""Interface to the set of processes of a run, which is fixed or elastic."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -8,78 +8,78 @@ Undo = Callable[[], None]
 
 
 def nothing() -> None:
-    """There is nothing to put back."""
+    """Do nothing: an `Undo` of an operation that changes nothing."""
 
 
 class Membership:
-    """The processes of a run that all stay to its end: a lost one ends the run.
+    """Fixed set of processes: a lost process ends the run.
 
     Class attributes:
-        elastic: whether processes may come and go.
+        elastic: whether processes may be lost and others may enter during the run.
     """
 
     elastic = False
 
     def together(self, do: Callable[[], T], undo: Undo = nothing) -> T:
-        """Do something that all members do at the same point, and that needs all of them.
+        """Run a collective operation, which all members call at the same point, and return its result.
 
         Args:
-            do: what is done; called again where a member was lost.
-            undo: puts back what `do` has changed, before it is called again.
+            do: the operation; called again if a member was lost.
+            undo: reverts the changes of `do` before it is called again.
         """
         return do()
 
     def repeated(
         self, begin: Callable[[], Callable[[], T]], again: Callable[[], T], keep: Callable[[], Undo]
     ) -> Callable[[], T]:
-        """Begin the averaging of a round; returns what waits for it, which does it `together`.
+        """Start an exchange of all members; return a function that waits for it and returns its result.
 
         Args:
-            begin: begins it, and returns what waits for it.
-            again: does it anew, where a member was lost.
-            keep: keeps what it changes, as it is before; returns what puts that back.
+            begin: starts the exchange, and returns a function that waits for it.
+            again: runs the exchange again if a member was lost.
+            keep: copies the state that the exchange changes, and returns the function that restores it.
         """
         return begin()
 
     def border(self) -> None:
-        """Between two steps: a process that waits enters, where a round has just ended."""
+        """Let waiting processes enter between two steps, if an exchange of all members has just ended."""
 
     def columns(self) -> dict[str, Any]:
-        """For metrics rows."""
+        """Return columns for metrics rows."""
         return {}
 
     def leave(self, over: bool = True) -> None:
-        """This process goes.
+        """Leave the run.
 
         Args:
-            over: the run has come to its end, so that no process enters any more.
+            over: whether the run has ended, so that no process may enter any more.
         """
 
 
 class LeftBehind(RuntimeError):
-    """This process cannot go on as a member; the text says why, and what to do."""
+    """This process cannot continue as a member; the message gives the reason and what to do."""
 
 
 class TooFewLeft(LeftBehind):
-    """No process can go on."""
+    """No process can continue, because too few are left."""
 
 
 class Owner(Protocol):
-    """Who has the state of the run that all members share."""
+    """Owner of the state that is equal on all members."""
 
     def resized(self, lost: Sequence[int], before: int) -> None:
-        """The number of processes and the rank of this one are others now.
+        """Adapt to a new number of processes and a new rank.
 
         Args:
-            lost: ranks that those who are gone had before.
-            before: how many processes there were.
+            lost: previous ranks of the lost processes.
+            before: previous number of processes.
         """
 
     def averaged(self) -> None:
-        """All members have taken part in the averaging of a round, or of a fragment."""
+        """Note that an exchange of all members is complete, of all tensors or of a fragment."""
 
     def shared_state(self) -> dict[str, Any]:
-        """What a newcomer needs to go on beside the others; loads with `weights_only=True`."""
+        """Return the state that an entering process needs; loads with `weights_only=True`."""
 
     def take_over(self, state: dict[str, Any]) -> None:
-        """Go on from another one's `shared_state()`."""
+        """Restore the `shared_state()` of another process."""

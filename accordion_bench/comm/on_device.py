@@ -1,8 +1,7 @@
-"""What belongs to a device: its name, streams, NCCL's messages, copies on the CPU.
+"""Device-specific functions: names, CUDA streams and events, options of NCCL, copies to the CPU.
 
-Streams: queues of a GPU, what of one must wait for what of another, and whose memory is still in use.
-
-The only room that touches torch.cuda's streams. A CPU runs everything in order: there all of this does nothing.
+This is the only module that uses streams of torch.cuda. On a CPU, which executes in order, all stream methods are
+no-ops.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from torch import Tensor
 
 
 def processor_name() -> str:
-    """The model of the processor."""
+    """Return the model of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -27,66 +26,66 @@ def processor_name() -> str:
 
 
 def gpu_models() -> list[str]:
-    """The models of all GPUs that this process sees."""
+    """Return the models of all GPUs visible to this process."""
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
 def nccl_options(timeout: datetime.timedelta | None) -> Any:
-    """Options of one group of NCCL: its kernels go first, so that an exchange beside the backward pass is not last.
+    """Return options of one NCCL group: a high-priority stream, for exchanges that overlap the backward pass.
 
-    New ones for each group, because torch writes the group's name into them.
+    Each group needs a new object, because torch writes the group's name into it.
 
     Args:
-        timeout: of the group's collectives; None = torch's own.
+        timeout: timeout of the group's collectives; None = torch's default.
     """
     chosen = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     if timeout is not None:
-        chosen._timeout = timeout  # torch warns where they say something else than the group
+        chosen._timeout = timeout  # torch warns if it differs from that of the group
     return chosen
 
 
 def nccl_sub_group_options(timeout: datetime.timedelta | None) -> dict[str, Any]:
-    """What `new_group` is told beside; nothing where the default group is not NCCL's.
+    """Return keyword arguments of `new_group`; {} if the default group does not use NCCL.
 
-    torch splits it off the default group at once, since that is bound to its GPU.
+    torch splits the new group from the default group eagerly, because that is bound to its GPU.
 
     Args:
-        timeout: as for `nccl_options`.
+        timeout: see `nccl_options`.
     """
     over_nccl = dist.is_initialized() and dist.get_backend() == "nccl"
     return {"pg_options": nccl_options(timeout)} if over_nccl else {}
 
 
 class Streams:
-    """The streams of a device; of a CPU, which has none."""
+    """Stream interface of a device; this class is for CPUs, where all methods are no-ops."""
 
     def use_device(self) -> None:
-        """This thread works on the device; else it would open another one's context."""
+        """Select the device for this thread; otherwise it would create a context on another one."""
 
     def new(self, urgent: bool = False) -> Any:
-        """One more stream; of what waits on the device, urgent work goes first."""
+        """Create a stream, with high priority if `urgent`."""
         return None
 
     def on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
-        """What this thread tells the device in here goes to this stream."""
+        """Context in which this thread launches work on a stream."""
         return contextlib.nullcontext()
 
     def record(self) -> Any:
-        """An event: when the device has done what this thread's stream was told so far."""
+        """Record and return an event on the current stream of this thread."""
         return None
 
     def wait(self, event: Any) -> None:
-        """What this thread's stream is told from here on begins after an event; the host does not wait."""
+        """Let the current stream of this thread wait for an event; does not block the host."""
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """This thread's stream uses tensors of another one's memory, which is not given away before that is done."""
+        """Keep the memory of tensors from another stream until the current stream of this thread has used it."""
 
 
 class CudaStreams(Streams):
-    """The streams of one GPU.
+    """Streams of one GPU.
 
     Args:
-        device: which.
+        device: the GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -114,21 +113,21 @@ class CudaStreams(Streams):
 
 
 def streams_of(device: torch.device) -> Streams:
-    """The streams of a device."""
+    """Return the stream interface of a device."""
     return CudaStreams(device) if device.type == "cuda" else Streams()
 
 
 def copy_on_cpu(x: Tensor) -> Tensor:
-    """A copy that does not change; of a device's tensor without a second one on the device."""
+    """Return a copy on the CPU, without a second copy on the device."""
     return x.detach().to("cpu", copy=True)
 
 
 @torch.no_grad()
 def restore_(x: Tensor, saved: Tensor) -> None:
-    """x <- a saved copy of it. Of another shape it is none: `copy_` would spread one number over all of x.
+    """x <- saved, with equal shapes, because `copy_` would broadcast.
 
     Raises:
-        ValueError: it has another shape.
+        ValueError: the shapes differ.
     """
     if saved.shape != x.shape:
         raise ValueError(f"a tensor has the shape {list(saved.shape)} where {list(x.shape)} belongs")

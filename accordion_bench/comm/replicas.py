@@ -1,6 +1,6 @@
-"""Replicas: the parameters that workers train, the same for all of them or one copy for each.
+"""Replicas: trained parameters of the local workers, shared by all of them or one copy per worker.
 
-Local methods give each worker a copy of its own (`fork`), a replica; the others share one.
+Local methods create a copy for each worker (`fork`), a replica; other methods share one copy.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,14 +18,14 @@ from accordion_bench.tensors.real_view import as_kind_of, as_real
 
 @torch.no_grad()
 def pooled_buffers(buffers_W: Mapping[str, Tensor], comm: Comm, between: bool = True) -> dict[str, Tensor]:
-    """Mean over all workers, weighted by samples; of integers and bools worker 0's. Charged to `eval`.
+    """Return the means of buffers over all workers, weighted by samples. Charged to `eval`.
 
-    What is not dense, such as the edges of a graph, stays the first local worker's.
+    Integers and bools are those of worker 0. Buffers that are not dense are those of the first local worker.
 
     Args:
-        buffers_W: by name, [W, ...].
-        comm: of all workers.
-        between: a variance also gets the variance of the workers' means.
+        buffers_W: buffers [W, ...] by name.
+        comm: communicator of all workers.
+        between: whether a variance includes the variance of the workers' means.
     """
     pooled = {name: buffer_W[0].clone() for name, buffer_W in buffers_W.items()}
     dense = [name for name, buffer in pooled.items() if is_dense(buffer)]
@@ -50,12 +50,12 @@ def pooled_buffers(buffers_W: Mapping[str, Tensor], comm: Comm, between: bool = 
 
 
 def is_dense(buffer: Tensor) -> bool:
-    """Whether a buffer can be sent as it lies in memory."""
+    """Return whether a buffer is a strided tensor, which can be sent directly."""
     return buffer.layout == torch.strided and not buffer.is_nested
 
 
 def dense_parts(buffer: Tensor) -> list[Tensor]:
-    """The dense tensors that one that is not dense is made of."""
+    """Return the dense tensors that make up a sparse or nested tensor."""
     if buffer.is_nested:
         return list(buffer.unbind())
     if buffer.layout == torch.sparse_coo:
@@ -67,31 +67,31 @@ def dense_parts(buffer: Tensor) -> list[Tensor]:
 
 
 Tensors = Sequence[int] | None
-"""Some of the trained tensors, by index; None = all."""
+"""Indices of trained tensors; None = all."""
 
 T = TypeVar("T", bound=Tensor)
 
 
 class Replicas:
-    """The trainable parameters of a model, and for each of the W local workers its gradients.
+    """Trainable parameters of a model, and the gradients of each of the W local workers.
 
-    A complex parameter counts as a real tensor [..., 2] of its real and imaginary parts.
+    A complex parameter is represented by a real tensor [..., 2] of its real and imaginary parts.
 
     Args:
         named: names and parameters, in the model's order.
-        comm: how many workers there are and which are here.
-        tables: names of those that are embeddings or the output layer.
+        comm: communicator of all workers.
+        tables: names of parameters that are embeddings or the output layer.
 
     Attributes:
-        specs: names and shapes.
-        params: the model's parameters; which values they hold may change after `fork`.
-        like: a tensor of the type and on the device of what is exchanged.
-        shared: the values [...] that all workers have in common: the parameters, or since `fork` the last consensus.
-        gradients_W: their gradients of this step, [W, ...], contiguous in whatever memory format the model is.
-        replicas: since `fork`, the parameters of each local worker.
-        resting: local workers that take no step now; their optimizers leave replica and state as they are.
-        in_place: updates are handed to the optimizer in the same memory at each step, copied if need be: what is
-            captured reads them there.
+        specs: names and shapes of the parameters.
+        params: parameters of the model; after `fork` they refer to the values of different workers in turn.
+        like: a tensor with the dtype and device of exchanged tensors.
+        shared: values [...] that are equal on all workers: the parameters, or after `fork` the last consensus.
+        gradients_W: gradients of this step, [W, ...], contiguous regardless of the memory format of the model.
+        replicas: parameters of each local worker, after `fork`.
+        resting: local workers that skip the current step; their optimizers change neither replica nor state.
+        in_place: whether updates are passed to the optimizer at a fixed address, by a copy if necessary, as captured
+            graphs require.
     """
 
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]], comm: Comm, tables: Collection[str] = ()) -> None:
@@ -105,28 +105,28 @@ class Replicas:
         self.gradients_W: list[Tensor] = []
         self.resting: set[int] = set()
         self.in_place = False
-        self._laid_out: dict[nn.Parameter, Tensor] = {}  # updates in their parameter's memory format
+        self._laid_out: dict[nn.Parameter, Tensor] = {}  # updates in the memory format of the parameter
 
     def fork(self) -> None:
-        """Give every local worker parameters of its own, equal to the shared ones."""
+        """Create parameters for every local worker, equal to the shared ones."""
         raise NotImplementedError
 
     def share(self) -> None:
-        """Let the model's parameters be the shared ones again, which an optimizer of all workers steps."""
+        """Set the model's parameters to the shared ones, which the optimizer of all workers steps."""
         raise NotImplementedError
 
     def taken(self, i: int) -> Tensor:
-        """The gradients [W, ...] of one parameter, whose last backward pass has just reached it."""
+        """Take the gradients [W, ...] of one parameter once its last backward pass is complete."""
         raise NotImplementedError
 
     @torch.no_grad()
     def differences(self, anchor: Sequence[Tensor], rows: range, tensors: Tensors = None) -> list[Tensor]:
-        """anchor - x for some local workers, [rows, ...], in the storage of their gradients, which are used up.
+        """Return anchor - x of some local workers, [rows, ...]. Overwrites their gradients.
 
         Args:
-            anchor: one [...] for each of the tensors.
-            rows: the workers.
-            tensors: by index; None = all.
+            anchor: a tensor [...] for each of the tensors.
+            rows: rows of the workers.
+            tensors: indices of the tensors; None = all.
         """
         parts_W = [g_W[rows.start : rows.stop] for g_W in _chosen(self.gradients_W, tensors)]
         for i, row in enumerate(rows):
@@ -137,7 +137,7 @@ class Replicas:
 
     @torch.no_grad()
     def restart(self, anchor: Sequence[Tensor], rows: range, tensors: Tensors = None) -> None:
-        """x <- anchor for some local workers; arguments as of `differences`."""
+        """x <- anchor for some local workers; arguments as in `differences`."""
         for row in rows:
             torch._foreach_copy_(self.values(row, tensors), list(anchor))
 
@@ -150,22 +150,22 @@ class Replicas:
 
     @torch.no_grad()
     def pull(self, anchor: Sequence[Tensor], alpha: float, tensors: Tensors = None) -> None:
-        """x <- (1 - alpha) x + alpha anchor for every local worker; `anchor` and `tensors` as of `differences`."""
+        """x <- (1 - alpha) x + alpha anchor for every local worker; `anchor` and `tensors` as in `differences`."""
         for row in range(len(self.replicas)):
             torch._foreach_lerp_(self.values(row, tensors), list(anchor), alpha)
 
     def values(self, row: int, tensors: Tensors = None) -> list[Tensor]:
-        """What a local worker's replica holds, a tensor [...] per spec."""
+        """Return the parameters of a local worker, a tensor [...] per spec."""
         return [as_real(x.data) for x in _chosen(self.replicas[row], tensors)]
 
     @torch.no_grad()
     def mean_replica(self, account: str) -> list[Tensor]:
-        """The mean of all workers' parameters, exact and in new tensors; charged to `account`."""
+        """Return the exact mean of all workers' parameters in new tensors; charged to `account`."""
         return self.mean_over_workers(self.replicas, account)
 
     @torch.no_grad()
     def mean_over_workers(self, rows: Sequence[Sequence[Tensor]], account: str) -> list[Tensor]:
-        """The mean over all workers of what each local one has, a tensor per spec; as `mean_replica`."""
+        """Return the mean over all workers of tensors of the local workers, one per spec; see `mean_replica`."""
         stacked = (torch.stack([as_real(x.data) for x in xs]) for xs in zip(*rows, strict=True))
         sums = [self.comm.weighted(x_W).sum(0) for x_W in stacked]
         total = torch.cat([x.flatten() for x in sums])
@@ -174,7 +174,7 @@ class Replicas:
         return [part.view(spec.shape) for part, spec in zip(parts, self.specs, strict=True)]
 
     def apply(self, updates: Sequence[Tensor]) -> None:
-        """Hand the updates to the optimizer, as the gradients of the shared parameters, in their memory format."""
+        """Set the gradients of the shared parameters to the updates, in the parameters' memory format."""
         places, copied = [], []
         for param, update in zip(self.params, updates, strict=True):
             gradient = as_kind_of(update, param)
@@ -191,12 +191,12 @@ class Replicas:
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """The values that all workers have in common."""
+        """Return the values that are equal on all workers."""
         named = zip(self.specs, self.shared, strict=True)
         return {"parameters": {spec.name: copy_on_cpu(value) for spec, value in named}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Restore the values from `state_dict()`."""
         for spec, value in zip(self.specs, self.shared, strict=True):
             restore_(value, state["parameters"][spec.name])
 

@@ -1,4 +1,4 @@
-"""What the same thing has taken again and again, and what it usually takes: medians, which one stall cannot move."""
+"""Time series of repeated operations, and their usual values as medians, which single stalls do not affect."""
 
 import heapq
 import math
@@ -10,23 +10,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-MOST = 1024  # values that a series keeps
-LONGEST = 256  # steps of a phase that are kept beside
+MOST = 1024  # largest number of values in a series
+LONGEST = 256  # number of longest steps stored for each phase
 SIGMA = 1.4826  # standard deviation over median absolute deviation, of normally distributed numbers
-FAR = 3.0  # times what it usually takes, from which a step is an outlier
+FAR = 3.0  # ratio to the usual time from which a step is an outlier
 
 PARTS = ("compute", "update", "policy", "exposed")  # of a step
-OWN = PARTS[:3]  # what a worker does by itself
+OWN = PARTS[:3]  # parts without waiting for other workers
 
 
 class Series:
-    """Seconds, one after another; of a long series every second, every fourth, ... value is kept."""
+    """Series of seconds; of a long series every second, every fourth, ... value is stored."""
 
     def __init__(self, values: Iterable[float] = (), count: int = 0, stride: int = 1) -> None:
         self.values, self.count, self.stride = array("d", values), count, stride
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Append a value."""
         if self.count % self.stride == 0:
             self.values.append(seconds)
         self.count += 1
@@ -35,34 +35,34 @@ class Series:
             self.stride *= 2
 
     def median(self) -> float:
-        """What it usually takes."""
+        """Return the median."""
         return float(np.median(self.values))
 
     def deviation(self) -> float:
-        """How much one differs from the next: 1.4826 median |x_t - x_(t-1)| / sqrt(2).
+        """Return the deviation between consecutive values: 1.4826 median |x_t - x_(t-1)| / sqrt(2).
 
-        The standard deviation of independent, normally distributed numbers; stalls are not in it, nor that the machine
-        was slower for a while.
+        Equals the standard deviation of independent, normally distributed values. Stalls and slow drifts of the machine
+        do not affect it.
         """
         if len(self.values) < 2:
             return 0.0
         return SIGMA * float(np.median(np.abs(np.diff(self.values)))) / math.sqrt(2)
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints."""
+        """Return the state for checkpoints."""
         return {"values": torch.tensor(self.values, dtype=torch.float64), "count": self.count, "stride": self.stride}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Series":
-        """What `state_dict()` was made of."""
+        """Create an instance from `state_dict()`."""
         return cls(state["values"].tolist(), state["count"], state["stride"])
 
 
 class Phase(NamedTuple):
-    """Steps that are to take equally long.
+    """A class of steps with equal expected duration.
 
-    samples: of one worker, which decide what computing takes; 0 = no step, but what happens between steps.
-    events: what takes place beside it (exchanges, decisions), which decides what all other parts take.
+    samples: samples of one worker, on which the computing time depends; 0 = work between two steps.
+    events: names of events in the step (exchanges, decisions), on which the times of all other parts depend.
     """
 
     samples: int
@@ -70,12 +70,12 @@ class Phase(NamedTuple):
 
 
 class Usual(NamedTuple):
-    """What a part of the steps of one phase usually takes.
+    """Usual time of one part of the steps of a phase.
 
-    part: `compute`, with data; `update`; `policy`.
-    phase: samples of a worker, for `compute`; the events of the others.
-    steps: how many there were.
-    seconds: their median.
+    part: `compute`, including data; `update`; `policy`.
+    phase: samples of a worker for `compute`, events for the others.
+    steps: number of steps.
+    seconds: median time.
     """
 
     part: str
@@ -85,19 +85,19 @@ class Usual(NamedTuple):
 
 
 class Alike:
-    """Seconds by part of the steps of one phase: sums, every second, every fourth, ... step, and the longest ones.
+    """Seconds by part of the steps of one phase: sums, a subsample (every second, fourth, ... step), the longest steps.
 
-    As much memory after a million steps as after a thousand.
+    Memory is bounded independent of the number of steps.
     """
 
     def __init__(self) -> None:
         self.count, self.stride = 0, 1
         self.sums = [0.0] * len(PARTS)
         self.rows = array("d")  # of steps 0, stride, 2 stride, ...
-        self.longest: list[float] = []  # a heap: what all parts have taken
+        self.longest: list[float] = []  # heap of total seconds
 
     def add(self, seconds: Sequence[float]) -> None:
-        """One more step, by part."""
+        """Add the seconds of a step by part."""
         if self.count % self.stride == 0:
             self.rows.extend(seconds)
         self.count += 1
@@ -109,21 +109,21 @@ class Alike:
             self.stride *= 2
 
     def kept(self) -> NDArray[np.float64]:
-        """Seconds [steps, parts] of those that are kept."""
+        """Return the stored seconds [steps, parts]."""
         return np.array(self.rows).reshape(-1, len(PARTS))
 
     def longest_totals(self) -> list[float]:
-        """Seconds of the steps among which outliers are: of all, or of the longest."""
+        """Return total seconds of all steps, or of the longest ones, to find outliers."""
         return self.kept().sum(axis=1).tolist() if self.stride == 1 else self.longest
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints."""
+        """Return the state for checkpoints."""
         kept, longest = (torch.tensor(values, dtype=torch.float64) for values in (self.rows, self.longest))
         return {"count": self.count, "stride": self.stride, "sums": self.sums, "rows": kept, "longest": longest}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Alike":
-        """What `state_dict()` was made of."""
+        """Create an instance from `state_dict()`."""
         alike = cls()
         alike.count, alike.stride, alike.sums = state["count"], state["stride"], list(state["sums"])
         alike.rows = array("d", state["rows"].tolist())
@@ -132,22 +132,22 @@ class Alike:
 
 
 class Steps:
-    """Seconds of each step by part and phase; of a phase with very many steps, of some."""
+    """Seconds of the steps by part and phase, subsampled in phases with many steps."""
 
     def __init__(self) -> None:
         self.phases: dict[Phase, Alike] = {}
 
     def add(self, phase: Phase, seconds: Mapping[str, float]) -> None:
-        """One more step, or what has happened between two."""
+        """Add a step, or the work between two steps."""
         self.phases.setdefault(phase, Alike()).add([seconds.get(part, 0.0) for part in PARTS])
 
     @property
     def timed(self) -> int:
-        """How many steps there were, without what happens between them."""
+        """Number of steps, without work between them."""
         return sum(alike.count for phase, alike in self.phases.items() if phase.samples)
 
     def usual(self) -> list[Usual]:
-        """What own parts usually take, where they take anything."""
+        """Return the usual times of the parts in `OWN` that are not zero."""
         return [
             Usual(part, deciding, sum(alike.count for alike in phases), _median(phases, PARTS.index(part)))
             for part in OWN
@@ -156,15 +156,15 @@ class Steps:
         ]
 
     def excess(self) -> float:
-        """Seconds that own parts have taken beyond steps x median by phase; negative where fast steps are the rare."""
+        """Return seconds of the parts in `OWN` beyond steps x median by phase; negative if fast steps are rare."""
         taken = sum(alike.sums[PARTS.index(part)] for part in OWN for alike in self.phases.values())
         return taken - sum(usual.steps * usual.seconds for usual in self.usual())
 
     def outliers(self) -> tuple[int, float]:
-        """How many steps took three times what is usual in their phase, or longer, and the seconds beyond the usual.
+        """Return the number of steps that took at least three times their usual time, and the seconds beyond the usual.
 
-        What happens between steps counts where it took two usual steps longer than it usually does. Of a phase with
-        more than `MOST` steps, the `LONGEST` longest are looked at.
+        Work between steps counts if it took at least two usual steps longer than usual. In a phase with more than
+        `MOST` steps, only the `LONGEST` longest are considered.
         """
         medians = {
             (part, deciding): _median(phases, number)
@@ -182,30 +182,30 @@ class Steps:
         return len(far), float(sum(far))
 
     def _by(self, part: str) -> dict[int | tuple[str, ...], list[Alike]]:
-        """The phases, by what decides what a part takes in them."""
+        """Group the phases by the property on which the time of a part depends."""
         found: dict[int | tuple[str, ...], list[Alike]] = {}
         for phase, alike in self.phases.items():
             found.setdefault(_deciding(part, phase), []).append(alike)
         return found
 
     def state_dict(self) -> list[list[Any]]:
-        """For checkpoints."""
+        """Return the state for checkpoints."""
         return [[*phase, alike.state_dict()] for phase, alike in self.phases.items()]
 
     def load_state_dict(self, state: Iterable[Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Restore the state from `state_dict()`."""
         self.phases = {Phase(samples, tuple(events)): Alike.from_state(alike) for samples, events, alike in state}
 
 
 def _median(phases: Sequence[Alike], part: int) -> float:
-    """Of a part in the steps of some phases; where every fourth is kept, each stands for four."""
+    """Return the median of a part over some phases, weighted by the strides of their subsamples."""
     least = min(alike.stride for alike in phases)
     taken = [np.repeat(alike.kept()[:, part], alike.stride // least) for alike in phases]
     return float(np.median(np.concatenate(taken)))
 
 
 def _median_of(counted: Sequence[tuple[float, int]]) -> float:
-    """Of values that are there so many times; of two in the middle the lower one, 0 where there is none."""
+    """Return the lower median of (value, count) pairs; 0 if there are none."""
     half, passed = sum(count for _, count in counted) / 2, 0
     for value, count in sorted(counted):
         passed += count

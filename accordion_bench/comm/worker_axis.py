@@ -1,6 +1,6 @@
-"""The worker axis: one model in this process, and for each of its W workers a row of gradients and of buffers.
+"""Worker axis: one model per process, with a row of gradients and buffers for each of its W workers.
 
-Local methods give each worker a row of parameters, too (`fork`).
+Local methods add a row of parameters for each worker (`fork`).
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -19,9 +19,9 @@ from accordion_bench.tensors.same_shape import Blocks
 
 
 class Passed(NamedTuple):
-    """What a worker's passes leave: the loss of its batch, detached, and the gradients of a lone local worker [1, ...].
+    """Result of a worker's passes: the detached loss of its batch, and the gradients [1, ...] of a single local worker.
 
-    Those of several are in their rows.
+    With several local workers the gradients are in their rows.
     """
 
     loss: Tensor
@@ -29,14 +29,14 @@ class Passed(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch of one local worker, and how it is passed through the model.
+    """A batch of one local worker, and how it is computed.
 
-    losses: called with each micro-batch number; returns its share of the batch's mean loss.
-    micro_batches: how many.
-    scale: what gradients are to be multiplied by, through the loss.
+    losses: function from a micro-batch number to its share of the mean loss of the batch.
+    micro_batches: number of micro-batches.
+    scale: factor of the loss, and so of the gradients.
     before_last: called before the last backward pass, during which `taken` may be called.
-    key: equal for batches of the same shapes in the same memory.
-    lane: that the worker's passes are done in, where they may be captured; 0 = the training's own stream.
+    key: equal for batches of equal shapes at the same addresses.
+    lane: lane of the worker's passes if they may be captured; 0 = the stream of the training.
     """
 
     losses: Callable[[int], Tensor]
@@ -48,22 +48,22 @@ class Batch(NamedTuple):
 
 
 class WorkerAxis(Replicas):
-    """Runs the model as each of the local workers in turn.
+    """Runs the model for each of the local workers in turn.
 
     Args:
-        model: on its device; its parameters are shared by the local workers.
-        comm: how many workers there are and which are here.
-        seed: keys the dropout of (step, worker, micro-batch).
-        bn: which BatchNorm statistics the evaluated model has: `pooled` mean and variance over all workers, `average`
-            (as pooled, without the variance between the workers' means), `recompute` (pooled, re-estimated on training
-            batches first), `rank0` (worker 0's), `local` (each worker evaluates its share with its own).
-        tables: as for `Replicas`.
+        model: model on its device; the local workers share its parameters.
+        comm: communicator of all workers.
+        seed: seed of dropout, with (step, worker, micro-batch) as key.
+        bn: BatchNorm statistics for evaluation: `pooled` mean and variance over all workers, `average` (pooled without
+            the variance between the workers' means), `recompute` (pooled, after re-estimation on training batches),
+            `rank0` (those of worker 0), `local` (each worker evaluates its share with its own).
+        tables: see `Replicas`.
 
     Attributes:
-        replicas: since `fork`, the parameters of each local worker, as views into one storage per shape.
-        buffers_W: the buffers of each local worker, [W, ...].
-        loss_W: of each local worker's last step, the loss of its batch.
-        loss_sum_W: the sum of these over steps, weighted by samples, float64 [W], until it is set to 0.
+        replicas: parameters of each local worker after `fork`, as views into one storage per shape.
+        buffers_W: buffers of each local worker, [W, ...].
+        loss_W: loss of the last batch of each local worker, [W].
+        loss_sum_W: sum of these losses over steps, weighted by samples, float64 [W]; reset by the caller.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class WorkerAxis(Replicas):
         super().__init__(trained, comm, tables)
         self.model, self.seed, self.bn = model, seed, bn
         rows = comm.local_workers
-        # one worker's gradients stay where autograd has put them
+        # gradients of a single worker are not copied
         self._storage = Blocks(self.specs, rows, self.like).tensors if rows > 1 else []
         self._rows = [[x_W[row] for x_W in self._storage] for row in range(rows)]  # views, made once
         self.loss_W = torch.zeros(rows, device=self.params[0].device)
@@ -88,7 +88,7 @@ class WorkerAxis(Replicas):
         self._homes = {name: _home(model, name) for name in self.buffers_W}
         self._buffers = [{name: x_W[row] for name, x_W in self.buffers_W.items()} for row in range(rows)]
 
-    # ---- being a worker
+    # ---- switching between workers
 
     def _use_buffers(self, buffers: dict[str, Tensor]) -> None:
         for name, buffer in buffers.items():
@@ -96,12 +96,12 @@ class WorkerAxis(Replicas):
             module._buffers[attribute] = buffer
 
     def _use_values(self, values: Sequence[Tensor]) -> None:
-        # the parameters stay the same objects: recurrent layers keep references of their own
+        # the parameter objects must not change: recurrent layers hold references
         for param, value in zip(self.params, values, strict=True):
             param.data = as_kind_of(value, param)
 
     def become(self, row: int) -> None:
-        """Let the model read and write the buffers, and the replica if there is one, of one local worker."""
+        """Switch the model to the buffers, and to the replica if there is one, of one local worker."""
         if self._current != row:
             self._use_buffers(self._buffers[row])
             if self.replicas:
@@ -122,19 +122,19 @@ class WorkerAxis(Replicas):
         self._current = None
 
     def backward(self, row: int, step: int, batch: Batch, do: Callable[[CapturedWork], Passed] = eagerly) -> Tensor:
-        """Put the gradients of one worker's step into its row.
+        """Compute the gradients of one worker's step, and store them in its row.
 
         Args:
-            row: local worker.
-            step: keys the dropout.
-            batch: what the worker computes with.
-            do: does the passes, of which each micro-batch is a stage.
+            row: row of the local worker.
+            step: key of dropout.
+            batch: batch of the worker.
+            do: runs the passes; each micro-batch is a stage.
 
         Returns:
-            the loss of the batch, detached; overwritten by the worker's next step.
+            the detached loss of the batch; overwritten by the worker's next step.
         """
         if self.comm.local_workers == 1:
-            self.gradients_W = []  # or the last step's would live beside the new ones
+            self.gradients_W = []  # otherwise gradients of two steps would be in memory
 
         def stage(micro: int) -> CaptureStage:
             return CaptureStage(
@@ -149,7 +149,7 @@ class WorkerAxis(Replicas):
         return passed.loss
 
     def _pass(self, row: int, micro: int, batch: Batch) -> Passed:
-        """One micro-batch, forward and backward; after the last one the gradients are in their row."""
+        """Run forward and backward pass of one micro-batch; collect the gradients after the last one."""
         last, total = micro == batch.micro_batches - 1, self._losses[row]
         if micro == 0:
             self.become(row)
@@ -167,9 +167,9 @@ class WorkerAxis(Replicas):
         return Passed(total, self._collected(row) if last else [])
 
     def _collected(self, row: int) -> list[Tensor]:
-        """The gradients of all parameters of a lone local worker; those of one of several are put into its row."""
+        """Return the gradients of a single local worker, or store those of one of several in its row."""
         taken, self._taken = self._taken, {}
-        # a parameter that the loss does not reach counts as having a zero gradient
+        # a parameter without a gradient counts as having a zero gradient
         left = {i: _gradient_of(p) for i, p in enumerate(self.params) if i not in taken}
         if self.comm.local_workers == 1:
             taken.update({i: gradient.contiguous()[None] for i, gradient in left.items()})
@@ -190,7 +190,7 @@ class WorkerAxis(Replicas):
         return self._taken[i]
 
     def seed_dropout(self, purpose: str, step: int, row: int, batch: int) -> None:
-        """Seed the generator that dropout draws from, for one batch of a local worker; the caller restores it."""
+        """Seed the default generator for dropout of one batch of a local worker; the caller restores it."""
         seed = keyed_rng.key(self.seed, purpose, step, self.comm.first_worker + row, batch)
         device = self.params[0].device
         cuda = device.type == "cuda"
@@ -200,7 +200,7 @@ class WorkerAxis(Replicas):
 
     @torch.no_grad()
     def consensus_buffers(self) -> list[dict[str, Tensor]]:
-        """Per local worker the buffers to evaluate with, after the `bn` policy; training state stays as it is."""
+        """Return the buffers of each local worker for evaluation by the rule `bn`, without changing the training."""
         rows = [{name: buffer_W[row].clone() for name, buffer_W in self.buffers_W.items()} for row in range(self._W)]
         if self.bn == "local" or not rows[0]:
             return rows
@@ -217,12 +217,12 @@ class WorkerAxis(Replicas):
     def recompute_buffers(
         self, values: Sequence[Tensor], forward: Callable[[int, int], Any], batches: int
     ) -> list[Tensor]:
-        """Re-estimate BatchNorm statistics as plain averages over training batches; returns what `restore` takes.
+        """Re-estimate BatchNorm statistics as averages over training batches; return the old ones, for `restore`.
 
         Args:
-            values: the parameters to estimate them for.
-            forward: called with (row, batch number) runs the model on one training batch.
-            batches: how many per worker.
+            values: parameters for which to estimate them.
+            forward: function of (row, batch number) that runs the model on one training batch.
+            batches: number of batches per worker.
         """
         kept = [buffer_W.clone() for buffer_W in self.buffers_W.values()]
         norms: list[Any] = [m for m in self.model.modules() if getattr(m, "track_running_stats", False)]
@@ -243,18 +243,18 @@ class WorkerAxis(Replicas):
 
     @torch.no_grad()
     def restore(self, kept: Iterable[Tensor]) -> None:
-        """The workers' buffers as they were before `recompute_buffers`; their memory stays where it is."""
+        """Restore the workers' buffers in place to those before `recompute_buffers`."""
         for buffer_W, before_W in zip(self.buffers_W.values(), kept, strict=True):
             buffer_W.copy_(before_W)
 
     def evaluate_with(self, values: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
-        """Let the model read these parameters and buffers, until the next `become`."""
+        """Switch the model to these parameters and buffers until the next `become`."""
         self._use_buffers(buffers)
         self._use_values(values)
         self._current = None
 
     def weights(self, values: Sequence[Tensor], buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model's own state dict with these parameters and buffers, copied to the CPU."""
+        """Return the state dict of the model with these parameters and buffers, copied to the CPU."""
         self.evaluate_with(values, buffers)
         copies = {name: copy_on_cpu(value) for name, value in self.model.state_dict().items()}
         self.evaluate_with(self.shared, {})
@@ -263,11 +263,11 @@ class WorkerAxis(Replicas):
     # ---- checkpoints
 
     def worker_state(self, row: int) -> dict[str, Any]:
-        """One local worker's buffers."""
+        """Return the buffers of one local worker."""
         return {"buffers": {name: copy_on_cpu(buffer_W[row]) for name, buffer_W in self.buffers_W.items()}}
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
-        """Continue from `worker_state()`."""
+        """Restore the buffers of one local worker from `worker_state()`."""
         for name, buffer in state["buffers"].items():
             restore_(self.buffers_W[name][row], buffer)
 

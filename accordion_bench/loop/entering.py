@@ -59,6 +59,5 @@ class SharedState:
 
     def take_over(self, state: State) -> None:
         """See `Owner`."""
-        axis = self.step.axis
         self.hooks.put(state)
-        axis.restart(axis.shared, range(len(axis.replicas)))
+        self.step.sync.restart()

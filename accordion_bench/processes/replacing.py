@@ -46,17 +46,22 @@ class Replaced:
         where: the placement.
         timeout: comm.timeout, seconds.
         interface: as for `spawn`.
+
+    Class attributes:
+        host: address of the store; the loopback, unless the processes are in several network namespaces.
     """
+
+    host = LOOPBACK
 
     def __init__(self, task: Task, where: Placement, timeout: float, interface: str | None) -> None:
         import torch.distributed as dist
 
         secret = secrets.token_hex(16)
-        listener = listen(LOOPBACK, 0, sealed=True)
+        listener = listen(self.host, 0, sealed=True)
         port = listener.getsockname()[1]
-        base = dist.TCPStore(LOOPBACK, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
+        base = dist.TCPStore(self.host, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())
         self.task, self.where = task, where
-        self.meeting = Meeting(timeout, interface, port=port, secret=secret)
+        self.meeting = Meeting(timeout, interface, port=port, secret=secret, host=self.host)
         store = SealedStore(base, where.processes, secret)
         self.register = Register(store, Terms(where.processes, 1, timeout, {}))
         self.children: list[_Child] = []
@@ -119,9 +124,9 @@ class Replaced:
     def _replace(self, one: _Child) -> None:
         worked = one.entered is not None and time.monotonic() > one.entered + SHORT
         self.in_a_row = 0 if worked else self.in_a_row + 1
-        then = "another one is started"
-        if self.in_a_row >= MOST:
-            then = f"no other one is started after {MOST} in a row that were lost before they worked for {SHORT:g} s"
+        then = "another one is started" if self.in_a_row < MOST else "no other one is started"
+        if self.in_a_row == MOST:
+            then += f" after {MOST} in a row that were lost before they worked for {SHORT:g} s"
         print(f"warning: worker {one.number} is lost ({_why(one)}); {then}", file=sys.stderr, flush=True)
         if self.in_a_row < MOST:
             with handling(signal.SIG_IGN, ANSWERED_LATER):

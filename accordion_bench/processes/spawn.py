@@ -171,6 +171,7 @@ class Meeting:
         file: path of a shared file store; "" = the parent hosts a TCP store, and the task initialises process groups.
         port: port of the parent's store.
         secret: secret that seals the parent's store.
+        host: address of the parent's store.
     """
 
     timeout: float
@@ -178,6 +179,7 @@ class Meeting:
     file: str = ""
     port: int = 0
     secret: str = ""
+    host: str = LOOPBACK
 
     def store(self, processes: int) -> SealedStore:
         """Connect to the store of this many processes."""
@@ -186,7 +188,7 @@ class Meeting:
         if self.file:
             return SealedStore(dist.FileStore(self.file, processes), processes)  # in a private folder
         wait = datetime.timedelta(seconds=self.timeout)
-        base = dist.TCPStore(LOOPBACK, self.port, None, False, wait, wait_for_workers=False)
+        base = dist.TCPStore(self.host, self.port, None, False, wait, wait_for_workers=False)
         return SealedStore(base, processes, self.secret)
 
 

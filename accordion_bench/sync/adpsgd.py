@@ -1,4 +1,4 @@
-"""AD-PSGD in simulated time: a worker averages with another one when its gradient is there, and waits for no one else.
+"""AD-PSGD in simulated time: each worker averages with a random other one when its gradient is ready.
 
 Tensor suffixes: W local workers, A all workers.
 """
@@ -24,14 +24,14 @@ from accordion_bench.sync.who import PeerExchange
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.same_shape import Blocks
 
-DRAWN_AHEAD = 1000  # steps whose meetings a forecast draws
+DRAWN_AHEAD = 1000  # number of steps that a forecast simulates
 
 
 class Meetings(PeerExchange):
-    """The mean of the parameters of workers that meet; those who meet no one keep theirs.
+    """Mean of the parameters of pairs of workers; other workers keep their parameters.
 
     Attributes:
-        pairs: who meets in this step; a worker is in one pair at most.
+        pairs: disjoint pairs of workers of this step.
     """
 
     def __init__(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> None:
@@ -54,15 +54,15 @@ class Meetings(PeerExchange):
 
 @with_options
 class ADPSGD(DrawnTimes):
-    """When worker w's gradient is there: x_w, x_j <- (x_w + x_j) / 2 of a drawn j, then x_w <- x_w - eta g_w(r_w).
+    """When worker w's gradient is ready: x_w, x_j <- (x_w + x_j) / 2 for a random j, then x_w <- x_w - eta g_w(r_w).
 
-    r_w is what worker w read when it began, x_w after its last update; others may have met it since. It then reads x_w
-    and begins anew. Gradients come by drawn times, as in `DrawnTimes`; a step of the run takes as many of them, in
-    their order, as meet in disjoint pairs and as `first` allows: these do not depend on each other, so that the result
-    is that of one gradient after the other. Each worker has an optimizer of its own.
+    r_w is x_w after the last update of worker w; x_w may have been averaged with others since. The worker then reads
+    x_w and computes its next gradient. Computing times are random, as in `DrawnTimes`. A step of the run processes as
+    many gradients, in their order, as belong to disjoint pairs, at most `first`. These do not depend on each other, so
+    the result equals that of processing one gradient after the other. Each worker has its own optimizer.
 
-    The mean of all x_w is moved by the gradients alone, and evaluated; after the last step all workers average exactly.
-    Payload 4 N bytes from each worker of a pair to the other.
+    Only gradients move the mean of all x_w, which is evaluated; after the last step all workers average exactly. Each
+    worker of a pair sends 4 N bytes to the other.
 
     Source: Lian et al. 2018 (arXiv 1710.06952).
     """
@@ -98,11 +98,11 @@ class ADPSGD(DrawnTimes):
             self._keep(row)
 
     def _keep(self, row: int) -> None:
-        """What a local worker's replica holds is x_w."""
+        """Copy a local worker's replica to x_w."""
         torch._foreach_copy_([x_W[row] for x_W in self.own_W], self.axis.values(row))
 
     def makes(self, run: RunFacts) -> Sequence[tuple[Exchange, int]]:
-        """By how many pairs meet in a step: of the first steps as they are drawn, of a longer run in their shares."""
+        """Return exchanges by number of pairs per step: simulated for the first steps, extrapolated to the run."""
         ahead, A = copy.copy(self), self.comm.workers
         ahead.draws, ahead.read_at, ahead.used = [0] * A, [0] * A, 0
         ahead.ready = [ahead.drawn(worker) for worker in range(A)]
@@ -127,11 +127,11 @@ class ADPSGD(DrawnTimes):
     # ---- a step
 
     def samples_used(self, batches: Sequence[int]) -> list[int]:
-        """Draw who comes in this step, and whom they meet; all gradients have equal weights in reports."""
+        """Select the workers of this step and their partners; all gradients have equal weights in reports."""
         A, busy = self.comm.workers, set[int]()
         self.arrived, self.meetings.pairs = [], []
         while len(self.arrived) < (self.first or A):
-            worker = min(range(A), key=lambda worker: (self.ready[worker], worker))  # who has come comes again
+            worker = min(range(A), key=lambda worker: (self.ready[worker], worker))  # a worker may be ready again
             partner = self._partner(worker)
             if busy & {worker, partner}:
                 break
@@ -144,7 +144,7 @@ class ADPSGD(DrawnTimes):
         self._meet(worker, self._partner(worker))
 
     def _meet(self, worker: int, partner: int) -> None:
-        """The gradient of a worker is there."""
+        """Process the gradient of a worker: note its pair, staleness and next time."""
         self.arrived.append(worker)
         self.meetings.pairs += [(worker, partner)] if partner != worker else []
         self.staleness += self.used - self.read_at[worker]
@@ -154,7 +154,7 @@ class ADPSGD(DrawnTimes):
         self.ready[worker] += self.drawn(worker)
 
     def _partner(self, worker: int) -> int:
-        """Whom a worker meets now; every other one is equally likely, and a lone worker meets itself."""
+        """Return the partner of a worker, uniformly among the others; a single worker is its own partner."""
         A = self.comm.workers
         if A == 1:
             return worker
@@ -194,14 +194,14 @@ class ADPSGD(DrawnTimes):
     # ---- the end, and in between
 
     def consensus(self) -> list[Tensor]:
-        """The mean of all x_w."""
+        """Return the mean of all x_w."""
         if self.finished:
             return self.axis.shared
         rows = [[x_W[row] for x_W in self.own_W] for row in range(self.comm.local_workers)]
         return self.axis.mean_over_workers(rows, "eval")
 
     def finish(self) -> None:
-        """One exact average."""
+        """Average exactly."""
         for row in range(self.comm.local_workers):
             torch._foreach_copy_(self.axis.values(row), [x_W[row] for x_W in self.own_W])
         exact_average(self.axis)

@@ -1,33 +1,37 @@
-"""Who has come to which averaging: what processes tell each other in a store, so that all of them agree."""
+"""Agreement on the processes that take part in each averaging with a quorum, through a shared store."""
 
 import json
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-SOONEST, SELDOM, SHARE = 0.002, 0.2, 0.1  # seconds between two looks into the store: a share of what has been waited
+SOONEST, SELDOM, SHARE = (
+    0.002,
+    0.2,
+    0.1,
+)  # seconds between two reads of the store: bounds, and fraction of the time waited
 
 T = TypeVar("T")
 
 
 class Store(Protocol):
-    """Texts by key, shared by all processes."""
+    """Key-value store of strings, shared by all processes."""
 
     def read(self, key: str, meaning: Callable[[str], T]) -> T | None:
-        """A value; None where there is none."""
+        """Return a value; None = there is none."""
 
     def replace(self, key: str, before: str, value: str, meaning: Callable[[str], T]) -> T | None:
-        """Write a value where `before` stands, "" for nothing; returns what stands there now. Atomic."""
+        """Atomically replace `before` ("" = no value) by a value; return the current one."""
 
 
 class Arrival(NamedTuple):
-    """A process that has come to an averaging.
+    """A process that has arrived at an averaging.
 
-    rank: of the process.
-    current: whether it has what came of the last averaging.
-    samples: of each of its workers since it last took part.
-    lr: the inner learning rate at the start of its round.
-    step, epoch: optimizer steps and epochs that are over there.
+    rank: rank of the process.
+    current: whether it has the result of the last averaging.
+    samples: number of samples of each of its workers since it last took part.
+    lr: inner learning rate at the start of its round.
+    step, epoch: optimizer steps and epochs completed on this process.
     """
 
     rank: int
@@ -39,32 +43,32 @@ class Arrival(NamedTuple):
 
 
 class Averaging(NamedTuple):
-    """An averaging: closed where no more process can come, and which have come; closed without any = it is off."""
+    """State of an averaging: whether it is closed to further processes, and the arrivals; none = it is cancelled."""
 
     closed: bool = False
     who: tuple[Arrival, ...] = ()
 
 
 class Arrivals:
-    """Comes to averagings, one after another, and to meetings of all.
+    """Registers a process at averagings, one after another, and at meetings of all processes.
 
-    All that is known of an averaging is one text in the store, which is replaced in one atomic operation: no process
-    comes to a closed one, and all read the same names. A waiting process may close it: when all have come; or when the
-    quorum is full and the grace is over; or when all who are not here wait in a meeting, so that no other will come.
-    A quorum needs a process that was in the last averaging, or no process would know its result. Who finds an averaging
-    closed is late for it, comes to the next open one, and waits there.
+    The state of an averaging is one value in the store, which is replaced atomically. So no process arrives at a closed
+    averaging, and all processes read the same arrivals. A waiting process closes it when all have arrived, when the
+    quorum is complete and the grace period is over, or when all others wait in a meeting, so that none will arrive. A
+    quorum needs a process that took part in the last averaging, because the others lack its result. A process that
+    finds an averaging closed is late for it; it arrives at the next open one and waits there.
 
     Args:
-        store: of all processes.
-        rank: of this process.
-        processes: how many there are.
-        needed: processes that are a quorum.
-        grace: seconds that others are waited for when the quorum is full.
-        timeout: seconds after which waiting is given up.
+        store: store of all processes.
+        rank: rank of this process.
+        processes: number of processes.
+        needed: number of processes of a quorum.
+        grace: seconds to wait for other processes once the quorum is complete.
+        timeout: seconds after which waiting fails.
 
     Attributes:
-        number: of the next averaging.
-        current: whether this process has what came of the last one.
+        number: number of the next averaging.
+        current: whether this process has the result of the last averaging.
     """
 
     def __init__(self, store: Store, rank: int, processes: int, needed: int, grace: float, timeout: float) -> None:
@@ -74,16 +78,16 @@ class Arrivals:
         self.current = True
 
     def come(self, samples: int, lr: float, step: int, epoch: float) -> list[Arrival]:
-        """Come to the next averaging that is open, and wait until it is closed.
+        """Arrive at the next open averaging, and wait until it is closed.
 
         Args:
             samples, lr, step, epoch: see `Arrival`.
 
         Returns:
-            who takes part, by rank; none where it is off.
+            the processes that take part, by rank; [] = it is cancelled.
 
         Raises:
-            RuntimeError: too few have come in time.
+            RuntimeError: too few processes arrived within the timeout.
         """
         found = Averaging()
         while self.rank not in _ranks(found):
@@ -97,7 +101,7 @@ class Arrivals:
         return sorted(found.who)
 
     def meet(self) -> None:
-        """Tell that this process waits for all others, and comes to no averaging until they have met."""
+        """Announce that this process waits for all others, and arrives at no averaging until all have met."""
         key = f"meeting-{self._meetings}"
         found: list[int] = []
         while self.rank not in found:
@@ -106,7 +110,7 @@ class Arrivals:
         self._meetings += 1
 
     def _pass(self, closed: Averaging) -> None:
-        """This process was late for an averaging."""
+        """Note that this process was late for an averaging."""
         self.number += 1
         self.current = self.current and not closed.who
 
@@ -149,10 +153,10 @@ def _ranks(averaging: Averaging) -> set[int]:
 
 
 def _there(found: T | None) -> T:
-    """What the store holds.
+    """Return a value from the store.
 
     Raises:
-        RuntimeError: that counts for nothing, so that processes would not agree.
+        RuntimeError: the value is invalid, so that processes would not agree.
     """
     if found is None:
         raise RuntimeError("what processes have told each other of an averaging is lost in the store of the run")
@@ -164,10 +168,10 @@ def _text(averaging: Averaging) -> str:
 
 
 def _averaging(text: str) -> Averaging:
-    """What `_text` has said.
+    """Parse the result of `_text`.
 
     Raises:
-        ValueError: it is no such thing.
+        ValueError: the text is invalid.
     """
     closed, who = json.loads(text)
     kinds: tuple[Any, ...] = int, bool, int, (int, float), int, (int, float)

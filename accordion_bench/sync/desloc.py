@@ -1,4 +1,4 @@
-"""DES-LOC: local Adam whose parameters, first moments and second moments are averaged with periods of their own."""
+"""DES-LOC: local Adam with different averaging periods of parameters, first moments and second moments."""
 
 from dataclasses import replace
 
@@ -11,21 +11,21 @@ from accordion_bench.position import Rate
 from accordion_bench.sync.outer import average_buffers
 from accordion_bench.sync.round import Round, When
 
-SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")  # as torch's optimizers name them
+SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")  # names in torch's optimizers
 
 
 @with_options
 class DesLoc(Round):
-    """Each worker takes steps of the inner optimizer, on gradients g_w <- clip(g_w, rho), coordinate by coordinate:
+    """Local steps of the inner optimizer on gradients g_w <- clip(g_w, rho), clipped by coordinate:
 
         every K_x steps:  x_w <- mean x_w;    every K_u:  u_w <- mean u_w;    every K_v:  v_w <- mean v_w
 
-    u are the inner optimizer's first moments (AdamW's, Muon's and SGD's momenta), v its second ones. All are averaged
-    after the step, moments as they are; a compressor takes differences of parameters. K_x = K_u = K_v = 1 averages
-    everything in each step. Where a policy changes K_x, K_u and K_v change with it. Payload in K_x steps: 4 N (1 +
-    K_x/K_u + K_x/K_v) bytes, with the defaults 1.5 models.
+    u are the inner optimizer's first moments (momenta of AdamW, Muon and SGD), v its second moments. All are averaged
+    after the step. Moments are sent uncompressed; a compressor applies to differences of parameters. K_x = K_u = K_v =
+    1 averages everything in each step. If a policy changes K_x, K_u and K_v change in proportion. Payload in K_x steps:
+    4 N (1 + K_x/K_u + K_x/K_v) bytes, 1.5 models with the defaults.
 
-    A largest norm of the gradient is `clip_norm`.
+    To limit the norm of the gradient, use `clip_norm`.
 
     Source: Iacob et al. 2025 (arXiv 2505.22549).
     """
@@ -57,10 +57,10 @@ class DesLoc(Round):
         super().__init__(When(self.period))
         self.first = self._multiple("momentum_period", self.momentum_period, 3)
         self.second = self._multiple("variance_period", self.variance_period, 6)
-        self.meetings = 0  # averagings of all
+        self.meetings = 0  # number of averagings
 
     def _multiple(self, key: str, value: int | None, usual: int) -> int:
-        """A period as a multiple of K_x."""
+        """Return a period in multiples of K_x."""
         if value is None:
             return usual
         if value % self.period:

@@ -1,14 +1,14 @@
-"""Workers whose computing times are drawn: error against simulated wall-clock, in one process or several.
+"""Schemes with random computing times, for error as a function of simulated wall-clock time.
 
-    T_w = constant_w + mean_w Exp(1)   seconds that worker w takes for a gradient      A   workers      K   `first`
+    T_w = constant_w + mean_w Exp(1)   seconds of worker w per gradient      A   workers      K   `first`
 
-    k_sync    the first K gradients of a step are averaged, the others dropped; the clock moves by the K-th smallest T
-    k_async   the next K gradients that arrive are averaged, each of the parameters that its worker has read when it
-              last took part; these K read the new ones, the others go on computing with what they have
+    k_sync    average the first K gradients of a step, discard the others; the clock advances by the K-th smallest T
+    k_async   average the next K gradients that are ready, each computed at the parameters that its worker read when it
+              last took part; these K workers read the new parameters, the others continue with theirs
     anytime   every worker computes for T seconds; the mean is weighted by samples, n_w = floor(b_w T / T_w)
 
-Real time does not enter, and nothing is asynchronous: all workers compute in every step, and the clock is simulated.
-What is dropped has weight 0 in the mean, see `Comm.weigh`.
+Results do not depend on real time, and execution is synchronous: all workers compute in every step, and the clock is
+simulated. Discarded gradients have weight 0 in the mean, see `Comm.weigh`.
 """
 
 import math
@@ -47,19 +47,19 @@ def _label_suffix(options: Config) -> str:
 
 @with_options
 class DrawnTimes(EveryStep):
-    """Gradients of the workers that have come by a drawn time; which workers, see the module.
+    """Averages the gradients of workers that are ready by simulated times; see the module for the rules.
 
-    `first=K` with `rule=k_sync` is K-sync SGD, and SGD with b = A - K backup workers: our quorum without residual.
-    Staleness of a gradient: updates between the reading of its parameters and its use. The gradient of a worker that
-    goes on computing is taken of the batch of the step in which it arrives, not of an earlier one: equally distributed,
-    and nothing is kept but the parameters. Learning rate and epochs go by steps, as everywhere.
+    `first=K` with `rule=k_sync` is K-sync SGD, or SGD with b = A - K backup workers: a quorum without residual. The
+    staleness of a gradient is the number of updates between reading its parameters and applying it. The gradient of a
+    worker that continues computing uses the batch of the step in which it is ready instead of an earlier one. It has
+    the same distribution, and only parameters must be stored. Learning rate and epochs depend on steps.
 
     Attributes:
         now: simulated seconds since the start.
-        ready: when each worker's gradient will arrive.
-        draws: times drawn so far, of each worker.
-        read_at: the update after which each worker has read its parameters.
-        used, staleness: gradients in means so far, and the sum of their staleness.
+        ready: simulated time at which each worker's gradient is ready.
+        draws: number of times drawn so far for each worker.
+        read_at: number of the update after which each worker read its parameters.
+        used, staleness: number of averaged gradients so far, and the sum of their staleness.
 
     Source: Chen et al. 2016 (arXiv 1604.00981, backup workers); Dutta et al. 2018 (arXiv 1803.01113, K-sync, K-async);
     Ferdinand et al. 2019 (arXiv 1810.02976, anytime minibatch).
@@ -129,7 +129,7 @@ class DrawnTimes(EveryStep):
             self.ready = [self.drawn(worker) for worker in range(A)]
 
     def drawn(self, worker: int) -> float:
-        """Seconds of a worker's next gradient; by seed, worker and number alone."""
+        """Draw the seconds of a worker's next gradient; depends only on seed, worker and number."""
         constant, mean = self.pairs[worker]
         generator = keyed_rng.generator(self.runner.seed, "worker time", worker, self.draws[worker])
         self.draws[worker] += 1
@@ -139,10 +139,10 @@ class DrawnTimes(EveryStep):
     # ---- a step
 
     def samples_used(self, batches: Sequence[int]) -> list[int]:
-        """Samples of each worker that the mean of the coming step counts; the clock moves on.
+        """Return how many samples of each worker count in the mean of the next step; advance the clock.
 
         Args:
-            batches: that the workers have.
+            batches: batch size of each worker.
         """
         if self.rule == "anytime":
             return self._within_budget(batches)
@@ -155,7 +155,7 @@ class DrawnTimes(EveryStep):
         return [n * (worker in self.arrived) for worker, n in enumerate(batches)]
 
     def _within_budget(self, batches: Sequence[int]) -> list[int]:
-        """What each worker computes in T seconds; where no worker has a sample, until the fastest has one."""
+        """Return the samples of each worker within T seconds; if all are 0, wait for the fastest worker."""
         times = [self.drawn(worker) for worker in range(self.comm.workers)]
         budget = self.budget or sum(constant + mean for constant, mean in self.pairs) / len(self.pairs)
         samples = [min(n, math.floor(n * budget / time)) for n, time in zip(batches, times, strict=True)]
@@ -168,7 +168,7 @@ class DrawnTimes(EveryStep):
         return samples
 
     def _come(self, workers: Sequence[int]) -> None:
-        """These workers' gradients are used in the coming update."""
+        """Note the workers whose gradients are used in the next update."""
         updates = self.position.step
         self.arrived = list(workers)
         self.used += len(workers)
@@ -177,7 +177,7 @@ class DrawnTimes(EveryStep):
 
     @property
     def cuts(self) -> bool:
-        """Whether a worker computes with no more samples of its batch than are counted, one at least."""
+        """Whether a worker's batch is cut to the counted samples, at least one."""
         return self.rule == "anytime"
 
     @torch.no_grad()
@@ -195,7 +195,7 @@ class DrawnTimes(EveryStep):
     # ---- rows and checkpoints
 
     def columns(self) -> dict[str, Any]:
-        """For metrics rows: simulated seconds, gradients in a mean and their staleness, on average."""
+        """Return for metrics rows simulated seconds, and mean number and staleness of averaged gradients."""
         steps = self.position.step
         return {
             "simulated_seconds": self.now,
@@ -205,12 +205,12 @@ class DrawnTimes(EveryStep):
 
 
 def _is_pairs(given: Any) -> bool:
-    """Whether what was given is a list of lists."""
+    """Return whether the value is a list of lists."""
     return isinstance(given, list | tuple) and bool(given) and all(isinstance(own, list | tuple) for own in given)
 
 
 def _checked(pair: Any, given: Any) -> tuple[float, float]:
-    """(Constant, mean) in seconds, at least 0 and not both 0.
+    """Check and return (constant, mean) in seconds, at least 0 and not both 0.
 
     Raises:
         ValueRefused: it is no such pair.

@@ -1,4 +1,4 @@
-"""Synchronous SGD: every step exchanges gradients."""
+"""Synchronous training: every step exchanges gradients."""
 
 from typing import Any
 
@@ -16,20 +16,20 @@ from accordion_bench.tensors.real_view import as_real
 
 @with_options
 class EveryStep(Sync):
-    """x <- optimizer(x, exchange(g_1 .. g_A)), one parameter copy per process.
+    """Synchronous step x <- optimizer(x, exchange(g_1 .. g_A)), with one copy of the parameters per process.
 
-    A compressor may look ahead: worker w then computes its gradients at x - lr s_w, in parameters of its own.
+    If the compressor looks ahead, worker w computes its gradients at x - lr s_w, in its own parameters.
 
-    A compressor that owns the momentum takes the step itself, of all tensors or of some (`takes_step`); the optimizer
-    is then left with a zero gradient of these, from which it still decays the weights (with its momentum, unless
-    `weight_decay_mode` says otherwise).
+    A compressor that owns the momentum performs the step of all tensors or of some (`takes_step`). The optimizer then
+    gets a zero gradient for these tensors, and still applies weight decay (with its momentum, unless
+    `weight_decay_mode` differs).
 
-    Where workers come and go, a step whose exchange some worker has not come through is repeated by those who are left,
-    from the residuals before it; parameters and optimizer have not changed then. Residuals of a lost worker are lost.
+    In an elastic run the survivors repeat a step whose exchange failed on any worker, from the residuals before it.
+    Parameters and optimizer state have not changed at that point. The residual of a lost worker is lost.
     """
 
     elastic: bool | None = option(
-        "true = workers may be lost, and others may enter after a step; needs comm=gloo", default=None
+        "whether workers may be lost and others may enter after a step; needs comm=gloo", default=None
     )
     min_workers: int | None = option(LEFT, default=None, at_least=1, instead=2)
 
@@ -42,8 +42,8 @@ class EveryStep(Sync):
     def begin(self, context: SyncContext) -> None:
         super().begin(context)
         self._exchange = self.runner.new_exchange()
-        self._updates: list[Tensor] = []  # of the step that is being taken
-        self._taken: list[bool] = []  # whether they are the step itself, tensor by tensor
+        self._updates: list[Tensor] = []  # updates of the current step
+        self._taken: list[bool] = []  # for each tensor, whether the update replaces the optimizer's step
         self._zeros: dict[int, Tensor] = {}
         self._looks_ahead = self._exchange.compressor.traits.optimizer.looks_ahead
         if self._looks_ahead:
@@ -82,7 +82,7 @@ class EveryStep(Sync):
         return completed
 
     def _without_taken(self, updates: list[Tensor]) -> list[Tensor]:
-        """What the optimizer gets: zeros for tensors whose step the compressor takes, in the same place each time."""
+        """Replace the updates of tensors whose step the compressor performs by zeros, at a fixed address."""
         taken = [i for i, it_is in enumerate(self._taken) if it_is]
         for i in taken:
             if i not in self._zeros or self._zeros[i].stride() != updates[i].stride():
@@ -112,7 +112,7 @@ class EveryStep(Sync):
         self.clock.lap("update")
 
     def _look_ahead(self, lr: Rate) -> None:
-        """Where each worker computes its next gradients: x - lr s_w."""
+        """Set the parameters at which each worker computes its next gradients: x - lr s_w."""
         specs, state = self.axis.specs, self.exchange.state
         rates = [lr] * len(specs) if isinstance(lr, int | float) else lr
         self.axis.restart(self.axis.shared, range(self.comm.local_workers))
@@ -121,7 +121,7 @@ class EveryStep(Sync):
             torch._foreach_sub_(self.axis.values(row), list(steps))
 
     def _decay_at_its_rate(self, taken: list[int], params: list[Tensor], lr: Rate) -> None:
-        """x <- x (1 - f lr lambda) / (1 - lr lambda): the optimizer has decayed them at its own rate."""
+        """Correct the weight decay of the optimizer: x <- x (1 - f lr lambda) / (1 - lr lambda)."""
         factor = self.exchange.compressor.traits.optimizer.decay_factor
         decays = {id(x): group["weight_decay"] for group in self.inner.common.param_groups for x in group["params"]}
         rates = [lr if isinstance(lr, int | float) else lr[i] for i in taken]
@@ -133,7 +133,7 @@ class EveryStep(Sync):
     # ---- checkpoints
 
     def own(self, row: int) -> dict[str, Any]:
-        """The parameters at which a worker computes its next gradients, where they are its own."""
+        """Return the parameters at which a worker computes its next gradients, if they are its own."""
         if not self.axis.replicas:
             return {}
         return {"read": {spec.name: x for spec, x in zip(self.axis.specs, self.axis.values(row), strict=True)}}

@@ -1,4 +1,4 @@
-"""Gossip: workers mix their parameters with those of neighbours in a graph; no collective of all of them."""
+"""Gossip: workers average parameters with their neighbours in a graph, by point-to-point messages."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,25 +8,28 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, Surroundings
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
-from accordion_bench.plan import TensorSpec
+from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.position import Rate
 from accordion_bench.sync.round import Round, When
+from accordion_bench.sync.scheme import LEFT
 from accordion_bench.sync.who import Pairs, PeerExchange
 
 GRAPHS = ("exponential", "ring", "complete")
 
 
 def shifts(graph: str, workers: int, turn: int) -> list[int]:
-    """To whom worker w sends in a round: w + shift, modulo the workers, for each shift.
+    """Return the shifts of a round: worker w sends to w + shift modulo A, for each shift.
 
     Args:
         graph: one of `GRAPHS`.
         workers: A.
-        turn: number of the round; `exponential` changes with it.
+        turn: number of the round, on which `exponential` depends.
     """
     if graph == "exponential":
         return [2 ** (turn % (workers - 1).bit_length())] if workers > 1 else []
@@ -34,7 +37,7 @@ def shifts(graph: str, workers: int, turn: int) -> list[int]:
 
 
 class GraphNeighbours(PeerExchange):
-    """A worker sends to its neighbours in a graph.
+    """Exchange of parameters with the neighbours in a graph.
 
     Args:
         graph: one of `GRAPHS`.
@@ -55,11 +58,11 @@ class GraphNeighbours(PeerExchange):
 
 
 class Peers(Pairs):
-    """Workers send their parameters to their neighbours; each is where it is.
+    """Workers exchange parameters with their neighbours; there is no z.
 
     Args:
         graph: one of `GRAPHS`.
-        late: what they send is added later to what each has kept.
+        late: whether received parameters are added after the next step.
     """
 
     anchored = False
@@ -97,17 +100,23 @@ def _label_suffix(options: Config) -> str:
 class Gossip(Round):
     """After every H steps x_w <- p (x_w + sum_j x_j), over the n neighbours j that send to w; p = 1 / (n + 1).
 
-    With `delay=1` a worker keeps p x_w and goes on; what its neighbours have sent comes after the next step. A part of
-    the parameters is then under way, and gradients are taken at z (stochastic gradient push):
+    With `delay=1` a worker keeps p x_w and continues; it adds the messages of its neighbours after the next step. A
+    part of the parameters is then in flight, and gradients are computed at z (stochastic gradient push):
 
         x_w <- p x_w,  u <- p u;   a step later  x_w <- x_w + p sum_j x_j,  u <- u + p n u_sent;   z_w = x_w / u
 
-    u is 1 without a delay, and at any time the same for all workers, since they have equally many neighbours. The mean
-    of all x_w, with what is under way, is moved by the mean step alone. Evaluated is the mean of z_w; after the last
-    step all workers average exactly.
+    Without a delay u is 1. It is equal on all workers, because they have equally many neighbours. Gossip preserves the
+    mean of all x_w, including messages in flight. The mean of z_w is evaluated; after the last step all workers average
+    exactly.
 
-    `exponential` has one neighbour in a round, 2^k further, k = 0, 1, ... by turns (SGP); `ring` the one before and the
-    one after (D-PSGD); `complete` all others. More neighbours = more bytes, and workers that are closer.
+    With `elastic=True`, which needs `delay=0`, the graph connects the current members. All members vote after each
+    round. If a worker was lost, the A' survivors repeat the round in their own graph, from their own x_w. Every
+    push-sum weight stays 1, so the weights sum to A', by which the mean divides. A worker that enters receives the
+    parameters of the first member and weight 1; the mean of all x_w changes by that.
+
+    `exponential` has one neighbour per round, at distance 2^k, with k = 0, 1, ... in turn (SGP); `ring` the previous
+    and the next worker (D-PSGD); `complete` all others. More neighbours mean more bytes and a smaller distance between
+    workers.
 
     Source: Assran et al. 2019 (arXiv 1811.10792); Lian et al. 2017 (arXiv 1705.09056).
     """
@@ -117,6 +126,10 @@ class Gossip(Round):
     )
     period: int = option("steps between two rounds; longer = fewer bytes", default=1, at_least=1)
     delay: int = option("1 = messages travel beside the next step", default=0, at_least=0, at_most=1)
+    elastic: bool = option(
+        "whether workers may be lost and others may enter after a round; needs comm=gloo", default=False
+    )
+    min_workers: int | None = option(LEFT, default=None, at_least=1, instead=2)
 
     chosen_as = {
         "gossip": Choice(
@@ -136,11 +149,22 @@ class Gossip(Round):
         super().__post_init__()
         self.late = self.delay > 0
         super().__init__(When(self.period, delay=self.delay), Peers(self.graph, self.late))
-        self.u, self.under_way = 1.0, 0.0  # sum to 1
+        self.u, self.under_way = 1.0, 0.0  # weights kept and in flight, which sum to 1
         self.distance: float | None = None
+        self._loaded: list[Tensor] = []  # parameters of the worker whose state was loaded
+
+    def check(self, run: RunFacts, workers_per_process: int) -> None:
+        super().check(run, workers_per_process)
+        if self.elastic and self.late:
+            rule = "0 where workers may come and go (sync.elastic), because a lost worker's messages would be under way"
+            raise ValueRefused("sync.delay", rule, self.delay, 0)
 
     def at_the_start(self) -> list[Tensor]:
         return []
+
+    def restart(self) -> None:
+        """Each local worker takes the parameters of the worker whose state was loaded."""
+        self.axis.restart(self._loaded, range(len(self.axis.replicas)))
 
     @torch.no_grad()
     def before_step(self, lr: Rate) -> CompletedExchange | None:
@@ -167,7 +191,7 @@ class Gossip(Round):
 
     @torch.no_grad()
     def use(self) -> None:
-        """The workers are where they have met, or add what comes late to what they have kept."""
+        """Set the workers to the averages, or with a delay add the received part to the part that they kept."""
         mixed_W, take = self.in_flight.take(), torch._foreach_add_ if self.late else torch._foreach_copy_
         for row in range(len(self.axis.replicas)):
             take(self.axis.values(row), [x_W[row] for x_W in mixed_W])
@@ -175,7 +199,7 @@ class Gossip(Round):
 
     @property
     def neighbours(self) -> GraphNeighbours:
-        """The exchange of all workers."""
+        """Exchange of all workers."""
         exchange = self.exchange
         assert isinstance(exchange, GraphNeighbours)
         return exchange
@@ -183,7 +207,7 @@ class Gossip(Round):
     # ---- the end, and in between
 
     def consensus(self) -> list[Tensor]:
-        """The mean of z_w, from which their distance is measured."""
+        """Return the mean of z_w, and measure the distance of the workers from it."""
         mean = super().consensus()
         if self.forked and self.apart:
             rows = [self.axis.values(row) for row in range(len(self.axis.replicas))]
@@ -193,14 +217,14 @@ class Gossip(Round):
         return mean
 
     def finish(self) -> None:
-        """The distance, and one exact average."""
+        """Measure the distance, then average exactly."""
         self.land()
-        self.consensus()
+        self.comm.membership.together(self.consensus)
         super().finish()
 
     def columns(self) -> dict[str, Any]:
-        """For metrics rows: the root mean square of |z_w - mean z| over the workers, before the exact average."""
-        return {"consensus_distance": self.distance}
+        """Return for metrics rows the root mean square of |z_w - mean z| over the workers, before the exact average."""
+        return {"consensus_distance": self.distance, **super().columns()}
 
     # ---- checkpoints
 
@@ -208,8 +232,14 @@ class Gossip(Round):
         received = [x_W[row] for x_W in self.in_flight.updates]
         return {"received": self.who.named(received)} if received else {}
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state of `Round`; where workers come and go also the parameters of the first local worker."""
+        peer = {"peer": [copy_on_cpu(x) for x in self.axis.values(0)]} if self.elastic and self.forked else {}
+        return {**super().state_dict(), **peer}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        self._loaded = [x.to(self.comm.device) for x in state.get("peer", [])]
         if self.under_way:
             kept_W = [x.expand(self.comm.local_workers, *x.shape) for x in self.axis.shared]
             self.in_flight.updates = [torch.zeros_like(x_W, memory_format=torch.contiguous_format) for x_W in kept_W]

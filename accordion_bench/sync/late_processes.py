@@ -1,4 +1,4 @@
-"""Late processes: averagings go on, by the clock, with those processes that have come."""
+"""Averagings of the processes that have arrived in time, without waiting for late ones."""
 
 import math
 from collections.abc import Sequence
@@ -17,12 +17,20 @@ from accordion_bench.sync.outer import Average, treat_buffers
 from accordion_bench.sync.quorum import Lateness, Quorum, nbytes
 from accordion_bench.sync.scheme import SyncContext
 
-TIMEOUT = 600.0  # seconds, where no other one is given
-LEARNT = ("payload", "wire", "rounds", "saved", "coded", "paper_floats", "uncounted")  # of a ledger, by averagings
+TIMEOUT = 600.0  # default, seconds
+LEARNT = (
+    "payload",
+    "wire",
+    "rounds",
+    "saved",
+    "coded",
+    "paper_floats",
+    "uncounted",
+)  # counts of a ledger that averagings change
 
 
 class Room(NamedTuple):
-    """A tensor of a compressor's state: name of what it belongs to, key, shape, type."""
+    """Description of a tensor of a compressor's state: name of its parameter, key, shape, dtype."""
 
     name: str
     key: str
@@ -31,14 +39,14 @@ class Room(NamedTuple):
 
 
 class LateProcesses(Quorum):
-    """Processes come to averagings when their round is over; with all workers that they host.
+    """A process arrives at an averaging, with all its workers, when its round is complete.
 
-    Who was late waits at the next averaging, is sent there what it lacks by a process that has it, and takes part. At
-    the end of an epoch, before a checkpoint and at the end all wait for all.
+    A late process waits at the next averaging, receives the missing state from another process, and takes part. At the
+    end of an epoch, before a checkpoint and at the end of the run all processes wait for each other.
 
     Args:
         context, exchange, outer, buffers: see `Quorum`.
-        waiting: how many workers take part at least, rounded up to whole processes, and how long others are waited for.
+        waiting: quorum, rounded up to whole processes, and grace period.
     """
 
     def __init__(
@@ -64,7 +72,7 @@ class LateProcesses(Quorum):
         share = weights([arrival.samples for arrival in who])[ranks.index(comm.rank)]
         xs_W = self._differences([share] * comm.local_workers)
         self._learn(source.rank, [arrival.rank for arrival in who if not arrival.current])
-        # steps differ from process to process; what is keyed or scheduled by them must not
+        # steps differ between processes; keys and schedules that depend on them must not
         agreed = StepInfo(info.plan, source.step, 1.0, source.epoch)
         updates = self._exchanged(xs_W, self._among(ranks), agreed)
         self.outer.step(axis.shared, updates, source.lr)
@@ -84,7 +92,7 @@ class LateProcesses(Quorum):
         arrivals.meet()
         mine = self.averagings, arrivals.number, self.samples[comm.first_worker]
         known, numbers, samples = zip(*comm.everyones(mine), strict=True)
-        # who has come to wait here may not know of averagings that the others have made since
+        # a process that has waited here may have missed averagings of the others
         late = [rank for rank, its in enumerate(known) if its < max(known)]
         before = [value.clone() for value in self.axis.shared] if comm.rank in late else []
         self._learn(known.index(max(known)), late)
@@ -93,11 +101,11 @@ class LateProcesses(Quorum):
         self.samples = [n for n in samples for _ in range(comm.local_workers)]
 
     def _learn(self, source: int, late: Sequence[int]) -> None:
-        """Late processes get from another one what they lack; all who know of it count the bytes.
+        """Send the missing state from one process to late ones; all participants of the averaging count the bytes.
 
         Args:
-            source: rank of the process that sends.
-            late: ranks of those that lack it.
+            source: rank of the sender.
+            late: ranks of the late processes.
         """
         if not late:
             return
@@ -116,7 +124,7 @@ class LateProcesses(Quorum):
         ledger.deliver(nbytes(lacked), len(late))
 
     def _room(self) -> list[Room]:
-        """What the compressor keeps for all; some of it from its first exchange on."""
+        """Describe the compressor state that is equal on all workers; some exists only after the first exchange."""
         state = self.exchange.state
         return [
             Room(*place, state[place[0]][place[1]].shape, state[place[0]][place[1]].dtype)
@@ -124,7 +132,7 @@ class LateProcesses(Quorum):
         ]
 
     def _make_room(self, room: Sequence[Room]) -> None:
-        """Have tensors for what another process keeps, and for nothing else."""
+        """Allocate exactly the tensors that another process describes."""
         for name, key in set(self._kept_in_common()) - {(place.name, place.key) for place in room}:
             del self.exchange.state[name][key]
         for name, key, shape, dtype in room:
@@ -133,7 +141,7 @@ class LateProcesses(Quorum):
                 own[key] = torch.zeros(shape, dtype=dtype, device=self.comm.device)
 
     def _among(self, ranks: Sequence[int]) -> Comm:
-        """Collectives of some processes, all of which ask for them now."""
+        """Return the communicator of some processes, all of which call this now."""
         key, comm = tuple(ranks), self.comm
         if key not in self._parts:
             self._parts[key] = Members(comm, ranks) if len(ranks) < comm.processes else _alike(comm)
@@ -141,7 +149,7 @@ class LateProcesses(Quorum):
 
 
 def _alike(comm: Comm) -> Comm:
-    """Collectives of all processes, with a ledger of their own."""
+    """Create a communicator of all processes with its own ledger."""
     part = Comm(comm.local_workers, comm.processes, comm.rank, str(comm.device))
     part.group, part.clock, part.timeout, part.transport = comm.group, comm.clock, comm.timeout, comm.transport
     return part

@@ -41,7 +41,7 @@ def _idle_of_local_sgd(cls: Any, options: Config, context: Surroundings) -> Idle
 SPARTA = "share of the parameters averaged after every local step, too; 0.005 is usual, null = none"
 LATE = ("quorum", "grace", "lateness")
 ELASTIC = ("elastic", "min_workers")
-COME_AND_GO = "workers may be lost, and others may enter after a round; needs comm=gloo"
+COME_AND_GO = "whether workers may be lost and others may enter after a round; needs comm=gloo"
 NESTEROV: Mapping[str, tuple[Any, str]] = {"optimizer.nesterov": (True, "as in the paper")}
 
 
@@ -49,15 +49,13 @@ NESTEROV: Mapping[str, tuple[Any, str]] = {"optimizer.nesterov": (True, "as in t
 class LocalSGD(Round):
     """Each worker takes H steps of the inner optimizer; then z <- outer(z, mean(z - x_w)) and x_w <- z.
 
-    Counting optimizer steps c = 1, 2, ..., workers average after the steps S + H, S + 2 H, ..., and once more, exactly,
-    after the last step of the run. At the switch every worker inherits the inner optimizer's buffers; what a compressor
-    has held back of the gradients until then is dropped.
+    Workers average after the optimizer steps S + H, S + 2 H, ..., and exactly after the last step of the run. At the
+    switch every worker gets a copy of the inner optimizer's buffers; residuals of gradients are discarded.
 
-    H is the `period`; a change by a policy is in force from the next averaging on. S is the `switch_step`. With
-    `groups` each H and n divides the next, the last n is the number of workers; without it is [[H, A]]. Averaged
-    buffers are sent as they are, like one more model for each. A quorum of fewer workers waits less; who is late
-    keeps its difference for the next averaging, see `quorum.py`. SPARTA's payload is 4 p N bytes a step, see
-    `SparseAverage`.
+    H is the `period`; a change by a policy takes effect at the next averaging. S is the `switch_step`. In `groups` each
+    H and n divides the next one, and the last n is the number of workers; the default is [[H, A]]. Averaged buffers
+    are sent uncompressed, each with the bytes of one model. With a quorum fewer workers are waited for; a late worker
+    keeps its difference for the next averaging, see `quorum.py`. SPARTA sends 4 p N bytes a step, see `SparseAverage`.
 
     Source: Stich 2019 (arXiv 1805.09767); Lin et al. 2020 (arXiv 1808.07217); Zhou and Cong 2019 (hierarchical).
     """
@@ -190,19 +188,19 @@ def _smoke_options_of_streaming(options: Config, knob: str) -> Config:
 
 @with_options
 class StreamingDiLoCo(Round):
-    """DiLoCo in P fragments: in each slot of H/P steps one of them is averaged, by turns, tau steps late.
+    """DiLoCo in P fragments: each slot of H/P steps averages the next one, with a delay of tau steps.
 
-        tau steps before the end of slot k, p = k mod P:   D starts to travel, D = exchange(z_p - x_p,w)
+        tau steps before the end of slot k, p = k mod P:   launch D = exchange(z_p - x_p,w)
         at the end of slot k:                              z_p <- SGD(z_p, D);  x_p,w <- (1 - a) z_p + a x_p,w
 
-    D travels while the workers go on (`comm.overlap`); with policies, which look at what has arrived, it is waited for.
-    Every coordinate is averaged once in H steps, so that bytes are DiLoCo's; the largest fragment is the peak. P = 1,
-    tau = 0, a = 0 is DiLoCo. What is in flight at the end of the run is dropped. With `sparta`, which exchanges in
-    every step, D travels beside one step only.
+    The exchange overlaps the next steps (`comm.overlap`); with policies, which inspect its result, it is blocking.
+    Every coordinate is averaged once in H steps, so the bytes equal those of DiLoCo, and the peak is the largest
+    fragment. P = 1, tau = 0, a = 0 is DiLoCo. An average in flight at the end of the run is discarded. With `sparta`,
+    which exchanges in every step, D overlaps one step only.
 
-    P = `fragments`, see `what.fragments`; more = a lower peak of bytes. tau = `delay`, below H/P, so that one average
-    is in flight at a time. a = `mixing`: 0 = a worker restarts from z, 1 = it never learns of the others. Each fragment
-    has an outer momentum of its own, see `OuterSGD`.
+    P = `fragments`, see `what.fragments`; more fragments reduce the peak. tau = `delay`, below H/P, so that one average
+    is in flight at a time. a = `mixing`: 0 = a worker restarts from z, 1 = it ignores z. Each fragment has its own
+    outer momentum, see `OuterSGD`.
 
     Source: Douillard et al. 2025 (arXiv 2501.18512).
     """
@@ -259,10 +257,10 @@ class StreamingDiLoCo(Round):
 
 
 def refuse_slots(period: int, fragments: int, delay: int) -> None:
-    """Refuse fragments that do not divide the period into slots which are longer than the delay.
+    """Check that fragments divide the period into slots longer than the delay.
 
     Raises:
-        ValueRefused: with what fits.
+        ValueRefused: they do not; the message suggests a value.
     """
     if period % fragments:
         fitting = [p for p in range(1, fragments) if period % p == 0 and period // p > delay]
@@ -284,16 +282,16 @@ def _idle_of_overlap(cls: Any, options: Config, context: Surroundings) -> Idle:
 
 @with_options
 class OverlapLocalSGD(Round):
-    """Every H steps the workers launch z' <- mean(z - gamma v_w) and go on; `delay` steps later they are pulled to it.
+    """Every H steps the workers launch z' <- mean(z - gamma v_w); `delay` steps later they are pulled towards it.
 
         launch:  v_w <- beta v_w + (z - x_w) / gamma;   D = exchange(gamma v_w)
         later:   z <- z - D;   x_w <- (1 - merge_alpha) x_w + merge_alpha z       (merge: pull_back)
                  x_w <- x_w + mean x_old - x_old,w                                (merge: cocod)
 
-    gamma is the inner learning rate at the start of the round; while it is 0, D = exchange(z - x_w) and v stays. D
-    travels while the workers go on (`comm.overlap`); with policies, which look at what has arrived, it is waited for.
+    gamma is the inner learning rate at the start of the round. If it is 0, D = exchange(z - x_w) and v is unchanged.
+    The exchange overlaps the next steps (`comm.overlap`); with policies, which inspect its result, it is blocking.
 
-    `cocod` keeps the mean of the workers, and needs beta = 0. Where the delay is H workers are pulled less than wholly.
+    `cocod` preserves the mean of the workers, and requires beta = 0. If the delay is H, merge_alpha must be below 1.
 
     Source: Wang, Liang, Joshi 2020 (arXiv 2002.09539) and its official code; Shen et al. 2019 (CoCoD).
     """
@@ -360,7 +358,7 @@ class OverlapLocalSGD(Round):
                 torch.mul(v_W, gamma, out=moved)
 
     def note_launched(self) -> None:
-        """Keep what the workers are at a launch."""
+        """Copy the parameters of the workers at a launch."""
         for row in range(len(self.axis.replicas)):
             torch._foreach_copy_([x_W[row] for x_W in self.launched_W], self.axis.values(row))
 
@@ -384,12 +382,12 @@ def _smoke_options_of_sparta(options: Config, knob: str) -> Config:
 
 @with_options
 class Sparta(Round):
-    """Each worker takes steps of its own; after each one x_w[mask] <- mean_w x_w[mask], one keyed mask for all.
+    """Local steps, each followed by x_w[mask] <- mean_w x_w[mask], with a common random mask.
 
-    Nothing else is exchanged, but for one exact average after the last step. The same beside averagings of everything
-    is `sync.sparta` of `LocalSGD`.
+    Nothing else is exchanged, except for an exact average after the last step. The option `sync.sparta` of `LocalSGD`
+    combines it with averagings of all coordinates.
 
-    p is the share of all coordinates that a mask has, see `SparseAverage`.
+    p is the fraction of the coordinates in a mask, see `SparseAverage`.
 
     Source: "Improving the Efficiency of Distributed Training using Sparse Parameter Averaging" (openreview stFPf3gzq1),
     and EXO Gym.
@@ -434,17 +432,17 @@ class Sparta(Round):
 
 @with_options
 class NoLoCo(Round):
-    """Every H steps workers meet in keyed random pairs, and each takes a step of momentum SGD from its own z_w:
+    """Every H steps random pairs of workers exchange parameters, and each takes a momentum step from its own z_w:
 
         Delta_w = x_w - z_w
         m_w <- mu m_w + outer_lr (mean_pair Delta + mean_pair z - z_w)
         x_w = z_w <- z_w + m_w
 
-    As Delta_w + z_w = x_w, one message of x_w is all that a worker sends. Of an even number of workers mean_w z_w takes
-    a step of momentum SGD on mean_w Delta_w. Evaluated is mean_w z_w; after the last step all workers average exactly.
-    `workers=1` is the control: the same outer step, without a partner.
+    Because Delta_w + z_w = x_w, a worker sends one message, x_w. With an even number of workers mean_w z_w takes a step
+    of momentum SGD on mean_w Delta_w. mean_w z_w is evaluated; after the last step all workers average exactly.
+    `workers=1` is the control: the same outer step without a partner.
 
-    The outer learning rate is, as in the paper, also the weight of mean_pair z - z_w.
+    As in the paper, the outer learning rate is also the weight of mean_pair z - z_w.
 
     Source: Kolehmainen et al. 2025 (arXiv 2506.10911) and its official code.
     """
@@ -465,7 +463,7 @@ class NoLoCo(Round):
     description = replace(Round.description, display_names={"noloco": "NoLoCo"})
 
     without_averages = "whose workers meet in pairs and never have one mean of all"
-    outer_optimizer = "sgd"  # each worker's own
+    outer_optimizer = "sgd"  # one per worker
 
     def __post_init__(self) -> None:
         super().__post_init__()

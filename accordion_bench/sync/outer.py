@@ -1,4 +1,4 @@
-"""Optimizers at an averaging: the outer one's step, the inner ones' buffers; and the exact average at the end.
+"""Outer optimizers, treatment of the inner optimizers' buffers at an averaging, and the exact average at the end.
 
 z   the consensus      x_w   parameters of worker w      D = mean(z - x_w)
 """
@@ -27,21 +27,21 @@ class Average:
     """z <- z - D, the mean of the workers' parameters: local SGD (Stich 2019)."""
 
     def step(self, z: Sequence[Tensor], differences: Sequence[Tensor], lr: float) -> None:
-        """One outer step, in place.
+        """Take an outer step in place.
 
         Args:
-            z: the consensus [...], per tensor.
-            differences: D.
-            lr: the inner learning rate of this round.
+            z: the consensus [...], one entry per tensor.
+            differences: D, one entry per tensor.
+            lr: inner learning rate at the start of this round.
         """
         torch._foreach_sub_(list(z), list(differences))
 
     def buffers(self, z: Sequence[Tensor]) -> list[Tensor]:
-        """What it keeps from one step to the next, zeros before the first one; checkpoints write into it."""
+        """Return the state tensors, zeros before the first step; checkpoints are loaded into them."""
         return []
 
     def resets(self, inner: Optimizers) -> bool:
-        """Whether its paper resets these optimizers' buffers at an averaging."""
+        """Return whether the paper resets the buffers of these inner optimizers at an averaging."""
         return False
 
 
@@ -49,7 +49,7 @@ class Average:
 class SlowMo(Average):
     """u <- beta u + D / gamma;  z <- z - alpha gamma u, with gamma the inner learning rate at the start of the round.
 
-    While gamma is 0 nothing is divided: z <- z - D, and u stays.
+    If gamma is 0, z <- z - D, and u is unchanged.
 
     Source: Wang et al., ICLR 2020 (arXiv 1910.00643).
     """
@@ -80,7 +80,7 @@ class SlowMo(Average):
 
 @with_options
 class OuterSGD(Average):
-    """z <- SGD(z, gradient D), torch's own: DiLoCo's outer step with Nesterov momentum.
+    """z <- SGD(z, gradient D) with torch.optim.SGD: the outer step of DiLoCo, with Nesterov momentum.
 
     Source: Douillard et al. 2023 (arXiv 2311.08105).
     """
@@ -98,7 +98,7 @@ class OuterSGD(Average):
         self.sgd: torch.optim.Optimizer | None = None
 
     def _begin(self, z: Sequence[Tensor]) -> torch.optim.Optimizer:
-        self.parameters = [nn.Parameter(value) for value in z]  # they share z's storage
+        self.parameters = [nn.Parameter(value) for value in z]  # share the storage of z
         self.sgd = without_dynamo(torch.optim.SGD)(self.parameters, **self.options)
         return self.sgd
 
@@ -114,16 +114,16 @@ class OuterSGD(Average):
         if not self.options["momentum"]:
             return []
         state = (self.sgd or self._begin(z)).state
-        for parameter in self.parameters:  # torch's first step leaves the same in a buffer of zeros as in none
+        for parameter in self.parameters:  # a buffer of zeros gives the same first step as none
             state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter.data))
         return [state[parameter]["momentum_buffer"] for parameter in self.parameters]
 
 
 class HeavyBall(Average):
-    """v <- mu v - eta D;  z <- z + v: the learning rate is in the velocity, as NoLoCo has it.
+    """v <- mu v - eta D;  z <- z + v: momentum with the learning rate in the velocity, as in NoLoCo.
 
     Args:
-        outer_lr: eta, not scheduled.
+        outer_lr: eta, constant.
         outer_momentum: mu, in [0, 1).
     """
 
@@ -149,12 +149,12 @@ OUTER: dict[str, type[Average]] = {"none": Average, "slowmo": SlowMo, "sgd": Out
 
 
 def treat_buffers(inner: Optimizers, policy: str, rows: Iterable[int] | None = None) -> None:
-    """Keep, reset (Adam's count of steps, too) or average them.
+    """Keep, reset (including Adam's step count) or average the inner optimizers' buffers.
 
     Args:
         inner: the optimizers.
         policy: one of `BUFFERS`.
-        rows: the local workers whose buffers are kept or reset, where not all have averaged.
+        rows: rows of the local workers that took part in the averaging, for `keep` and `reset`; None = all.
     """
     if policy == "reset":
         for row in range(len(inner.of_replicas)) if rows is None else rows:
@@ -164,23 +164,23 @@ def treat_buffers(inner: Optimizers, policy: str, rows: Iterable[int] | None = N
 
 
 def averaged(state: Mapping[str, Any]) -> list[str]:
-    """Which buffers of one parameter have a mean."""
+    """Return the names of the buffers of one parameter that can be averaged."""
     return [key for key, value in state.items() if isinstance(value, Tensor) and key != "step"]
 
 
 @torch.no_grad()
 def average_buffers(inner: Optimizers, due: Callable[[str], bool] = lambda key: True) -> None:
-    """Replace buffers by their means over all workers, sent as they are; counts of steps stay.
+    """Replace buffers by their means over all workers, uncompressed; step counts are unchanged.
 
     Args:
         inner: the optimizers.
-        due: whether the buffers of a name are averaged.
+        due: returns whether the buffers of a name are averaged.
     """
     rows = [
         [optimizer.state.get(x, {}) for x in replica]
         for optimizer, replica in zip(inner.of_replicas, inner.axis.replicas, strict=True)
     ]
-    # an optimizer may keep other buffers of one parameter than of another
+    # the buffers of an optimizer may differ between parameters
     held = [(i, key) for i, own in enumerate(rows[0]) for key in averaged(own)]
     for key in filter(due, dict.fromkeys(key for _, key in held)):
         holders = [i for i, its in held if its == key]
@@ -194,11 +194,11 @@ def average_buffers(inner: Optimizers, due: Callable[[str], bool] = lambda key: 
 
 
 def exchanges_of_buffers(inner: Optimizers, comm: Comm) -> dict[str, Exchange]:
-    """By name of the buffers, an exchange that sends what their average sends, for forecasts.
+    """Return, by name of the buffers, an exchange with the bytes of their average, for forecasts.
 
     Args:
         inner: the optimizers, after a step.
-        comm: of the workers whose buffers would be averaged.
+        comm: communicator of the workers whose buffers would be averaged.
     """
     axis = inner.axis
     optimizer, params = (inner.of_replicas[0], axis.replicas[0]) if axis.replicas else (inner.common, axis.params)
@@ -215,7 +215,7 @@ def exchanges_of_buffers(inner: Optimizers, comm: Comm) -> dict[str, Exchange]:
 
 @torch.no_grad()
 def exact_average(axis: Replicas) -> None:
-    """z <- mean x_w, uncompressed; x_w <- z."""
+    """z <- mean x_w; x_w <- z, uncompressed."""
     everyone = range(axis.comm.local_workers)
     comm = axis.comm
 

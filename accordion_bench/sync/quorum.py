@@ -1,10 +1,10 @@
-"""Averagings that go on without late workers, and what late workers keep.
+"""Averagings with a quorum, which do not wait for late workers.
 
     P   workers that take part in an averaging      n_w   samples of worker w since it last took part
     D = sum_P n_w (z_w - x_w) / sum_P n_w;   z <- outer(z, D);   x_w <- z, n_w <- 0 for w in P
     a late worker, when it learns z:         x_w <- x_w + z - z_w,  with z_w the last z that it knew
 
-The difference z_w - x_w of a late worker stays what it is until it takes part: no step is lost.
+The difference z_w - x_w of a late worker is kept until it takes part, so that no step is lost.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from accordion_bench.tensors import keyed_rng
 
 
 class Lateness(NamedTuple):
-    """For whom an averaging waits.
+    """Rule for which workers an averaging waits.
 
-    quorum: workers, 1 to A, that must have come for it to go on; None = all.
-    grace: seconds that others are waited for when the quorum is full; None = 0.
-    lateness: probability in [0, 1) that a worker is late, drawn; None = processes are late by the clock.
+    quorum: number of workers, 1 to A, that an averaging needs; None = all.
+    grace: seconds to wait for the others once the quorum is complete; None = 0.
+    lateness: probability in [0, 1) that a worker is late, drawn at random; None = lateness is real.
     """
 
     quorum: int | None = None
@@ -38,18 +38,18 @@ class Lateness(NamedTuple):
     lateness: float | None = None
 
     def leaves_out(self, workers: int) -> bool:
-        """Whether it may go on without some of so many workers."""
+        """Return whether averagings may leave out some of `workers` workers."""
         return self.quorum is not None and self.quorum < workers
 
     def refuse_in_run(self, workers: int, workers_per_process: int) -> None:
-        """Refuse a quorum that a run cannot have.
+        """Check the quorum against the run.
 
         Args:
             workers: A.
             workers_per_process: W.
 
         Raises:
-            ValueRefused: more workers than there are, or workers of one process, of which none can be late.
+            ValueRefused: it exceeds the number of workers, or one process has all workers, so that none can be late.
         """
         if self.quorum is not None and self.quorum > workers:
             raise ValueRefused("sync.quorum", f"at most {workers}, the number of workers", self.quorum, workers)
@@ -58,10 +58,10 @@ class Lateness(NamedTuple):
             raise ValueRefused("sync.lateness", rule, None, 0.1)
 
     def refuse_unheard(self, context: SyncContext) -> None:
-        """Refuse a quorum of processes that cannot tell each other who has come.
+        """Check that the processes have a store for their arrivals.
 
         Raises:
-            ConfigError: with what to type instead.
+            ConfigError: they have none; the message suggests other options.
         """
         comm = context.axis.comm
         if not self.leaves_out(comm.workers) or self.lateness is not None:
@@ -70,24 +70,24 @@ class Lateness(NamedTuple):
             raise ConfigError(
                 f"sync.quorum needs a run over comm=gloo on CPUs, where processes can be late, got {self.quorum} "
                 "elsewhere",
-                {"sync.lateness": 0.1},  # who is late is drawn
+                {"sync.lateness": 0.1},  # drawn lateness
                 {"sync.quorum": None},
             )
 
 
 class Quorum(Stateful):
-    """Takes the averagings of a local method, among those who have come; the kinds of lateness are subclasses.
+    """Averagings of a local method among the workers that have arrived; subclasses define lateness.
 
     Args:
-        context: of the scheme.
-        exchange: of differences, of all workers.
-        outer: the outer optimizer.
-        buffers: what becomes of the inner optimizers' buffers of those who take part: `keep` or `reset`.
+        context: context of the scheme.
+        exchange: exchange of differences, of all workers.
+        outer: outer optimizer.
+        buffers: treatment of the inner optimizers' buffers of workers that take part: `keep` or `reset`.
 
     Attributes:
-        samples: n_w of every worker; a process may not know of the others' until all have met.
-        averagings: how many there have been.
-        took_part: workers in all of them.
+        samples: n_w of every worker; those of other processes may be outdated until all have met.
+        averagings: number of averagings so far.
+        took_part: sum over the averagings of the workers that took part.
     """
 
     keeps = ("samples", "averagings", "took_part")
@@ -100,40 +100,40 @@ class Quorum(Stateful):
         self.averagings = self.took_part = 0
 
     def average(self, steps: int, round_lr: float) -> None:
-        """A round is over here: average with those who have come, or let them.
+        """Average at the end of a local round with the workers that have arrived.
 
         Args:
-            steps: of the round.
-            round_lr: the inner learning rate at its start.
+            steps: number of steps of the round.
+            round_lr: inner learning rate at its start.
         """
         raise NotImplementedError
 
     def land(self) -> None:
-        """Wait for all processes, so that all know the same."""
+        """Wait for all processes and make their state equal."""
 
     @property
     def pending(self) -> bool:
-        """Whether differences wait for an averaging, of workers that were late for the last one."""
+        """Whether differences of late workers are not averaged yet."""
         return any(self.samples)
 
     def saw(self, worker: int, steps: int) -> None:
-        """A worker has computed with so many batches more."""
+        """Add the samples of `steps` batches of a worker."""
         batches = self.comm.samples
         self.samples[worker] += steps * (batches[worker] if batches else self.position.plan.batch_size)
 
     def settled(self) -> None:
-        """All differences have been averaged."""
+        """Note that all differences have been averaged."""
         self.samples = [0] * self.comm.workers
 
     def columns(self) -> dict[str, Any]:
-        """For metrics rows: averagings so far, and how many workers have taken part in one, on average."""
+        """Return for metrics rows the number of averagings and the mean number of workers that took part."""
         mean = self.took_part / self.averagings if self.averagings else None
         return {"averagings": self.averagings, "took_part": mean}
 
     # ---- parts of an averaging
 
     def _differences(self, shares: Sequence[float]) -> list[Tensor]:
-        """share_w (z_w - x_w) of the local workers, [W, ...], in the storage of their gradients."""
+        """Return share_w (z_w - x_w) of the local workers, [W, ...], in the storage of their gradients."""
         xs_W = self.axis.differences(self.axis.shared, range(self.comm.local_workers))
         for row, share in enumerate(shares):
             if share != 1:
@@ -141,7 +141,7 @@ class Quorum(Stateful):
         return xs_W
 
     def _exchanged(self, xs_W: Sequence[Tensor], part: Comm, info: StepInfo) -> list[Tensor]:
-        """Their mean over the workers of `part`, as the compressor makes it."""
+        """Exchange the differences with the compressor among the workers of `part`; return their mean."""
         self.clock.lap("update")
         self.clock.waits(self.exchange.kind)
         with self.exchange.among(part):
@@ -154,7 +154,7 @@ class Quorum(Stateful):
         """x_w <- x_w + z - z_w for some local workers.
 
         Args:
-            rows: which.
+            rows: rows of these workers.
             before: z_w.
         """
         if rows:
@@ -163,25 +163,25 @@ class Quorum(Stateful):
                 torch._foreach_add_(self.axis.values(row), moved)
 
     def _to_be_learnt(self) -> list[Tensor]:
-        """What a late worker lacks: z, the outer optimizer's buffers, what the compressor keeps for all workers."""
+        """Return the tensors that a late worker lacks: z, the outer optimizer's buffers, common compressor state."""
         common = [self.exchange.state[name][key] for name, key in self._kept_in_common()]
         return [*self.axis.shared, *self.outer.buffers(self.axis.shared), *common]
 
     def _kept_in_common(self) -> list[tuple[str, str]]:
-        """Names and keys of what the compressor keeps for all workers."""
+        """Return names and keys of the compressor state that is equal on all workers."""
         state = self.exchange.state
         return sorted((name, key) for name, own in state.items() for key in own if not key.endswith(PER_WORKER))
 
 
 class DrawnLateness(Quorum):
-    """At every averaging each worker is late with a probability; it learns z right after it and goes on.
+    """Each worker is late at each averaging with a given probability; it receives z directly after the averaging.
 
-    Where fewer than the quorum are in time, those that come next are waited for. A draw depends on seed and averaging
-    alone, so that runs in one process and in several are the same.
+    If fewer workers than the quorum are in time, the next ones are included. A draw depends only on the seed and the
+    number of the averaging, so that results do not depend on the number of processes.
 
     Args:
         context, exchange, outer, buffers: see `Quorum`.
-        waiting: how many workers take part at least, and how often one is late.
+        waiting: quorum and probability of lateness.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class DrawnLateness(Quorum):
         self.quorum, self.lateness, self.seed = waiting.quorum or 1, waiting.lateness or 0.0, context.runner.seed
 
     def present(self) -> list[int]:
-        """The numbers of those who take part in the coming averaging, ascending."""
+        """Return the numbers of the workers that take part in the next averaging, ascending."""
         generator = keyed_rng.generator(self.seed, "late", self.averagings)
         draws = torch.rand(self.comm.workers, generator=generator, dtype=torch.float64).tolist()
         in_time = sum(draw >= self.lateness for draw in draws)
@@ -224,7 +224,7 @@ class DrawnLateness(Quorum):
 
     @contextlib.contextmanager
     def _left_alone(self, rows: Sequence[int]) -> Iterator[None]:
-        """The residuals of absent workers are zero inside, and as they were afterwards."""
+        """Context in which residuals of absent workers are zero; they are restored afterwards."""
         absent, state = list(rows), self.exchange.state
         places = [(name, key) for name, own in state.items() for key in own if key.endswith(PER_WORKER) and absent]
         kept = [state[name][key][absent] for name, key in places]
@@ -238,5 +238,5 @@ class DrawnLateness(Quorum):
 
 
 def nbytes(xs: Sequence[Tensor]) -> int:
-    """Bytes of some tensors."""
+    """Return the number of bytes of tensors."""
     return sum(x.numel() * x.element_size() for x in xs)

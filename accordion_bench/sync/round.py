@@ -1,9 +1,9 @@
-"""Rounds: local methods are put together of when, who, what and an outer optimizer.
+"""Rounds of local methods: a schedule of exchanges (`When`), a group of workers (`All`) and an outer optimizer.
 
     x_w   parameters of worker w (a replica)      z   the last consensus      H   period
 
-Differences z - x_w travel, not x_w: the exchange may then compress them and keep what was lost as a residual, in the
-units of the parameters.
+Workers send differences z - x_w instead of x_w, so that the exchange can compress them and store the error as a
+residual in the units of the parameters.
 """
 
 import copy
@@ -36,14 +36,15 @@ from accordion_bench.sync.who import All, Pairs, Tier, refuse_groups
 
 @dataclass(frozen=True)
 class When:
-    """The steps of a round, counted from its start, after which workers send, and after which they use what has come.
+    """Schedule of a round: the steps, counted from its start, after which workers send and apply averages.
 
     Args:
-        period: H, steps of a round; it may change from round to round.
-        slots: parts of equal length into which it falls; each has one message, of as many fragments of the tensors.
-        delay: steps from a message to its use; 0 = it is waited for, None = a whole round.
-        ahead: a message leaves so early that it is used at the end of its slot; else it leaves there.
-        groups: (period, size) of groups that send more often than all workers together.
+        period: H, steps per round; it may change from round to round.
+        slots: number of equal parts of a round. Each sends one message, with one of as many fragments of the tensors.
+        delay: steps between sending and applying; 0 = blocking, None = one round.
+        ahead: whether a message is sent `delay` steps before the end of its slot and applied there; otherwise it is
+            sent at the end of the slot.
+        groups: (period, size) of worker groups that average more often than all workers.
     """
 
     period: int
@@ -53,32 +54,32 @@ class When:
     groups: Sequence[tuple[int, int]] = ()
 
     def slot(self, period: int) -> int:
-        """Steps of a slot."""
+        """Return the number of steps of a slot."""
         return period // self.slots
 
     def sends(self, since: int, period: int) -> int | None:
-        """The largest tier that sends after so many steps of a round; None = none."""
+        """Return the largest tier that sends after `since` steps of a round; None = none."""
         if self.groups:
             return max((i for i, (own, _) in enumerate(self.groups) if since % own == 0), default=None)
         return 0 if self.sent(since, period) > self.sent(since - 1, period) else None
 
     def sent(self, steps: int, period: int) -> int:
-        """How many messages of all workers so many steps have."""
+        """Return the number of messages of all workers in `steps` steps."""
         early = self.delay or 0 if self.ahead else 0
         return (steps + early) // self.slot(period)
 
     def uses(self, since: int, period: int) -> bool:
-        """Whether what is in flight is used after so many steps of a round."""
+        """Whether averages in flight are applied after `since` steps of a round."""
         return self.used(since, period) > self.used(since - 1, period)
 
     def used(self, steps: int, period: int) -> int:
-        """How often averages are used in so many steps; of those used in the next round, the first is the start's."""
+        """Return how often averages are applied in `steps` steps, those from `Round.at_the_start` included."""
         late = period - min(self.delay or period, period)
         return steps // self.slot(period) if self.ahead else (steps + late) // period
 
     @property
     def in_next_round(self) -> bool:
-        """Whether averages are used in the round after that of their launch."""
+        """Whether averages are applied in the round after their launch."""
         return self.delay != 0 and not self.ahead
 
 
@@ -98,35 +99,37 @@ def _smoke_options(options: Config, knob: str) -> Config:
 
 @with_options
 class Round(Sync):
-    """Each worker takes steps of the inner optimizer; averagings follow as `when` says, of those whom `who` says:
+    """Local steps of the inner optimizer on each worker, with averagings at the steps of `when`, among `who`:
 
         z <- outer(z, mean(z - x_w));   x_w <- (1 - pull) x_w + pull z
 
-    A scheme of its own is a class in one file and a YAML file:
+    A new scheme is a class in one file and a YAML file:
 
         class Halves(Round):
             def __init__(self, period=8):
                 super().__init__(When(period), outer=OuterSGD(outer_lr=0.5))
 
     Args:
-        when: the steps of a round.
-        who: averages; None = all workers.
-        outer: the outer optimizer; None = the mean stays as it is.
-        pull: how far workers go to z, in [0, 1]; 1 = they restart there.
+        when: schedule of a round.
+        who: the workers that average; None = all.
+        outer: outer optimizer; None = the mean is used unchanged.
+        pull: step of the workers towards z, in [0, 1]; 1 = they restart at z.
 
-    The options `period`, `switch_step` (S) and `final` are those of every preset, which calls `super().__post_init__()`
-    for their checks, then `super().__init__(...)`. Others are declared by the presets that have them:
-        phase1: what synchronous steps average: `gradient`s (one inner optimizer) or `model`s (each worker's own).
-        buffers: the inner optimizers' at an averaging of all: `keep`, `reset` or `average`; None = as its paper says.
-        sparta: share of all coordinates that become their mean after each local step, before an averaging; None = none.
+    Every preset has the options `period`, `switch_step` (S) and `final`. It calls `super().__post_init__()`, which
+    checks them, then `super().__init__(...)`. Some presets declare more options:
+        phase1: tensors that synchronous steps average: `gradient` (one inner optimizer) or `model` (one per worker).
+        buffers: treatment of the inner optimizers' buffers at an averaging of all workers: `keep`, `reset` or
+            `average`; None = as in the paper.
+        sparta: fraction of the coordinates that are averaged after each local step, before an averaging; None = none.
         quorum, grace, lateness: see `Lateness`.
-        elastic, min_workers: processes may come and go, so many workers must be left; see `ElasticMembership`.
+        elastic, min_workers: whether processes may be lost and enter, and the lower bound of the number of workers;
+            see `ElasticMembership`.
 
     Attributes:
-        since: steps since the last averaging of all workers.
-        count: local steps in all, after the synchronous ones.
-        round_lr: the inner learning rate at the start of this round.
-        tensors: of each fragment, by index.
+        since: number of steps since the last averaging of all workers.
+        count: number of local steps so far, without synchronous ones.
+        round_lr: inner learning rate at the start of this round.
+        tensors: indices of the tensors of each fragment.
     """
 
     description = replace(Sync.description, idle=_idle, smoke_options=_smoke_options)
@@ -164,7 +167,7 @@ class Round(Sync):
         self.attendance: Quorum | None = None
         self.since = self.count = 0
         self.round_lr = 0.0
-        self.tier = -1  # whose averages are in flight
+        self.tier = -1  # tier of the averages in flight
         self.forked = self.finished = False
 
     # ---- before the run
@@ -184,7 +187,7 @@ class Round(Sync):
             self._refuse_in_elastic_run()
 
     def _refuse_in_elastic_run(self) -> None:
-        """Refuse what needs all workers of the beginning."""
+        """Raise if an option needs the number of workers to be constant."""
         for key, good in (("switch_step", 0), ("buffers", "keep"), ("sparta", None), ("quorum", None)):
             value = getattr(self, key)
             if value in (good, None) or (key == "buffers" and value == "reset"):
@@ -194,7 +197,7 @@ class Round(Sync):
 
     @property
     def waiting(self) -> Lateness:
-        """For whom an averaging waits."""
+        """Rule that decides for which workers an averaging waits."""
         return Lateness(self.quorum, self.grace, self.lateness)
 
     def refuse_tensors(self, specs: Sequence[TensorSpec]) -> None:
@@ -260,24 +263,24 @@ class Round(Sync):
             self.fork()
 
     def fork(self) -> None:
-        """From here on each worker has parameters and an inner optimizer of its own."""
+        """Give each worker its own parameters and inner optimizer."""
         self.axis.fork()
         self.inner.fork()
         self.who.begin(self.runner, self.outer, self.split)
         self.in_parts = [self.exchange.part(p, own) for p, own in enumerate(self.split or [])]
         self.in_flight.updates = self.at_the_start()
-        self.every_step = EveryStep()  # and its residuals are given up
+        self.every_step = EveryStep()  # discards its residuals
         if self.waiting.leaves_out(self.comm.workers):
             kind = LateProcesses if self.lateness is None else DrawnLateness
             self.attendance = kind(self.context, self.exchange, self.outer, self.buffers or "keep", self.waiting)
         self.forked = True
 
     def at_the_start(self) -> list[Tensor]:
-        """What is in flight when all workers are equal still."""
+        """Return the averages in flight at the start, when all workers are equal."""
         return [torch.zeros_like(value) for value in self.axis.shared] if self.when.in_next_round else []
 
     def sparse_average(self, comm: Comm) -> SparseAverage:
-        """What averages the share `sparta` of the parameters."""
+        """Create the exchange that averages the fraction `sparta` of the coordinates."""
         sparse = SparseAverage(self.sparta or 1.0, self.axis.specs, comm, self.axis.like, self.runner.seed)
         sparse.finite = self.runner.finite
         return sparse
@@ -293,7 +296,7 @@ class Round(Sync):
 
     @property
     def tiers(self) -> list[Tier]:
-        """The groups of every size with workers here."""
+        """Groups with local workers, by size."""
         return self.who.tiers
 
     @property
@@ -314,7 +317,7 @@ class Round(Sync):
         return self.count > 0
 
     def switched(self) -> bool:
-        """Whether the synchronous steps are over."""
+        """Return whether the synchronous steps are over."""
         if self.switch is not None:
             return self.position.now >= self.switch
         return self.position.step >= (self.switch_step or 0)
@@ -327,7 +330,7 @@ class Round(Sync):
         if not self.forked:
             return self.every_step.before_step(lr)
         if local and not self.count and (self.phase1 == "model" or self.buffers == "reset"):
-            self.treat_buffers()  # the last synchronous step was an averaging, too
+            self.treat_buffers()  # the last synchronous step averaged, too
         if self.since == 0:
             self.round_lr = lr if isinstance(lr, int | float) else lr[0]
             self.period = self.position.plan.period
@@ -342,7 +345,7 @@ class Round(Sync):
         self.since += 1
         self.count += self.switched()
         if self.sparse is not None and self.count:
-            self.land()  # one collective at a time
+            self.land()  # collectives must not run concurrently
             self.clock.waits(self.sparse.kind)
             self.sparse.average_([self.axis.values(row) for row in range(self.comm.local_workers)], self.position.step)
             self.clock.lap("exposed")
@@ -351,12 +354,14 @@ class Round(Sync):
         return completed
 
     def after_local_step(self) -> CompletedExchange | None:
-        """Use what has been in flight long enough, send what is due, and begin the next round where one is over."""
+        """Apply averages whose delay is over, send those that are due, and start a new round at the end of one."""
         period, completed = self.period or 1, None
         if self.in_flight and self.when.uses(self.since, period):
             self.clock.event("use")
             self.use()
-        due = self.when.sends(self.since, period) if self.count else len(self.tiers) - 1  # else models are averaged
+        due = (
+            self.when.sends(self.since, period) if self.count else len(self.tiers) - 1
+        )  # synchronous steps average models
         if due is not None and self.tiers:
             completed = self.average(due)
         if (self.since >= period or not self.count) and self.tiers:
@@ -365,7 +370,7 @@ class Round(Sync):
 
     @torch.no_grad()
     def average(self, tier: int) -> CompletedExchange | None:
-        """Send what the workers have moved; returns the exchange where it was waited for."""
+        """Send the differences of the workers; return the exchange if it was blocking."""
         if self.attendance is not None and self.count:
             self.attendance.average(self.since, self.round_lr)
             return None
@@ -379,11 +384,11 @@ class Round(Sync):
         return completed
 
     def prepare(self, message: Sequence[list[Tensor]]) -> None:
-        """Change what is sent, in place: of each group, tensors [rows, ...]."""
+        """Modify the message in place before it is sent: tensors [rows, ...] of each group."""
 
     @torch.no_grad()
     def use(self) -> None:
-        """The outer steps from the averages that are in flight; the workers learn of them."""
+        """Apply the averages in flight by outer steps, and pass the new z to the workers."""
         groups, own = self.tiers[self.tier].groups, self.fragment
         of_all = self.tiers[self.tier] is self.tiers[-1] and self.count > 0
         for group, update in zip(groups, self.who.differences(self.in_flight, self.tier), strict=True):
@@ -395,11 +400,11 @@ class Round(Sync):
             self.treat_buffers()
 
     def treat_buffers(self) -> None:
-        """What becomes of the inner optimizers' buffers at an averaging of all."""
+        """Keep, reset or average the inner optimizers' buffers at an averaging of all workers."""
         treat_buffers(self.inner, self.buffers or "keep")
 
     def learn(self, z: list[Tensor], rows: range) -> None:
-        """Some local workers learn of a new z."""
+        """Move some local workers to a new z, or towards it; see `pull`."""
         if self.pull == 1:
             self.axis.restart(z, rows, self.fragment)
         else:
@@ -407,24 +412,24 @@ class Round(Sync):
 
     @property
     def turn(self) -> int:
-        """The fragment of the slot in which the last step was."""
+        """Number of the fragment of the slot that contains the last step."""
         return (self.since - 1) // self.when.slot(self.period or 1)
 
     @property
     def fragment(self) -> list[int] | None:
-        """Its tensors, by index; None = all."""
+        """Indices of the tensors of this fragment; None = all."""
         return self.tensors[self.turn] if self.partial else None
 
     # ---- the end, and in between
 
     @property
     def meets(self) -> bool:
-        """Whether all workers are at one place at the end of a round."""
+        """Whether all workers are equal at the end of a round."""
         return self.who.one_mean and self.pull == 1 and not self.partial and not self.when.in_next_round
 
     @property
     def apart(self) -> bool:
-        """Whether workers differ: by steps since the last averaging, or because some were late for it."""
+        """Whether workers differ: after local steps, or because some were late for the last averaging."""
         if not self.meets:
             return self.forked and not self.finished
         return self.since > 0 or (self.attendance is not None and self.attendance.pending)
@@ -438,7 +443,7 @@ class Round(Sync):
         return self.who.consensus() if self.forked and self.apart else self.axis.shared
 
     def finish(self) -> None:
-        """One exact average of what the workers have become; what is still in flight is dropped."""
+        """Average the parameters of all workers exactly; discard averages in flight."""
         self.in_flight.land()
         if self.forked and self.apart and self.final:
             self.in_flight.drop()
@@ -460,14 +465,14 @@ class Round(Sync):
 
     @property
     def outer_buffers(self) -> list[Tensor]:
-        """What the outer optimizers keep."""
+        """Buffers of the outer optimizers."""
         return self.who.outer_buffers(self.split)
 
     def own(self, row: int) -> dict[str, Any]:
         return self.who.own(row)
 
     def derived(self) -> list[Tensor]:
-        """What the outer optimizer will keep after the switch, of which the state has nothing before it."""
+        """Return buffers of the outer optimizer that exist only after the switch, and are not in an earlier state."""
         return [] if self.forked else copy.deepcopy(self.outer).buffers(self.axis.shared)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What every synchronisation scheme is, and the state that checkpoints have of it."""
+"""Base class of synchronisation schemes, and their state in checkpoints."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -20,23 +20,23 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, RunFacts, TensorSpec
 from accordion_bench.position import Position, Rate
 
-LEFT = "workers that must be left then; null = 1"  # what min_workers is
-PER_WORKER = "_W"  # ends the names of tensors with a row per worker, in the state of an exchange
+LEFT = "least number of workers of such a run; null = 1"  # help text of min_workers
+PER_WORKER = "_W"  # suffix of tensors [W, ...] with a row per worker, in the state of an exchange
 
 
 @dataclass(frozen=True)
 class SyncContext:
-    """What a scheme works with.
+    """The objects on which a scheme operates.
 
     Args:
         axis: model, gradients and replicas of the local workers.
-        position: where training stands.
-        runner: makes exchanges and runs them.
+        position: current step, epoch and plan.
+        runner: creates and runs exchanges.
         inner: the optimizers.
-        run: what was known before the run.
-        weight_decay: for a compressor that takes the step itself.
-        clip_mean: largest global L2 norm of an exchanged mean gradient; None = any.
-        store: of the run, in which processes tell each other things; None = there is none.
+        run: facts about the run that are known in advance.
+        weight_decay: weight decay, for a compressor that performs the optimizer's step.
+        clip_mean: largest global L2 norm of an exchanged mean gradient; None = no limit.
+        store: key-value store shared by the processes of the run; None = no store.
     """
 
     axis: Replicas
@@ -50,7 +50,7 @@ class SyncContext:
 
 
 class Placed(NamedTuple):
-    """An exchange, under the name by which a checkpoint keeps its state, and the local workers that take part."""
+    """An exchange, its name in checkpoints, and the rows of the local workers that take part."""
 
     name: str
     exchange: Exchange
@@ -58,11 +58,11 @@ class Placed(NamedTuple):
 
 
 class Stateful:
-    """State by registration: a class names the attributes that are its state.
+    """Base class of objects that list the attributes which make up their state.
 
     Class attributes:
-        keeps: names of attributes that all workers have in common: numbers, strings, lists of them, lists of tensors,
-            and other `Stateful`s. Tensors are restored in place.
+        keeps: names of attributes that are equal on all workers: numbers, strings, lists of these, lists of tensors,
+            and other `Stateful` objects. Tensors are restored in place.
 
     Example:
         class Round(Sync):
@@ -72,14 +72,14 @@ class Stateful:
     keeps: ClassVar[tuple[str, ...]] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """What all workers have in common; tensors are copied to the CPU."""
+        """Return the state that is equal on all workers; tensors are copied to the CPU."""
         return {name: _saved(getattr(self, name)) for name in self.keeps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`.
+        """Restore the state from `state_dict()`.
 
         Raises:
-            ConfigError: another version has saved it, or another scheme.
+            ConfigError: the state was saved by another version or scheme.
         """
         if missing := [name for name in self.keeps if name not in state]:
             raise ConfigError(
@@ -93,7 +93,7 @@ class Stateful:
 
 
 def _saved(value: Any) -> Any:
-    """A copy of a value of an attribute, for a checkpoint."""
+    """Copy the value of an attribute for a checkpoint."""
     if isinstance(value, Stateful):
         return value.state_dict()
     if isinstance(value, Tensor):
@@ -104,7 +104,7 @@ def _saved(value: Any) -> Any:
 
 
 def _restored(value: Any, saved: Any) -> bool:
-    """Whether a value could be continued in place: it is `Stateful`, a tensor, or a container of as many."""
+    """Restore a value in place, and return whether that was possible; see `Stateful.keeps`."""
     if isinstance(value, Stateful):
         value.load_state_dict(saved)
     elif isinstance(value, Tensor):
@@ -123,32 +123,32 @@ def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
 
 
 class Sync(Component, Stateful):
-    """Exchanges what it must before and after each step of the optimizer.
+    """Synchronisation scheme: decides which exchanges run before and after each step of the optimizer.
 
     Class attributes:
-        local: workers take steps of their own, between exchanges of differences of parameters.
-        late: what it exchanges travels while the workers go on, and is used when it has arrived.
-        grows: its period grows by itself, as its options say.
-        every_local_step: what it exchanges follows every local step, so that no period is to be found for it.
-        waits: workers wait for each other; else each goes at its own pace, and meets one other at a time.
-        without_averages: why it never averages differences of all parameters over all workers, which a compressor or a
-            policy would work on, and ends in an average of everything: `which ...`; "" = it does.
-        shares: options that are a share of the coordinates, and how reports write them behind the scheme.
+        local: whether workers take local steps between exchanges of parameter differences.
+        late: whether exchanges overlap later steps and are applied when they are complete.
+        grows: whether the period grows during the run, as its options define.
+        every_local_step: whether it exchanges after every local step, so that no period can be chosen for it.
+        waits: whether workers wait for each other; otherwise each runs at its own speed and averages with one other.
+        without_averages: reason, as `which ...`, why it never averages the differences of all parameters over all
+            workers, on which compressors and policies operate. Such a scheme ends with an exact average. "" = it does.
+        shares: options that are a fraction of the coordinates, and their format in reports, after the scheme's name.
 
     Attributes:
-        weighs: its means can be weighted by the samples of workers whose batches differ.
+        weighs: whether its means can be weighted by the samples of workers with different batch sizes.
         gradient_exchange: whether gradients are exchanged at any time of a run.
-        period: H, where the plan has one.
-        groups: (period, size) of every group of workers, where they have periods of their own.
-        outer_optimizer: what takes a step at every averaging; `none` = the mean stays as it is.
-        quorum: workers that an averaging needs; None = all.
-        plans_with: what it must know of the training beforehand, see `Policy`.
-        buffers: the inner optimizers' at an averaging, see `treat_buffers`.
-        final: steps that are left after the last averaging end in an exact one.
-        partial: an averaging is of some of the tensors.
-        split: the tensors, by index, of each averaging of a round; None = all of them.
-        elastic: processes may be lost, and others may enter, see `ElasticMembership`.
-        min_workers: that must be left then.
+        period: H, number of steps between two averagings; None = the plan has no period.
+        groups: (period, size) of each level of worker groups, if they have different periods.
+        outer_optimizer: optimizer that steps at every averaging; `none` = the mean is used unchanged.
+        quorum: number of workers that an averaging needs; None = all.
+        plans_with: facts about the training that it needs in advance, see `Policy`.
+        buffers: treatment of the inner optimizers' buffers at an averaging, see `treat_buffers`.
+        final: whether steps after the last averaging end with an exact average.
+        partial: whether an averaging covers only some of the tensors.
+        split: indices of the tensors of each averaging of a round; None = all tensors.
+        elastic: whether processes may be lost and others may enter, see `ElasticMembership`.
+        min_workers: lower bound of the number of workers in an elastic run.
     """
 
     description = replace(Component.description, shares={}, idle=_idle)
@@ -174,225 +174,229 @@ class Sync(Component, Stateful):
     min_workers: int | None = None
 
     def check(self, run: RunFacts, workers_per_process: int) -> None:
-        """Refuse options that do not fit the run.
+        """Check the options against the run.
 
         Args:
-            run: how much there is to train.
+            run: facts about the run, such as the number of workers and steps.
             workers_per_process: W.
 
         Raises:
-            ConfigError: with what to type instead.
+            ConfigError: an option does not fit; the message suggests a value.
         """
         if self.elastic and (self.min_workers or 1) > run.workers:
             rule = f"at most {run.workers}, the number of workers"
             raise ValueRefused("sync.min_workers", rule, self.min_workers, run.workers)
 
     def messages(self) -> Wrapped | None:
-        """What its workers send, where it does not leave that to `compressor`; made anew by each call."""
+        """Return a new compressor if the scheme has its own message format; None = the option `compressor` applies."""
         return None
 
     def makes(self, run: RunFacts) -> Sequence[tuple[Exchange, int]] | None:
-        """Every kind of exchange of a run, and how often; asked after `begin`. None = as its period says."""
+        """Return each kind of exchange of a run and its number, after `begin`; None = they follow from the period."""
         return None
 
     def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
-        """Refuse options that a policy would contradict in mid-run.
+        """Check the options against the policies of the run.
 
         Args:
-            drivers: by what they drive (see `Policy`), the names of the run's policies.
-            run: what is known of the run.
+            drivers: names of the policies by the property that they change (see `Policy`).
+            run: facts about the run.
 
         Raises:
-            ValueRefused: with what goes together.
+            ValueRefused: a policy would contradict an option; the message suggests a value.
         """
         for name in drivers.values() if self.elastic else ():
             rule = f"{{false}} with adaptive={name}, because policies look at exchanges of all workers"
             raise ValueRefused("sync.elastic", rule, True, False)
 
     def refuse_tensors(self, specs: Sequence[TensorSpec]) -> None:
-        """Refuse options that do not fit the trained tensors.
+        """Check the options against the trained tensors.
 
         Raises:
-            ValueRefused: with what to type instead.
+            ValueRefused: an option does not fit; the message suggests a value.
         """
 
     @classmethod
     def in_every_step(cls, options: Config) -> Config:
-        """These options with those under which every step exchanges, so that steps can be measured one by one."""
+        """Return the options changed so that every step exchanges, for measuring single steps."""
         return {**options, "period": 1} if options.get("period") is not None else options
 
     def local_steps(self, run: RunFacts) -> int:
-        """Steps of the run that workers take by themselves, where the learning rate falls as scheduled."""
+        """Return the number of local steps of the run under its learning rate schedule."""
         return run.steps if self.local else 0
 
     def averagings(self, steps: int) -> list[int]:
-        """How many averagings of each part of `split` so many local steps have."""
+        """Return the number of averagings of each part of `split` in `steps` local steps."""
         return []
 
     def buffer_interval(self, key: str) -> int:
-        """After how many averagings the inner optimizers' buffers of a name are averaged, too; 0 = never."""
+        """Return after how many averagings the inner optimizers' buffers named `key` are averaged; 0 = never."""
         return 0
 
     def buffer_averagings(self, steps: int, period: int, key: str) -> int:
-        """How often the inner optimizers' buffers of a name are averaged in so many local steps.
+        """Return how often the inner optimizers' buffers of a name are averaged.
 
         Args:
-            steps: in all.
-            period: H, at the start.
-            key: their name.
+            steps: number of local steps.
+            period: H at the start.
+            key: name of the buffers.
         """
         return 0
 
     def ends_apart(self, steps: int, period: int) -> bool:
-        """Whether the run ends in an exact average, after so many local steps.
+        """Whether the run ends with an exact average.
 
         Args:
-            steps: in all.
-            period: H, at the start.
+            steps: number of local steps.
+            period: H at the start.
         """
         return False
 
     def start(self, plan: Plan) -> Plan:
-        """The plan before the first step."""
+        """Return the plan for the first step."""
         return plan
 
     def begin(self, context: SyncContext) -> None:
-        """Before the first step, or before a checkpoint is loaded."""
+        """Prepare the scheme before the first step, or before a checkpoint is loaded."""
         self.context = context
         self.axis, self.position, self.runner = context.axis, context.position, context.runner
         self.inner, self.comm, self.clock = context.inner, context.axis.comm, context.axis.comm.clock
 
     def samples_used(self, batches: Sequence[int]) -> list[int]:
-        """Samples of each worker that the mean of the coming step counts; [] = all, as they are. Called once a step.
+        """Return how many samples of each worker count in the mean of the next step; [] = all. Called once per step.
 
         Args:
-            batches: samples that the workers have.
+            batches: batch size of each worker.
         """
         return []
 
     def comes(self, worker: int) -> None:
-        """Where no worker waits for another: this one, and no other, takes part in the coming step."""
+        """Set the only worker that takes part in the next step, in schemes without waiting."""
 
     @property
     def cuts(self) -> bool:
-        """Whether a worker computes with no more samples than `samples_used` says, one at least."""
+        """Whether a worker's batch is cut to the number from `samples_used`, at least one sample."""
         return False
 
     def before_step(self, lr: Rate) -> CompletedExchange | None:
-        """Before the optimizer's step: from local gradients [W, ...] to those that it is to use.
+        """Replace the local gradients [W, ...] by those of the optimizer's step, before that step.
 
         Args:
-            lr: learning rate of this step, one for all tensors or one for each.
+            lr: learning rate of this step, one for all tensors or one per tensor.
 
         Returns:
-            what was exchanged and waited for; None = nothing.
+            the completed exchange; None = there was none.
         """
         raise NotImplementedError
 
     def after_step(self, lr: Rate) -> CompletedExchange | None:
-        """After the optimizer's step; returns what was exchanged and waited for, None = nothing."""
+        """Exchange after the optimizer's step; return the completed exchange, None = there was none."""
         raise NotImplementedError
 
     def land(self) -> None:
-        """Wait for what has been launched, if there is anything."""
+        """Wait for a launched exchange, if there is one."""
 
     def finish(self) -> None:
-        """After the last step: leave one consensus model behind."""
+        """Form the consensus model after the last step."""
 
     def consensus(self) -> list[Tensor]:
-        """The parameters [...] to evaluate; training state stays as it is."""
+        """Return the parameters [...] to evaluate; does not change the training state."""
         return self.axis.shared
 
     def gradients_go_to(self) -> Exchange | None:
-        """The exchange that the gradients of the coming step will go to as they are; None = none."""
+        """Return the exchange that will take the next step's gradients unchanged; None = there is none."""
         return None
 
     @property
     def averaging(self) -> bool:
-        """Whether the last step was a local one, so that an exchange after it was an averaging of local steps."""
+        """Whether the last step was a local one, so that an exchange after it averaged local steps."""
         return False
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of all workers that is in force now."""
+        """Current exchange of all workers."""
         raise NotImplementedError
 
     @property
     def parts(self) -> list[Exchange]:
-        """What that one falls into: an exchange for each part of `split`, or itself."""
+        """Exchanges of the parts of `split`, or the one exchange of all tensors."""
         return [self.exchange]
 
     def exchanges(self) -> list[Placed]:
-        """Every exchange with state."""
+        """Return all exchanges with state."""
         raise NotImplementedError
 
     def new_exchange(self, comm: Comm | None = None) -> Exchange:
-        """One like those that follow local steps, among the workers of `comm`; None = all."""
+        """Create an exchange of the kind that follows local steps, among the workers of `comm`; None = all."""
         raise NotImplementedError
 
     def between(self) -> list[Exchange]:
-        """What follows every local step, between the averagings."""
+        """Return the exchanges that follow every local step, between averagings."""
         return []
 
     def resized(self) -> None:
-        """The number of workers is another one now; residuals and z are as they were."""
+        """Adapt to a new number of workers; residuals and z are unchanged."""
+
+    def restart(self) -> None:
+        """Start local steps of a worker that has loaded another worker's common state: x_w <- z."""
+        self.axis.restart(self.axis.shared, range(len(self.axis.replicas)))
 
     def columns(self) -> dict[str, Any]:
-        """What it says in metrics rows, beside bytes and times."""
+        """Return columns for metrics rows, besides bytes and times."""
         return self.comm.membership.columns()
 
     def own(self, row: int) -> dict[str, Any]:
-        """The tensors that belong to one local worker, in nested dictionaries by name; they are restored in place."""
+        """Return the tensors of one local worker in nested dictionaries by name; they are restored in place."""
         return {}
 
     def derived(self) -> list[Tensor]:
-        """Tensors that follow from its state, so that no checkpoint has them."""
+        """Return tensors that follow from the state and are not saved in checkpoints."""
         return []
 
     def worker_state(self, row: int) -> dict[str, Any]:
-        """Copies of what belongs to one local worker, on the CPU."""
+        """Return copies of the tensors of one local worker, on the CPU."""
         copied: dict[str, Any] = _saved(self.own(row))
         return copied
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
-        """Continue from `worker_state()`."""
+        """Restore the tensors of one local worker from `worker_state()`."""
         _restored(self.own(row), state)
 
 
 class SyncState:
-    """The state of a scheme and of its exchanges: of all workers, and of each one.
+    """State of a scheme and its exchanges: the common part, and that of each worker.
 
     Args:
         sync: the scheme.
-        comm: of all workers.
+        comm: communicator of all workers.
     """
 
     def __init__(self, sync: Sync, comm: Comm) -> None:
         self.sync, self.comm = sync, comm
 
     def state_dict(self) -> dict[str, Any]:
-        """What all workers have in common."""
+        """Return the state that is equal on all workers."""
         places = [place for place in self.sync.exchanges() if place.exchange.comm is self.comm]
         return {"sync": self.sync.state_dict(), "exchange_states": {place.name: _common(place) for place in places}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`."""
+        """Restore the state from `state_dict()`."""
         self.sync.load_state_dict(state["sync"])
         for place in self.sync.exchanges():
             self._load_common(state["exchange_states"].get(place.name, {}), place)
 
     def worker_state(self, row: int) -> dict[str, Any]:
-        """What belongs to one local worker."""
+        """Return the state of one local worker."""
         places = [place for place in self.sync.exchanges() if row in place.rows]
         return {
             "sync": self.sync.worker_state(row),
             "exchange_states": {place.name: _row(place, row) for place in places},
-            # a group's own state is the leader's to save only where all workers are in it
+            # the leader saves the state of an exchange only if all workers take part
             "groups": {p.name: _common(p) for p in places if p.exchange.comm is not self.comm},
         }
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
-        """Continue from `worker_state()`."""
+        """Restore the state of one local worker from `worker_state()`."""
         self.sync.load_worker_state(row, state["sync"])
         for place in self.sync.exchanges():
             if row not in place.rows:
@@ -403,7 +407,7 @@ class SyncState:
                     restore_(place.exchange.state[name][key][row - place.rows.start], value)
 
     def _load_common(self, state: dict[str, Any], place: Placed) -> None:
-        """What the workers of one exchange have in common."""
+        """Restore the state that is equal on all workers of one exchange."""
         for name, entries in state.items():
             moved = {key: value.to(self.comm.device, copy=True) for key, value in entries.items()}
             place.exchange.state.setdefault(name, {}).update(moved)
@@ -425,7 +429,7 @@ def _row(place: Placed, row: int) -> dict[str, Any]:
 
 
 def renamed(state: dict[str, Any], before: int, workers: int) -> dict[str, Any]:
-    """With the exchange of all workers under the name that it has now."""
+    """Rename the exchange of all workers in a state of `before` workers to its name with `workers`."""
     all_before, all_now = f"pseudo_gradient-{before}", f"pseudo_gradient-{workers}"
     states = state["exchange_states"]
     return state | {"exchange_states": {all_now if name == all_before else name: states[name] for name in states}}

@@ -1,7 +1,7 @@
-"""What workers average: all tensors, a fragment of whole layers at a time, or a drawn share; and what is under way.
+"""Tensors of an averaging: fragments of whole layers, or a random subset of coordinates; and averages in flight.
 
-Layers are found by the names of the parameters, which say how a model is built: `blocks.3.attention.qkv.weight` is in
-the layer `blocks.3`, `stages.0.1.conv1.weight` in `stages.0.1`, `rnn.weight_hh_l1` in the second layer of `rnn`.
+Layers are derived from parameter names: `blocks.3.attention.qkv.weight` belongs to the layer `blocks.3`,
+`stages.0.1.conv1.weight` to `stages.0.1`, and `rnn.weight_hh_l1` to the second layer of `rnn`.
 """
 
 import functools
@@ -29,16 +29,16 @@ from accordion_bench.tensors.upload import upload
 
 # ---- fragments
 
-NUMBERED = re.compile(r"\d+|\w*(layer|block)_?\d+")  # a module of several alike: 3, layer1, encoder_layer_0
+NUMBERED = re.compile(r"\d+|\w*(layer|block)_?\d+")  # a numbered module: 3, layer1, encoder_layer_0
 RECURRENT = re.compile(r"\w+_l(\d+)(_reverse)?")  # a parameter of torch's recurrent modules
 
 
 class Layers(NamedTuple):
-    """The trained tensors of a model, by index.
+    """Indices of the trained tensors of a model.
 
-    layers: of each layer, in the model's order.
-    before: what stands before the first one, such as an embedding.
-    after: what stands after the last one, such as an output layer.
+    layers: indices of each layer, in the model's order.
+    before: tensors before the first layer, such as an embedding.
+    after: tensors after the last layer, such as an output layer.
     """
 
     layers: list[list[int]]
@@ -47,13 +47,13 @@ class Layers(NamedTuple):
 
 
 def fragments(specs: Sequence[TensorSpec], count: int) -> list[list[int]]:
-    """The tensors of each fragment, by index in the model's order: fragment p has the layers p, p + P, p + 2 P, ...
+    """Return the indices of the tensors of each fragment: fragment p has the layers p, p + P, p + 2 P, ...
 
-    What stands before the first layer is in the first fragment, what stands after the last one in the last fragment.
+    Tensors before the first layer belong to the first fragment, those after the last layer to the last fragment.
 
     Args:
         specs: the trained tensors, in the model's order.
-        count: fragments, P; at most as many as there are layers.
+        count: number of fragments, P; at most the number of layers.
     """
     layers, before, after = layers_of(specs)
     found = [list(itertools.chain(*layers[p::count])) for p in range(count)]
@@ -63,9 +63,9 @@ def fragments(specs: Sequence[TensorSpec], count: int) -> list[list[int]]:
 
 
 def layers_of(specs: Sequence[TensorSpec]) -> Layers:
-    """Layers are the numbered modules of a model; where it has none, all modules that have parameters.
+    """Return the layers of a model: its numbered modules, or all modules with parameters if there are none.
 
-    A module without a matrix, such as a norm between convolutions, belongs to the layer before it.
+    A module without a matrix, such as a norm between convolutions, belongs to the preceding layer.
 
     Args:
         specs: the trained tensors, in the model's order.
@@ -92,7 +92,7 @@ def layers_of(specs: Sequence[TensorSpec]) -> Layers:
 
 
 def _numbered(parameter: str) -> str:
-    """The numbered module that a parameter is in: `stages.0.1` for `stages.0.1.conv1.weight`; "" = in none."""
+    """Return the numbered module of a parameter: `stages.0.1` for `stages.0.1.conv1.weight`; "" = none."""
     *path, last = parameter.split(".")
     is_number = [NUMBERED.fullmatch(part) is not None for part in path]
     if True in is_number:
@@ -103,17 +103,17 @@ def _numbered(parameter: str) -> str:
     return ".".join([*path, recurrent[1]]) if recurrent else ""
 
 
-# ---- a share
+# ---- a random subset
 
 
 class SparseAverage(Exchange):
-    """x_w[mask] <- mean_w x_w[mask], where the mask has k = max(1, floor(p N)) of all N coordinates.
+    """Average of a random subset: x_w[mask] <- mean_w x_w[mask], with k = max(1, floor(p N)) of all N coordinates.
 
-    Every set of k is equally likely. All workers draw the same one by its key, so that values alone travel: 4 k bytes
-    in one all-reduce.
+    All subsets of size k are equally likely. All workers draw the same subset from a common key, so that only values
+    are sent: 4 k bytes in one all-reduce.
 
     Args:
-        share: p, in (0, 1]; lower share = fewer bytes, and workers that are further apart.
+        share: p, in (0, 1]; a smaller value means fewer bytes and a larger distance between workers.
         specs, comm, like, seed: see `Exchange`.
 
     Attributes:
@@ -138,7 +138,7 @@ class SparseAverage(Exchange):
         return self.kept
 
     def drawn(self, step: int) -> list[tuple[int, Tensor]]:
-        """(Index of a tensor, its drawn coordinates [n], ascending), for each tensor that has any."""
+        """Return (index of a tensor, its drawn coordinates [n], ascending) for each tensor with drawn coordinates."""
         places = draw_distinct(self.numel, self.kept, keyed_rng.generator(self.seed, "sparse average", step))
         counts = torch.searchsorted(places, self._ends).diff(prepend=torch.zeros(1, dtype=torch.int64))
         starts = self._ends.roll(1)
@@ -147,7 +147,7 @@ class SparseAverage(Exchange):
         return [(i, part) for i, part in enumerate(own) if len(part)]
 
     def __call__(self, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
-        """Average tensors [W, ...] in place, one per spec; nothing is left to apply."""
+        """Average tensors [W, ...] in place, one per spec; return no updates."""
         self.average_([[x_W[row] for x_W in xs_W] for row in range(self.comm.local_workers)], info.step)
         return []
 
@@ -156,11 +156,11 @@ class SparseAverage(Exchange):
         """Replace the drawn coordinates of each local worker's tensors by their means over all workers.
 
         Args:
-            replicas: of each local worker, one tensor per spec.
-            step: keys the draw.
+            replicas: for each local worker, one tensor per spec.
+            step: key of the draw.
 
         Raises:
-            NonFinite: a drawn value is NaN or infinite; on a CPU nothing was sent.
+            NonFinite: a drawn value is NaN or infinite; on a CPU it is raised before anything is sent.
         """
         with self.comm.clock.exchanging(self.kind, 0, self.comm.ledger):
             self.comm.ledger.paper_count(self.kept)
@@ -175,7 +175,7 @@ class SparseAverage(Exchange):
                     _write_(x[i], places, values)
 
     def _look(self, values_W: Tensor) -> None:
-        """Refuse values that are not finite; on a device, with the other looks of this step."""
+        """Raise on non-finite values; on a GPU, note them for the check at the end of the step."""
 
         def told(row: int) -> str:
             return f"a parameter on worker {self.comm.first_named + row} is not finite"
@@ -193,22 +193,22 @@ def _read(x: Tensor, places: Tensor) -> Tensor:
 def _write_(x: Tensor, places: Tensor, values: Tensor) -> None:
     flat = x.flatten()
     flat.index_copy_(0, places, values.to(x.dtype))
-    if flat.data_ptr() != x.data_ptr():  # a copy, where the memory is in another order (channels last)
+    if flat.data_ptr() != x.data_ptr():  # a copy if the memory format differs (channels last)
         x.copy_(flat.view(x.shape))
 
 
-# ---- under way
+# ---- in flight
 
 
 class InFlight(Stateful):
-    """Averages from their launch to their use: those of one moment at a time.
+    """Averages between their launch and their application; at most one launch at a time.
 
     Args:
-        runner: runs them.
+        runner: runs the exchanges.
 
     Attributes:
-        updates: what has come of them [...], group by group; [] = nothing has, or it has not been waited for.
-        landing: waits for them; None = there is nothing to wait for.
+        updates: results [...] of a completed launch, group by group; [] = none, or not waited for yet.
+        landing: function that waits for the launch and returns the results; None = nothing is pending.
     """
 
     keeps = ("updates",)
@@ -224,16 +224,16 @@ class InFlight(Stateful):
     def launch(
         self, exchanges: Sequence[Exchange], moved: Sequence[list[Tensor]], late: bool
     ) -> CompletedExchange | None:
-        """Send differences of parameters; returns the exchange where it was waited for.
+        """Launch an exchange of parameter differences; return it if it was blocking.
 
         Args:
-            exchanges: one for each group of workers.
-            moved: of each group, [rows, ...], in the storage of gradients.
-            late: it may travel beside the next step.
+            exchanges: one exchange for each group of workers.
+            moved: differences [rows, ...] of each group, in the storage of the gradients.
+            late: whether the exchange may overlap the next step.
         """
         if late and self.runner.may_launch:
             exchange, own_W, info = exchanges[0], moved[0], self.runner.position.info()
-            if self.runner.comm.local_workers > 1:  # the next step needs the storage
+            if self.runner.comm.local_workers > 1:  # the next step overwrites the storage
                 own_W = [x_W.clone() for x_W in own_W]
 
             def again() -> list[Tensor]:
@@ -248,20 +248,20 @@ class InFlight(Stateful):
         return completed
 
     def land(self) -> None:
-        """Wait for what has been launched."""
+        """Wait for a pending launch."""
         if self.landing is not None:
             self.clock.lap("update")
             self.updates, self.landing = self.landing(), None
             self.clock.lap("exposed")
 
     def take(self) -> list[Tensor]:
-        """The updates, to be used now; nothing is in flight any more."""
+        """Wait for the updates, return them and clear the flight."""
         self.land()
         taken, self.updates = self.updates, []
         return taken
 
     def drop(self) -> None:
-        """Wait for it and forget it."""
+        """Wait for the updates and discard them."""
         self.land()
         self.updates = []
 

@@ -1,4 +1,4 @@
-"""Who averages: all workers, by groups of them first, or pairs that are drawn anew each time."""
+"""Groups of workers that average: all workers, nested groups, or random pairs that change each time."""
 
 import copy
 import itertools
@@ -24,9 +24,12 @@ from accordion_bench.tensors.same_shape import in_rows
 
 
 class Group(NamedTuple):
-    """Local workers that go on from one place: their rows, what connects them with the others of their group, and z.
+    """Local workers with a common z.
 
-    outers: the outer optimizer of each part of the tensors.
+    rows: rows of these workers.
+    exchange: exchange with the other workers of the group.
+    anchor: z.
+    outers: outer optimizer of each part of the tensors.
     """
 
     rows: range
@@ -35,26 +38,26 @@ class Group(NamedTuple):
     outers: list[Average]
 
     def values(self, tensors: Sequence[int] | None) -> list[Tensor]:
-        """z of some tensors, by index; None = of all."""
+        """Return z of some tensors, by index; None = of all."""
         return self.anchor if tensors is None else [self.anchor[i] for i in tensors]
 
 
 class Tier(NamedTuple):
-    """All groups of one size that have workers here."""
+    """All groups of one size with local workers."""
 
     size: int
     groups: list[Group]
 
 
 class All:
-    """All workers average differences z - x of their parameters; smaller groups more often, if there are any.
+    """All workers average differences z - x of their parameters; smaller groups, if any, average more often.
 
     Args:
-        groups: (period, size) of each, from small to large; () = there are only all workers.
+        groups: (period, size) of each level, from small to large; () = one group of all workers.
 
     Attributes:
         one_mean: whether all workers get the same mean.
-        tiers: from small groups to all workers; [] before `begin`.
+        tiers: groups from the smallest size to all workers; [] before `begin`.
     """
 
     one_mean = True
@@ -64,12 +67,12 @@ class All:
         self.tiers: list[Tier] = []
 
     def begin(self, runner: ExchangeRunner, outer: Average, parts: Sequence[Sequence[int]] | None) -> None:
-        """Workers have parameters of their own from here on.
+        """Create the groups, once workers have their own parameters.
 
         Args:
-            runner: makes exchanges.
-            outer: takes the steps of all workers' z.
-            parts: tensors, by index, that all workers exchange at different times; None = all at once.
+            runner: creates exchanges.
+            outer: outer optimizer of the z of all workers.
+            parts: indices of the tensors of each part that is exchanged at a different time; None = all at once.
         """
         self.runner, self.axis, comm = runner, runner.axis, runner.comm
         self.tiers = [self._tier(size) for _, size in self.groups[:-1]]
@@ -82,68 +85,68 @@ class All:
         first = comm.first_worker // size
         for i, inner in enumerate(comm.groups(size)):
             rows = range(i * inner.local_workers, (i + 1) * inner.local_workers)
-            # groups draw different numbers, and the same ones wherever they live
+            # seeds differ between groups, and do not depend on the placement
             exchange = runner.new_exchange(True, inner, keyed_rng.key(runner.seed, "group", size, first + i))
             tier.groups.append(Group(rows, exchange, [value.clone() for value in self.axis.shared], [Average()]))
         return tier
 
     def new_exchange(self, runner: ExchangeRunner, comm: Comm, parts: Sequence[Sequence[int]] | None) -> Exchange:
-        """What connects the workers of `comm`; arguments as of `begin`."""
+        """Create the exchange of the workers of `comm`; other arguments as in `begin`."""
         return runner.new_exchange(True, comm, parts=parts)
 
     def resized(self) -> None:
-        """The number of all workers is another one now."""
+        """Adapt to a new number of workers."""
         *smaller, (_, groups) = self.tiers
         self.tiers = [*smaller, Tier(self.runner.comm.workers, groups)]
         groups[0].exchange.resized()
 
     def placed(self) -> list[Placed]:
-        """Every exchange with state."""
+        """Return all exchanges with state."""
         return [Placed(f"pseudo_gradient-{t.size}", g.exchange, g.rows) for t in self.tiers for g in t.groups]
 
     @property
     def exchange(self) -> Exchange:
-        """That of all workers."""
+        """Exchange of all workers."""
         return self.tiers[-1].groups[0].exchange
 
     def message(self, tier: int, tensors: Sequence[int] | None) -> list[list[Tensor]]:
-        """What the groups of a tier send of some tensors, [rows, ...], in the storage of the gradients."""
+        """Return the message of each group of a tier: tensors [rows, ...], in the storage of the gradients."""
         groups = self.tiers[tier].groups
         return [self.axis.differences(group.values(tensors), group.rows, tensors) for group in groups]
 
     def send(
         self, flight: InFlight, exchanges: Sequence[Exchange], message: Sequence[list[Tensor]], late: bool
     ) -> CompletedExchange | None:
-        """Launch mean differences; returns what was waited for.
+        """Launch the averaging of the differences; return the exchange if it was blocking.
 
         Args:
-            flight: takes them.
-            exchanges: one for each group.
-            message: of each group.
-            late: they may travel beside the next step.
+            flight: stores the launch.
+            exchanges: one exchange for each group.
+            message: message of each group.
+            late: whether the exchange may overlap the next step.
         """
         return flight.launch(exchanges, message, late)
 
     def differences(self, flight: InFlight, tier: int) -> list[list[Tensor]]:
-        """Of each group of a tier, z minus what its workers have become on average, taken out of the flight."""
+        """Take z - mean x of each group of a tier out of the flight."""
         updates, groups = flight.take(), len(self.tiers[tier].groups)
         each = len(updates) // groups
         return [updates[i * each : (i + 1) * each] for i in range(groups)]
 
     def inherit(self, tier: int) -> None:
-        """Smaller groups measure their differences from where the groups of a tier are now."""
+        """Copy z of the groups of a tier to the smaller groups inside."""
         for lower in [group for below in self.tiers[:tier] for group in below.groups]:
             above = next(group for group in self.tiers[tier].groups if lower.rows.start in group.rows)
             torch._foreach_copy_(lower.anchor, above.anchor)
 
     def consensus(self) -> list[Tensor]:
-        """The parameters [...] to evaluate while workers differ: their mean."""
+        """Return the mean parameters [...] for evaluation while workers differ."""
         return self.axis.mean_replica("eval")
 
     # ---- state
 
     def outer_buffers(self, parts: Sequence[Sequence[int]] | None) -> list[Tensor]:
-        """What the outer optimizers of all workers keep."""
+        """Return the state tensors of the outer optimizers of all workers."""
         if not self.tiers:
             return []
         (everyone,) = self.tiers[-1].groups
@@ -152,20 +155,20 @@ class All:
         return [buffer for outer, tensors in pairs for buffer in outer.buffers(everyone.values(tensors))]
 
     def own(self, row: int) -> dict[str, Any]:
-        """The tensors that belong to one local worker, by name; see `Sync.own`."""
+        """Return the tensors of one local worker by name; see `Sync.own`."""
         lower = [(size, next(group for group in groups if row in group.rows)) for size, groups in self.tiers[:-1]]
         return {"anchors": {size: self.named(group.anchor) for size, group in lower}}
 
     def named(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
-        """One tensor per spec, by its name."""
+        """Return a dictionary from the names of the specs to tensors."""
         return dict(zip((spec.name for spec in self.axis.specs), values, strict=True))
 
 
 class Pairs(All):
-    """Workers meet in keyed random pairs and send each other their parameters; each goes on from a z of its own.
+    """Workers exchange parameters in random pairs, drawn from a common key; each has its own z.
 
     Class attributes:
-        anchored: workers have such a z.
+        anchored: whether workers have their own z.
     """
 
     one_mean = False
@@ -185,7 +188,7 @@ class Pairs(All):
         return pairs
 
     def resized(self) -> None:
-        """The number of all workers is another one now."""
+        """Adapt to a new number of workers."""
         *smaller, (_, groups) = self.tiers
         self.tiers = [*smaller, Tier(self.runner.comm.workers, groups)]
         groups[0].exchange.resized()
@@ -204,8 +207,12 @@ class Pairs(All):
         if late and self.runner.may_launch:
             flight.landing = self.runner.launch(exchange, xs_W)
             return
-        flight.clock.waits(exchange.kind)
-        flight.updates = exchange(xs_W, self.runner.position.info())
+
+        def mixed() -> list[Tensor]:
+            flight.clock.waits(exchange.kind)
+            return exchange(xs_W, self.runner.position.info())
+
+        flight.updates = self.runner.comm.membership.repeated(lambda: mixed, mixed, exchange.keep)()
         flight.clock.lap("exposed")
 
     def differences(self, flight: InFlight, tier: int) -> list[list[Tensor]]:
@@ -227,7 +234,7 @@ class Pairs(All):
 
 
 class Nobody(All):
-    """Nothing is averaged at the end of a round."""
+    """No averaging at the end of a round."""
 
     one_mean = False
 
@@ -239,10 +246,10 @@ class Nobody(All):
 
 
 def checked_groups(groups: Any) -> list[tuple[int, int]]:
-    """[(period, workers), ...] from small to large.
+    """Check and return groups [(period, workers), ...] from small to large.
 
     Raises:
-        ValueRefused: no such list, or a pair does not divide the next.
+        ValueRefused: it is no such list, or a pair does not divide the next one.
     """
     good = isinstance(groups, list | tuple) and len(groups) > 0
     good = good and all(
@@ -257,10 +264,10 @@ def checked_groups(groups: Any) -> list[tuple[int, int]]:
 
 
 def refuse_groups(groups: Sequence[tuple[int, int]], run: RunFacts, workers_per_process: int) -> None:
-    """Refuse groups that do not fit the run's workers, or would cut a process.
+    """Check groups against the number of workers and the workers per process.
 
     Raises:
-        ValueRefused: with groups that fit.
+        ValueRefused: groups do not fit; the message suggests some that do.
     """
     shown = [list(group) for group in groups]
     if groups[-1][1] != run.workers:
@@ -278,16 +285,16 @@ def refuse_groups(groups: Sequence[tuple[int, int]], run: RunFacts, workers_per_
 
 
 class PeerExchange(Exchange):
-    """p (x_w + sum_j x_j) over the workers j that send their parameters to w, [W, ...]; no collective.
+    """Weighted sum p (x_w + sum_j x_j) over the workers j that send their parameters to w, [W, ...].
 
-    Each worker sends 4 N bytes, in one message, to each of so many others, and gets as many.
+    Uses point-to-point messages: each worker sends and receives 4 N bytes per neighbour, in one message.
 
     Args:
         specs, comm, like, seed: see `Exchange`.
 
     Attributes:
         turn: number of the round.
-        with_own: whether x_w is in it; else p sum_j x_j is.
+        with_own: whether the sum contains x_w; otherwise it is p sum_j x_j.
     """
 
     alike = False
@@ -298,17 +305,17 @@ class PeerExchange(Exchange):
         self.what, self.turn = "replica", 0
 
     def targets(self, step: int) -> list[list[int]]:
-        """To whom each worker of the run sends, for each of its messages; every worker gets one of each."""
+        """Return, for each message of a worker, the targets of all workers; each is a permutation of the workers."""
         raise NotImplementedError
 
     @property
     def messages(self) -> int:
-        """To how many others a worker sends, in each step."""
+        """Number of other workers to which a worker sends in each step."""
         raise NotImplementedError
 
     @property
     def weight(self) -> float:
-        """p, so that weights sum to 1."""
+        """p = 1 / (1 + messages), so that the weights sum to 1."""
         return 1 / (1 + self.messages)
 
     def predicted_bytes(self, info: StepInfo) -> int:
@@ -327,7 +334,7 @@ class PeerExchange(Exchange):
 
     @torch.no_grad()
     def bucket(self, number: int, xs_W: Sequence[Tensor], ctx: Context) -> list[Tensor]:
-        """Exchange one bucket; the updates have a row for each local worker."""
+        """Exchange one bucket; return updates [W, ...] with a row for each local worker."""
         comm = self.comm
         with comm.clock.exchanging(self.kind, number, comm.ledger):
             own_W = torch.cat([in_rows(x_W) for x_W in xs_W], dim=1)
@@ -341,10 +348,10 @@ class PeerExchange(Exchange):
 
 
 class PairExchange(PeerExchange):
-    """mean_pair x: the mean of each local worker's tensors and its partner's; both get the same, bit for bit.
+    """Mean of each local worker's tensors and its partner's, mean_pair x; equal on both, bit for bit.
 
     Args:
-        specs, comm, like, seed: see `Exchange`; an even number of workers, or one, which meets itself.
+        specs, comm, like, seed: see `Exchange`. The number of workers is even, or one, which is its own partner.
     """
 
     @property
@@ -352,11 +359,11 @@ class PairExchange(PeerExchange):
         return 1
 
     def partners(self, step: int) -> list[int]:
-        """Of each worker of the run, whom it meets at a step; every way to form pairs is equally likely."""
+        """Return the partner of each worker of the run at a step; all pairings are equally likely."""
         workers = self.comm.workers
         order = torch.randperm(workers, generator=keyed_rng.generator(self.seed, "pairs", step)).tolist()
         partner = list(range(workers))
-        for one, other in zip(order[::2], order[1::2], strict=False):  # a lone worker is left over
+        for one, other in zip(order[::2], order[1::2], strict=False):  # a single worker has no partner
             partner[one], partner[other] = other, one
         return partner
 

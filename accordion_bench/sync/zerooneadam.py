@@ -1,4 +1,4 @@
-"""0/1 Adam: Adam whose variance is refreshed ever more seldom, then frozen; then local steps, averaged as signs.
+"""0/1 Adam: Adam with ever rarer updates of the variance, then a frozen one and local steps averaged by signs.
 
     x_w   parameters of worker w (a replica)      z   the last consensus      H   period
 
@@ -35,19 +35,18 @@ def _smoke_options(options: Config, knob: str) -> Config:
 
 @with_options
 class ZeroOneAdam(Sync):
-    """CA are two-way signs with error feedback; r = sqrt(v) + eps; no bias is corrected.
+    """CA: two-way signs with error feedback; r = sqrt(v) + eps; no bias correction.
 
         T_w steps:  m <- b1 m + (1 - b1) G;  x <- x - eta (m / r + lambda x)
                     every kappa-th step: G = mean g_w, v <- b2 v + (1 - b2) G^2;  between them: G = CA(g_w), v stays
         then:       m_w <- b1 m_w + (1 - b1) g_w;  x_w <- x_w - eta (m_w / r + lambda x_w);  S <- S + eta
         every H:    D = CA((z - x_w) r);  m_w <- D / S;  z <- z - D / r;  x_w <- z;  S <- 0
 
-    kappa starts at 1 and doubles after each `refreshes` of v, H starts at 1 and doubles after each `doubling_steps`
-    local steps. Coordinates without any gradient at the refreshes (v = 0) stay where they are. The optimizer, AdamW,
-    says b1, b2 and eps; what remains of it decays the weights.
+    kappa starts at 1 and doubles after every `refreshes` updates of v. H starts at 1 and doubles after every
+    `doubling_steps` local steps. Coordinates with zero gradients at all updates of v (v = 0) do not move. b1, b2 and
+    eps are those of the optimizer, AdamW, which only applies the weight decay.
 
-    Fewer steps until v is frozen, fewer refreshes, fewer steps until H doubles and a longer longest period are more
-    compression.
+    A smaller `freeze_step`, `refreshes` or `doubling_steps` and a larger `longest_period` increase the compression.
 
     Source: Lu et al. 2022 (arXiv 2202.06009) and its official code.
     """
@@ -86,8 +85,8 @@ class ZeroOneAdam(Sync):
         super().__post_init__()
         self.plans_with = frozenset() if self.freeze_step else frozenset({"epochs", "steps_per_epoch"})
         self.switch_step = self.freeze_step or 1
-        self.interval, self.refreshed = 1, 0  # kappa; refreshes since it doubled last
-        self.current_period, self.counted = 1, 0  # H; local steps since it doubled last
+        self.interval, self.refreshed = 1, 0  # kappa; updates of v since it doubled
+        self.current_period, self.counted = 1, 0  # H; local steps since it doubled
         self.since = 0  # local steps since the last averaging
         self.sums: list[float] = []  # S, per tensor
         self.forked = False
@@ -110,7 +109,7 @@ class ZeroOneAdam(Sync):
         return max(0, run.steps - self.switch_step)
 
     def _averaged(self, steps: int) -> tuple[int, int]:
-        """How many averagings so many local steps have, and how many steps come after the last one."""
+        """Return the number of averagings in `steps` local steps, and the number of steps after the last one."""
         averagings, period, since = 0, 1, 0
         for step in range(1, steps + 1):
             since += 1
@@ -148,7 +147,7 @@ class ZeroOneAdam(Sync):
         self.signs = self.runner.new_exchange()
 
     def fork(self) -> None:
-        """From here on each worker has parameters of its own; what signs of gradients have lost is given up."""
+        """Give each worker its own parameters; discard the residuals of gradients."""
         self.axis.fork()
         self.inner.fork()
         self.signs = self.runner.new_exchange(of_differences=True)
@@ -156,13 +155,13 @@ class ZeroOneAdam(Sync):
         self.divide_by_variance()
 
     def divide_by_variance(self) -> None:
-        """Take note of another variance."""
+        """Update 1 / r after a change of the variance."""
         self.inverse = [inverse_root(v, self.eps) for v in self.variance]
         declare_dead(self.signs.state, dict(zip(self.names, self.variance, strict=True)))
 
     @property
     def refreshing(self) -> bool:
-        """Whether gradients of the coming step travel as they are."""
+        """Whether the gradients of the next step are sent uncompressed."""
         return not self.forked and (self.position.step + 1) % self.interval == 0
 
     @property
@@ -175,7 +174,7 @@ class ZeroOneAdam(Sync):
 
     @property
     def switched(self) -> bool:
-        """Whether the coming step is a local one."""
+        """Whether the next step is a local one."""
         return self.position.step >= self.switch_step
 
     def gradients_go_to(self) -> Exchange | None:
@@ -198,7 +197,7 @@ class ZeroOneAdam(Sync):
             self.exchange.refuse_non_finite(axis.gradients_W, "gradient")
             torch._foreach_lerp_(self.momentum_W, axis.gradients_W, 1 - self.betas[0])
             kept = [param.grad for param in axis.params if param.grad is not None]
-            torch._foreach_zero_([*axis.gradients_W, *kept])  # the optimizer is left with the decay
+            torch._foreach_zero_([*axis.gradients_W, *kept])  # the optimizer only applies the weight decay
             return None
         refreshing = self.refreshing
         completed = self.runner.run([self.exchange], [axis.gradients_W], lr)
@@ -211,7 +210,7 @@ class ZeroOneAdam(Sync):
         return completed
 
     def refresh(self, gradients: Sequence[Tensor]) -> None:
-        """Move the variance by mean gradients [...]; it moves seldomer later on."""
+        """Update the variance by mean gradients [...], and the interval until the next update."""
         torch._foreach_mul_(self.variance, self.betas[1])
         torch._foreach_addcmul_(self.variance, list(gradients), list(gradients), 1 - self.betas[1])
         self.divide_by_variance()
@@ -238,13 +237,13 @@ class ZeroOneAdam(Sync):
         return completed
 
     def move(self, values: Sequence[Tensor], row: int) -> None:
-        """x <- x - eta m / r, of one local worker."""
+        """x <- x - eta m / r for one local worker."""
         steps = torch._foreach_mul([m_W[row] for m_W in self.momentum_W], self.inverse)
         torch._foreach_mul_(steps, self.rates)
         torch._foreach_sub_(list(values), list(steps))
 
     def average(self) -> CompletedExchange:
-        """One step of all workers from the last consensus, in units of the momentum; all go on from where it leads."""
+        """Step z by the mean difference, exchanged in units of the momentum; restart all workers at z."""
         axis, everyone = self.axis, range(self.comm.local_workers)
         moved_W = axis.differences(axis.shared, everyone)
         for x_W, inverse in zip(moved_W, self.inverse, strict=True):
@@ -265,7 +264,7 @@ class ZeroOneAdam(Sync):
         return self.axis.mean_replica("eval") if self.forked and self.since else self.axis.shared
 
     def finish(self) -> None:
-        """One exact average of what the workers have become since the last one."""
+        """Average the workers exactly if there were local steps since the last averaging."""
         if self.forked and self.since and self.final:
             exact_average(self.axis)
             self.since = 0

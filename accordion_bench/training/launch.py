@@ -134,6 +134,7 @@ def train(
                 if config.resume:
                     resume(trainer, folder)
             if isinstance(comm.membership, ElasticMembership):
+                trainer.runner.preload()  # before the others wait for this worker
                 comm.membership.enter(trainer.shared_state())
             summary = trainer.fit()
             if comm.leader:

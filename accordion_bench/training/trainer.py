@@ -351,6 +351,7 @@ class Trainer:
         if comm.leader and not self._led:
             self._led = self.dense_notes.leader = True
             self.folder.log_to_file()
+            self.clock.continue_row((self.folder.read_metrics() or [{}])[-1])
             self.progress.lead(position)
             self.tracker.begin(self.config.to_dict(), self.folder.path)
         if comm.leader:
@@ -387,7 +388,7 @@ class Trainer:
         counts = of_workers(state["ledger"], before, comm.workers)
         for owner in self.owners.of_all:
             owner.load_state_dict(renamed(state, before, comm.workers) | {"ledger": counts})
-        self.axis.restart(self.axis.shared, range(len(self.axis.replicas)))
+        self.sync.restart()
         deal.change(comm.workers, range(before), position.step)
         steps = math.ceil(math.ceil(deal.size / before) / deal.batch)  # steps of an epoch with `before` workers
         position.step_in_epoch = position.step_in_epoch * position.steps_per_epoch // steps

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.kit.elastic import LR, Run
 
@@ -80,6 +81,23 @@ def test_fragments_and_outer_optimizers_go_on(tmp_path: Path, options: dict[str,
     assert len({own["end"] for own in found.values()}) == 1
     assert {(own["row"]["members"], own["row"]["joined"], own["row"]["lost"]) for own in found.values()} == {(4, 1, 1)}
     assert len({own["row"]["payload_bytes"] for own in found.values()}) == 1
+
+
+def test_the_outer_momentum_goes_on(tmp_path: Path) -> None:
+    """After a loss and an entry z is what DiLoCo makes of the averages of those who were there."""
+    with Run(tmp_path, 24, pace=0.05, sync="diloco", period=PERIOD) as run:
+        run.start(0, 1, 2, first=4)
+        run.start(3, first=4, end=(3, "killed"))
+        run.start(8)
+        found = {name: run.told(name) for name in (0, 1, 2, 8)}
+    assert not any("error" in own for own in found.values())
+    z = torch.zeros((), requires_grad=True)
+    outer = torch.optim.SGD([z], lr=0.7, momentum=0.9, nesterov=True)
+    for step in range(PERIOD, 24 + PERIOD, PERIOD):
+        there = [0, 1, 2] + [3] * (step < 4) + [8] * (step > found[8]["entered"])
+        z.grad = torch.tensor(LR * PERIOD * statistics.mean(name + 1 for name in there))
+        outer.step()
+    assert [own["end"] for own in found.values()] == [pytest.approx(z.item())] * 4
 
 
 @pytest.mark.slow

@@ -281,3 +281,14 @@ def test_what_is_kept_of_very_many_steps_stays_bounded_and_says_the_same():
     again = Steps()
     again.load_state_dict(many.state_dict())
     assert again.usual() == many.usual() and again.outliers() == many.outliers() and again.excess() == many.excess()
+
+
+def test_times_go_on_from_the_row_of_another_process():
+    """Each column is at least that of the row; those of the process itself that are higher stay."""
+    clock = run().clock
+    own = clock.columns(True)
+    clock.continue_row({**own, "compute_seconds": own["compute_seconds"] + 50, "policy_seconds": 0.0})
+    columns = clock.columns(True)
+    assert columns["compute_seconds"] == own["compute_seconds"] + 50
+    assert columns["seconds"] == pytest.approx(own["seconds"] + 50)
+    assert {name for name in own if columns[name] != own[name]} == {"compute_seconds", "seconds"}

@@ -130,7 +130,7 @@ def work(
     store = dist.TCPStore(*place, None, False, datetime.timedelta(seconds=60), wait_for_workers=False)
     model, sync = Constant(options.pop("inputs", 3)), options.pop("sync", "local_sgd")
     pace, optimizer = options.pop("pace", 0.0), torch.optim.SGD(model.parameters(), LR, options.pop("momentum", 0.0))
-    own: dict[str, Any] = {"values": {}, "members": {}, "samples": {}, "took": {}, "whole": {}}
+    own: dict[str, Any] = {"values": {}, "members": {}, "samples": {}, "took": {}, "whole": {}, "ranks": {}}
     try:
         if sync == "every_step":
             local = ab.attach(model, optimizer, store=store, batch_size=2, **options)
@@ -139,7 +139,7 @@ def work(
         own["entered"] = local.position.step
         while local.position.step < steps:
             step = local.position.step
-            own["samples"][step] = local.samples(24).tolist()
+            own["samples"][step], own["ranks"][step] = local.samples(24).tolist(), local.comm.rank
             time.sleep(pace)
             model(name).backward()
             if step == end[0]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from accordion_bench.options.checks import ConfigError
 from scripts import kill_loop
 
 
@@ -21,6 +22,21 @@ def test_a_run_ends_although_workers_are_killed(scheme: str, capsys: pytest.Capt
 def test_the_command_is_ended_after_its_time(tmp_path: Path) -> None:
     """A run that never ends has failed, and nothing of it is left over."""
     began = time.monotonic()
-    outcome = kill_loop.disturbed([sys.executable, "-c", "import time; time.sleep(600)"], tmp_path, 0.0, 0, 1.0)
+    line = [sys.executable, "-c", "import time; time.sleep(600)"]
+    outcome = kill_loop.disturbed(line, tmp_path, kill_loop.Disturbance(), 1.0)
     assert outcome.status == -9 and time.monotonic() - began < 60
-    assert outcome.orphans == [] and outcome.rows == [] and outcome.ends == 0
+    assert outcome.orphans == [] and outcome.rows == [] and not outcome.ends
+
+
+def test_links_are_not_cut_without_namespaces(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """One sentence, before anything is run."""
+
+    def refuse() -> None:
+        raise ConfigError("netlab must run as root, got user 1; type sudo and the same command")
+
+    monkeypatch.setattr(kill_loop.netlab, "refuse", refuse)
+    assert kill_loop.main(["diloco", "--ends", "kill", "cut"]) == 2
+    assert capsys.readouterr().err == (
+        "--ends cut needs network namespaces: netlab must run as root, got user 1; type sudo and the same command; "
+        "leave cut out\n"
+    )

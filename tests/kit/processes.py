@@ -31,7 +31,7 @@ _server.set_forkserver_preload(
         "tests.kit.by_hand",
         "pytest",
         "torch._dynamo",  # which the first optimizer of a process imports, for seconds
-        "accordion_bench.tensors.kernels.on_cpu",
+        "tests.kit.warm",
     ]
 )
 

@@ -83,6 +83,14 @@ def cells_are_composed_once():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def what_is_frozen_stays_frozen():
+    """After `gc.unfreeze` in the product, each collection would go through everything that the tests have imported."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gc, "unfreeze", lambda: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def no_waiting_for_the_disk():
     """Tests do not survive a power cut; that files are synchronised is a test of its own."""
     with pytest.MonkeyPatch.context() as patched:

@@ -1,10 +1,13 @@
 """One thread per process: the tests share the machine with the processes that they start."""
 
+import contextlib
 import gc
+import importlib
 import itertools
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +29,23 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # chosen when Triton is imported, whoever does that first
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session):
+    """Of several processes, each imports another part of the tests first.
+
+    In a fresh checkout each file is then compiled by one of them, and the others read what it has written.
+    """
+    config = session.config
+    tests = Path(__file__).parent
+    if not hasattr(config, "workerinput") or [(config.rootpath / given).resolve() for given in config.args] != [tests]:
+        return
+    files = sorted(tests.rglob("test_*.py"))
+    part = len(files) // config.workerinput["workercount"] * int(config.workerinput["workerid"].removeprefix("gw"))
+    for file in files[part:] + files[:part]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # told where it is collected
+            importlib.import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
 
 
 def pytest_collection_finish():

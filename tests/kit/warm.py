@@ -4,7 +4,9 @@ Each forked process would otherwise load the kernels in 0.7 seconds and import t
 server compile the kernels where no machine code is kept on disk yet; the others read what it has written.
 """
 
+import atexit
 import fcntl
+import gc
 
 import torch
 
@@ -20,3 +22,6 @@ if kernels.installed():
     with open(__file__) as own, torch.no_grad():
         fcntl.flock(own, fcntl.LOCK_EX)
         compile_for(yaml_files("compressor"))
+gc.collect()
+gc.freeze()  # a collection in a forked process would go through all of it, and copy its pages
+atexit.register(gc.unfreeze)

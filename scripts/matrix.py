@@ -71,14 +71,14 @@ def table(rows: str, columns: str) -> list[str]:
         for column in names(columns):
             said = of_pair(rows, row, columns, column)
             if said is not None:
-                said = _general(said, row, column)
+                said = general(said, row, column)
                 reasons.setdefault(said, len(reasons) + 1)
             marks.append("·" if said is None else str(reasons[said]))
         lines.append(f"| {row} | " + " | ".join(marks) + " |")
     return [*lines, "", *(f"{number}. {reason}" for reason, number in reasons.items())]
 
 
-def _general(said: str, *choices: str) -> str:
+def general(said: str, *choices: str) -> str:
     """Return the sentence with the choices of this cell replaced by dots, so that equal reasons appear once."""
     for choice in sorted(choices, key=len, reverse=True):
         for before in ("got ", "compressor=", "adaptive=", "sync="):

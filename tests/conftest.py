@@ -1,10 +1,13 @@
 """Settings and fixtures of all tests: one thread per process, hidden GPUs, sampled cases, and isolated global state."""
 
+import contextlib
 import gc
+import importlib
 import itertools
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +29,23 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads this when it is imported
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session):
+    """Of several processes, each imports another part of the tests first.
+
+    In a fresh checkout each file is then compiled by one of them, and the others read what it has written.
+    """
+    config = session.config
+    tests = Path(__file__).parent
+    if not hasattr(config, "workerinput") or [(config.rootpath / given).resolve() for given in config.args] != [tests]:
+        return
+    files = sorted(tests.rglob("test_*.py"))
+    part = len(files) // config.workerinput["workercount"] * int(config.workerinput["workerid"].removeprefix("gw"))
+    for file in files[part:] + files[:part]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # told where it is collected
+            importlib.import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
 
 
 def pytest_collection_finish():
@@ -79,6 +99,14 @@ def cells_are_composed_once():
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Sweeper, "validate_batch_is_legal", lambda sweeper, batch: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def what_is_frozen_stays_frozen():
+    """After `gc.unfreeze` in the product, each collection would go through everything that the tests have imported."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gc, "unfreeze", lambda: None)
         yield
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -60,15 +61,22 @@ class Parsed(BaseException):
     """Raised where a program has read its command line, and would begin."""
 
 
-@pytest.fixture
-def readers(monkeypatch, tmp_path):
-    """A folder with what a reader may have: pictures, arrays, a hook, a network card."""
-    folder = tmp_path / "FOLDER"
+@pytest.fixture(scope="module")
+def material(tmp_path_factory) -> Path:
+    """A folder with pictures, arrays and tokens, made once."""
+    made = tmp_path_factory.mktemp("material")
     for name, number in itertools.product("ab", range(24)):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        Image.new("L", (16, 16), 10 * number).save(folder / name / f"{number}.png")
-    np.savez(tmp_path / "FILE.npz", x=np.zeros((40, 8, 8), np.float32), y=np.arange(40) % 2)
-    written_tokens(folder)
+        (made / "FOLDER" / name).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (16, 16), 10 * number).save(made / "FOLDER" / name / f"{number}.png")
+    np.savez(made / "FILE.npz", x=np.zeros((40, 8, 8), np.float32), y=np.arange(40) % 2)
+    written_tokens(made / "FOLDER")
+    return made
+
+
+@pytest.fixture
+def readers(monkeypatch, tmp_path, material):
+    """A folder with what a reader may have: pictures, arrays, a hook, a network card."""
+    shutil.copytree(material, tmp_path, dirs_exist_ok=True)
     huggingface_counts(monkeypatch)
     for block in BLOCKS:  # a program that says its file's name in its first line
         if block.language == "python" and (named := re.match(r"# (\w+\.py)\b", block.text)):

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,29 @@ DOCUMENT = ROOT / "docs" / "matrix.md"
 RUN = tuple(tiny.typed(Path("runs"), "epochs=3", "dataset.train_size=32", "dataset.test_size=8"))
 
 
+WRITE = "write it anew with: python -m scripts.matrix docs/matrix.md"
+PAIRS = [("compressor", "adaptive"), ("adaptive", "sync"), ("compressor", "sync")]
+
+
+@pytest.mark.slow
 def test_the_document_is_up_to_date():
-    told = "write it anew with: python -m scripts.matrix docs/matrix.md"
-    assert DOCUMENT.read_text() == matrix.document(), told
+    assert DOCUMENT.read_text() == matrix.document(), WRITE
+
+
+@pytest.mark.parametrize(("rows", "columns"), PAIRS)
+def test_every_seventh_cell_of_the_document_is_up_to_date(rows, columns):
+    """All names are there, and a cell's dot or sentence is what a run with this pair is told."""
+    section = DOCUMENT.read_text().split(f"## {rows} × {columns}\n")[1].split("\n## ")[0]
+    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    heading, table = lines[0], {line[0]: line[1:] for line in lines[1:]}
+    assert (heading[1:], list(table)) == (matrix.names(columns), matrix.names(rows)), WRITE
+    numbered = re.findall(r"^(\d+)\. (.+(?:\n +.+)*)", section, re.MULTILINE)
+    sentences = {number: " ".join(sentence.split()) for number, sentence in numbered}
+    cells = list(itertools.product(matrix.names(rows), enumerate(matrix.names(columns))))
+    for row, (i, column) in cells[::7]:
+        said = matrix.of_pair(rows, row, columns, column)
+        wanted = "·" if said is None else " ".join(matrix.general(said, row, column).split())
+        assert sentences.get(table[row][i], table[row][i]) == wanted, WRITE
 
 
 @pytest.mark.sample(5)

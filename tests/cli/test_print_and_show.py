@@ -19,23 +19,9 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, tiny
+from tests.kit.light import light
 from tests.kit.paths import ROOT
 from tests.runs.test_resume import stopping_after
-
-WITHOUT_TORCH = """
-import sys
-sys.argv[0] = "accordion_bench"
-from accordion_bench.__main__ import main
-try:
-    main()
-finally:
-    assert "torch" not in sys.modules
-"""
-
-
-def printed(*words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", WITHOUT_TORCH, "--print", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
 
 
 def test_the_configuration_is_printed_as_the_folder_will_hold_it(tmp_path):
@@ -49,10 +35,12 @@ def test_the_configuration_is_printed_as_the_folder_will_hold_it(tmp_path):
 
 def test_printing_imports_no_torch_and_leaves_nothing(tmp_path):
     words = ["compressor=topk", "tracker=[csv,wandb]", f"paths.runs={tmp_path}/runs"]
-    assert yaml.safe_load(printed(*words).stdout) == composed.cfg(*words)
-    cells = list(yaml.safe_load_all(printed("-m", "seed=0,1", *words).stdout))
+    commands = [["--print", *words], ["--print", "-m", "seed=0,1", *words], ["--print", "epochs=0"]]
+    one, several, wrong = light(commands, tmp_path)
+    assert (one.returncode, several.returncode) == (0, 0), one.stderr + several.stderr
+    assert yaml.safe_load(one.stdout) == composed.cfg(*words)
+    cells = list(yaml.safe_load_all(several.stdout))
     assert [cell["seed"] for cell in cells] == [0, 1] and not any(tmp_path.iterdir())
-    wrong = printed("epochs=0")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == "epochs must be an integer of at least 1, got 0; type epochs=60\n"
 

@@ -1,19 +1,11 @@
 """A typo is refused before torch is imported, in one sentence, with a hint only where something similar is there."""
 
-import subprocess
-import sys
-
 import pytest
 
 from accordion_bench.cli.command_line import refuse_unreadable
 from accordion_bench.options.checks import ConfigError, closest, nearest
-from accordion_bench.options.conf_dir import conf_dir
+from tests.kit.light import light
 
-RUN = (
-    "import sys; sys.argv[1:] = {typed!r}; from accordion_bench import __main__ as m\n"
-    "try: m.main()\nexcept SystemExit as end: assert end.code == 2\n"
-    "assert 'torch' not in sys.modules"
-)
 TYPOS = {
     "compresor=x": "compresor is no option here; type compressor=x",
     "epochs=nan": "epochs must be an integer of at least 1, got nan; type epochs=60",
@@ -28,14 +20,20 @@ TYPOS = {
 }
 
 
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory):
+    """By typo, the process that has refused it; and the folder in which it ran."""
+    folder = tmp_path_factory.mktemp("typos")
+    return dict(zip(TYPOS, light([typed.split() for typed in TYPOS], folder), strict=True)), folder
+
+
 @pytest.mark.parametrize("typed", TYPOS)
-def test_it_costs_no_import_of_torch(typed, tmp_path):
-    code = RUN.format(typed=typed.split())
-    environ = {"PYTHONPATH": str(conf_dir().parent), "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_it_costs_no_import_of_torch(typed, refusals):
+    refused, folder = refusals
+    done = refused[typed]
+    assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(TYPOS[typed]) and done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(

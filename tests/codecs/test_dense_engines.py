@@ -256,7 +256,7 @@ def test_norms_of_blocks_of_several_pieces(numba, kind):
     norms_are_equal(numba, kind, LONGEST + 4000, (LONGEST + 5000, 7))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @every_size
 @every_coding
 def test_messages_and_sums(numba, coding, size):
@@ -378,6 +378,7 @@ def test_numbers_of_blocks_by_triton(triton, rule, size):
     numbers_are_equal(triton, rule, size, (7, 0, 350))
 
 
+@pytest.mark.sample(3)
 @every_rule
 def test_numbers_of_blocks_of_several_pieces_by_triton(triton, rule):
     numbers_are_equal(triton, rule, LONGEST + 4000, (LONGEST + 5000, 7))

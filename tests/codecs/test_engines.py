@@ -41,7 +41,9 @@ def test_values_at_places(there, laid, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_values_at_places_by_triton(triton, dtype):
-    compare_places(triton, (1, 7, 0, 41, 4097, 66_000), side_by_side, dtype)
+    """The longest tensor has places that do not fit into 16 bits; one type is enough for it."""
+    lengths = (1, 7, 0, 41, 4097, 66_000) if dtype == torch.float32 else (1, 7, 0, 41, 4097)
+    compare_places(triton, lengths, side_by_side, dtype)
 
 
 def compare_places(there: There, lengths, laid, dtype) -> None:

@@ -53,6 +53,7 @@ def _is(transposed: str, t: int) -> bool:
     return transposed == "all" or (transposed == "some" and t % 2 == 0)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("rank", "workers"), [(1, 3), (2, 1), (8, 1)])
 def test_factors_are_multiplied_and_subtracted(triton, rank, workers, dtype):

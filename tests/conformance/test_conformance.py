@@ -17,6 +17,7 @@ from accordion_bench.conformance import __main__ as command
 from accordion_bench.conformance import randomness
 from accordion_bench.conformance.devices import check_devices
 from accordion_bench.conformance.placement import check_placement
+from tests.kit.processes import forked
 from tests.kit.rounding import uniforms
 
 
@@ -387,7 +388,8 @@ def test_processes_that_fail_say_so_in_the_table_and_nowhere_else(capfd):
     assert outcome.text == (
         "the processes end with [1, 1, None, None]: rank 0 has lost another one; rank 1 stops with ValueError: boom"
     )
-    assert conformance.run(check_placement, conformance.from_class(Never)).text == "stops with ValueError: boom"
+    with forked():
+        assert conformance.run(check_placement, conformance.from_class(Never)).text == "stops with ValueError: boom"
     time.sleep(1)  # for what children would still print
     said = capfd.readouterr()
     assert "Traceback" not in said.out + said.err and not multiprocessing.active_children()

@@ -10,7 +10,7 @@ STATED = stated((ROOT / "docs" / "performance.md").read_text(encoding="utf-8"))
 CONSTANT = {"none", "bf16", "fp16"}  # whatever the number of tensors
 
 
-@pytest.mark.sample(11)
+@pytest.mark.sample(19)
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", yaml_names("compressor")[::-1])  # AdaComp, which takes longest, is not first
 def test_no_more_than_stated(name, network):

@@ -31,7 +31,7 @@ _server.set_forkserver_preload(
         "tests.kit.by_hand",
         "pytest",
         "torch._dynamo",  # imported by the first optimizer of a process, which takes seconds
-        "accordion_bench.tensors.kernels.on_cpu",
+        "tests.kit.warm",
     ]
 )
 

@@ -34,20 +34,25 @@ if __name__ == "__main__":
 """
 
 
+CASES = [(module, named) for module in MODULES for named in NAMED]
+USUAL = [(MODULES[i % len(MODULES)], named) for i, named in enumerate(NAMED)]  # each module and each name
+
+
 @functools.cache
-def doors() -> dict[tuple[str, str], list[str | None]]:
+def doors(usual: bool) -> dict[tuple[str, str], list[str | None]]:
     """By module and name of a backend: the backend of matplotlib afterwards, and the variable."""
-    cases = [(module, named) for module in MODULES for named in NAMED]
+    cases = [case for case in CASES if (case in USUAL) == usual]
     done = subprocess.run([sys.executable, "-c", CODE, json.dumps(cases)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(zip(cases, json.loads(done.stdout), strict=True))
 
 
-@pytest.mark.parametrize("module", MODULES)
-@pytest.mark.parametrize("named, backend", NAMED.items())
-def test_every_door_to_matplotlib(module, named, backend):
+@pytest.mark.parametrize(
+    ("module", "named"), [pytest.param(*case, marks=[] if case in USUAL else [pytest.mark.slow]) for case in CASES]
+)
+def test_every_door_to_matplotlib(module, named):
     """A name that is no backend's is passed over; another one stays, for the user's own figures."""
     # matplotlib takes any name of a module, and looks for it when a window is wanted
-    found = (named, None) if named.startswith("module:") else (backend,)
-    shown, variable = doors()[module, named]
+    found = (named, None) if named.startswith("module:") else (NAMED[named],)
+    shown, variable = doors((module, named) in USUAL)[module, named]
     assert shown in found and variable == named

@@ -65,14 +65,14 @@ def check(gpu, rows_W: list[Tensor], counts: list[int]) -> None:
     assert torch.equal(found.values.cpu().view(torch.int32), values_W.float().view(torch.int32))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_long_tensors(gpu, kind):
     """Several blocks, a sample that is a part."""
     check(gpu, [KINDS[kind](LONG)], [LONG // 10])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["normal", "bfloat16", "heavy tails"])
 def test_one_read_leaves_few_candidates(monkeypatch, gpu, kind):
     """The sample's bounds hold the key, and what is between them has room: there is no second read of all."""
@@ -90,14 +90,14 @@ def test_one_read_leaves_few_candidates(monkeypatch, gpu, kind):
     assert int(places.sum()) == totals[1] < LONG // 10 and not totals[2]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_short_tensors_of_one_bucket(gpu, kind):
     """One entry, all, some; none of an empty tensor, none of another one."""
     check(gpu, [KINDS[kind](n) for n in SHORT], [1, 64, 500, 0, 0])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("k", [1, 40, LONG // 2, LONG - 1, LONG])
 def test_few_entries_and_all(gpu, k):
     check(gpu, [drawn(LONG)], [k])
@@ -126,7 +126,7 @@ def chosen(gpu, rows_W: list[Tensor], choose) -> list[list[list[int]]]:
     ]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_sampled_threshold(gpu, seed):
     """Also where the sample misleads: too low or too high, all zero, denormal; of numbers of many kinds."""
@@ -199,7 +199,7 @@ def test_bins(gpu):
             torch.testing.assert_close(found_W.cpu(), other_W, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("counts", [[1, 400, 2, 0], [7, 1500, 1, 0], [5, 700, 3000, 0]])
 @pytest.mark.parametrize("senders", [1, 2])
 def test_messages_and_sums(gpu, counts, senders):

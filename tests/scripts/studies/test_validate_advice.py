@@ -6,7 +6,6 @@ from dataclasses import asdict
 
 import pytest
 
-from accordion_bench.config.compose import compose
 from accordion_bench.network.collective_costs import KINDS
 from accordion_bench.network.links import LinkCost, MeasuredLink, write_measured_link
 from accordion_bench.options.checks import ConfigError
@@ -58,7 +57,7 @@ def foretold(arms: dict[str, float], **key) -> list[dict]:
 def test_every_arm_is_a_configuration(model):
     for name, overrides in ARMS.items():
         hosts = [] if name == ALONE else ["comm=gloo", "comm.processes=4"]
-        found = composed.validated(compose([*MODELS[model], *overrides, *hosts]))
+        found = composed.validated(composed.cfg(*MODELS[model], *overrides, *hosts))
         assert (found is not None) and advice_cells.period(name) == (8 if name in LOCAL else 1)
 
 

@@ -19,7 +19,7 @@ from accordion_bench.cli import command_line, demo, help, launchers
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, import_from_here
 from accordion_bench.options.explain import explain
-from accordion_bench.options.override import overrides_in_todays_words
+from accordion_bench.options.override import translate_renamed_overrides
 from accordion_bench.processes.interrupt import handle, handling
 from accordion_bench.processes.launched import launched
 from accordion_bench.processes.threads import sleep_while_waiting
@@ -55,7 +55,7 @@ def _main() -> tuple[int, bool]:
         from accordion_bench.cli import show
 
         return show.main(sys.argv[2:]), True
-    sys.argv[1:] = in_order(command_line.quoted(overrides_in_todays_words(sys.argv[1:])))
+    sys.argv[1:] = in_order(command_line.quoted(translate_renamed_overrides(sys.argv[1:])))
     if sys.argv[1:] == ["--version"]:
         print(f"accordion_bench {__version__}")
         return 0, True
@@ -81,7 +81,7 @@ def _main() -> tuple[int, bool]:
             if launched():
                 from accordion_bench.processes import rendezvous
 
-                rendezvous.call_off(error)
+                rendezvous.publish_start_failure(error)
     from accordion_bench.cli import sweep
 
     failures.append(sweep.close())
@@ -186,14 +186,14 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], asked: str,
                 if wrong is not None:
                     raise wrong
                 metric = dry_run.run(cfg, typed(overrides), cell, device)
-                return sweep.told_to(hydra_config.sweeper, metric)
+                return sweep.metric_for_search(hydra_config.sweeper, metric)
             except Exception as error:
                 return tell(error)
         if OmegaConf.select(composed, "setup.experiment") == "smoke" and wrong is None:  # derives its own cells
             from accordion_bench.cli import smoke
 
             return smoke.run(cfg, typed(overrides), tell)
-        return sweep.told_to(hydra_config.sweeper, sweep.run_cell(overrides, run, tell))
+        return sweep.metric_for_search(hydra_config.sweeper, sweep.run_cell(overrides, run, tell))
 
     task()
 

@@ -155,7 +155,7 @@ def finish(status: int, unread: int = 0, unwritten: int = 0) -> int:
 
 
 @contextlib.contextmanager
-def outlived(what: str) -> Iterator[None]:
+def report_lost_streams(what: str) -> Iterator[None]:
     """Within the block, report the loss of a stream on the other one and in the package's log.
 
     Args:

@@ -12,13 +12,13 @@ from accordion_bench.batches import unequal
 from accordion_bench.comm.stages import MATTERS
 from accordion_bench.config import capture_rules
 from accordion_bench.config.components import Components, with_counts
-from accordion_bench.config.continuation import continuing, refuse_other_past, resumed_config, threads_of
-from accordion_bench.config.no_effect import without_effect
+from accordion_bench.config.continuation import continuing, refuse_changed_history, resumed_config, threads_of
+from accordion_bench.config.no_effect import options_without_effect
 from accordion_bench.config.validate import validate
 from accordion_bench.network.links import link_name
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
-from accordion_bench.options.presets import named, typed_beside
+from accordion_bench.options.presets import changed_options, named
 from accordion_bench.options.units import counted, digits, human_bytes, samples
 from accordion_bench.processes import machine, rendezvous
 from accordion_bench.processes.placement import Placement, place, with_placement
@@ -73,11 +73,11 @@ def _run(
     parts = validate(config, where, set(typed))
     config, where = replace(config, workers=where.workers), replace(where, threads=parts.threads)
     if config.resume is not None:
-        refuse_other_past(with_placement(config, where), parts)
+        refuse_changed_history(with_placement(config, where), parts)
     leader = where.rank == 0
     if leader:
         placed = replace(config, comm=replace(config.comm, backend=where.backend))
-        for warning in without_effect(placed, set(typed), parts):
+        for warning in options_without_effect(placed, set(typed), parts):
             print(f"warning: {warning}", file=sys.stderr)
     looks = config.resume is None and (config.resume_sweep or bool(once and sweep))
     with contextlib.ExitStack() as held:
@@ -88,13 +88,13 @@ def _run(
             if found and done:
                 note |= {"folder": found, "status": "skipped"}
                 if leader:
-                    RunFolder(found).retell(config.said(typed))
+                    RunFolder(found).update_description(config.said(typed))
                 return _tell_done(RunFolder(found)) if leader else float("nan")
             if found:
                 config = replace(config, resume=found)
                 if "threads" not in typed:  # another number of threads changes the last bits of sums
                     where = replace(where, threads=threads_of(RunFolder(found)) or where.threads)
-                refuse_other_past(with_placement(config, where), parts)
+                refuse_changed_history(with_placement(config, where), parts)
             with Heartbeat(leader and not output.on_a_terminal(), "getting the data"):
                 launch.prepare_data(parts.dataset, config.paths.data, where, watch)
             folder = _make_or_resume_folder(config, where, parts, watch, sweep)
@@ -112,7 +112,7 @@ def _run(
         if leader:
             if folder.read_config()["epochs"] != config.epochs:
                 folder.reopen(config.epochs)
-            folder.retell(config.said(typed))
+            folder.update_description(config.said(typed))
             if config.resume is not None:
                 folder.note_resumption(where.threads, codec_kernels.computed_with(where.device, parts))
             if found:
@@ -197,7 +197,7 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
     if parts.sync.local:
         driven = any(policy.drives == "period" for policy in parts.policies.values())
         period = counted(parts.plan_for([]).period, "step") + (" at first" if driven or parts.sync.grows else "")
-        told = "; ".join([*typed_beside(composed, "sync", ("period",)), f"averaging every {period}"])
+        told = "; ".join([*changed_options(composed, "sync", ("period",)), f"averaging every {period}"])
         momentum, local = "", f", sync {choices['sync']} ({told})"
     adaptive = ", ".join(config.adaptive) or "none"
     batch = samples(unequal(config.batch_size) or config.largest_batch)

@@ -117,7 +117,7 @@ def test_what_goes_on_is_told_and_logged(tmp_path):
     code = (
         "import logging; log = logging.getLogger('accordion_bench'); log.addHandler(logging.FileHandler(sys.argv[1])); "
         "sys.stdin.read(1); print('x', flush=True); print('quiet', file=sys.stderr)\n"
-        "with output.outlived('the training'):\n    print('y', flush=True)"
+        "with output.report_lost_streams('the training'):\n    print('y', flush=True)"
     )
     job = python(
         code, tmp_path / "log", stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE, text=True

@@ -10,7 +10,7 @@ from accordion_bench.adaptive.batch_policies import LR_SCALINGS, most, scaled
 from accordion_bench.adaptive.policy import Policy
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
@@ -235,7 +235,7 @@ class Accordion(Detecting):
         return plan.with_levels({name: self._levels[flag] for name, flag in zip(names, critical, strict=True)})
 
 
-def _sync_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _sync_idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Detecting.description.idle(cls, options, context)
     yield "sync.period", f"{context.group} sets the first one"
 
@@ -281,7 +281,7 @@ class AccordionSync(Detecting):
         return plan
 
 
-def _batch_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _batch_idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Detecting.description.idle(cls, options, context)
     if options.get("large_batch") is not None:
         yield "factor", "large_batch is set"

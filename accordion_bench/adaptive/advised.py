@@ -17,7 +17,7 @@ from accordion_bench.network.timeline_file import (
     refuse_other_model,
 )
 from accordion_bench.options import checks
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import BLOCK, WHOLE_MODEL, Ladder, Plan, RunFacts
@@ -26,7 +26,7 @@ GRAIN = 1024  # modelled times are multiples of 1/1024 byte
 RULE = "{null} or a file that comm.timeline() has written"
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from LGreCo.description.idle(cls, options, context)
     if options.get("timeline") is None:
         for key in ("bandwidth", "latency"):
@@ -99,7 +99,7 @@ class Advised(LGreCo):
         if self.timeline is not None:
             step = self.recorded(run)
             if run.specs:
-                self.turns = turns_of(step, list(plan.levels), run.workers, self.rate, latency)
+                self.turns = send_slots_of(step, list(plan.levels), run.workers, self.rate, latency)
                 self.wait = meanwhile(step.backward_end, self.rate)
         return plan
 
@@ -136,7 +136,9 @@ def meanwhile(seconds: float, bandwidth: float) -> float:
     return round(seconds * bandwidth / 8 * GRAIN) / GRAIN
 
 
-def turns_of(step: RecordedStep, names: Sequence[str], workers: int, bandwidth: float, latency: float) -> list[Turn]:
+def send_slots_of(
+    step: RecordedStep, names: Sequence[str], workers: int, bandwidth: float, latency: float
+) -> list[Turn]:
     """Convert the buckets of a timeline to turns, with times in bytes that the link could send.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 from accordion_bench.adaptive.policy import Policy
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.units import counted
@@ -36,7 +36,7 @@ def most(run: RunFacts) -> int:
     return min(run.per_worker, LARGEST)
 
 
-def refuse_full(name: str, run: RunFacts) -> None:
+def refuse_batch_at_limit(name: str, run: RunFacts) -> None:
     """Refuse an initial batch size that cannot grow.
 
     Raises:
@@ -51,7 +51,7 @@ def refuse_full(name: str, run: RunFacts) -> None:
         )
 
 
-def _adabatch_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _adabatch_idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Policy.description.idle(cls, options, context)
     if options.get("freq", 0) >= context.epochs:
         yield "freq", f"the run has {counted(context.epochs, 'epoch')}"
@@ -102,7 +102,7 @@ class AdaBatch(Policy):
     drives = "batch"
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
-        refuse_full("adabatch", run)
+        refuse_batch_at_limit("adabatch", run)
         self.first, self.most, self.epochs = plan.batch_size, most(run), run.epochs
         factors = [run.schedule(half / 2) for half in range(2 * run.epochs)]
         if self.gamma < self.beta and any(b < a for a, b in itertools.pairwise(factors)):
@@ -171,7 +171,7 @@ class GrowBatch(Policy):
         self.wanted = 0.0
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:
-        refuse_full("grow_batch", run)
+        refuse_batch_at_limit("grow_batch", run)
         limit = most(run)
         self.first, self.wanted = run.batch_size, float(run.batch_size)
         self.most = self.cap or min(run.train_size // (10 * run.workers), limit)

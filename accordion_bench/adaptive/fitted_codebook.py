@@ -13,7 +13,7 @@ from accordion_bench.adaptive.level_solvers import Fit, alq, alqg, amq, psi
 from accordion_bench.adaptive.policy import Policy
 from accordion_bench.compressors import codebooks
 from accordion_bench.options import checks
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
@@ -22,7 +22,7 @@ from accordion_bench.requests import BucketMoments, BucketStatistic, CoordinateH
 FITS = ["mixture", "single", "empirical"]
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Policy.description.idle(cls, options, context)
     fit = options.get("fit")
     if fit in ("single", "empirical"):

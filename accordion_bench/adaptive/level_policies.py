@@ -8,14 +8,14 @@ from typing import Any
 from accordion_bench.adaptive.policy import BITS, Policy
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import WHOLE_MODEL, Ladder, Measured, Plan, RunFacts, Signals
 from accordion_bench.requests import Probe, Request
 
 
-def _adaqs_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _adaqs_idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Policy.description.idle(cls, options, context)
     if options.get("initial", 2) == options.get("cap", 8):
         for key in ("initial", "cap", "factor", "interval"):

@@ -197,7 +197,7 @@ class LGreCo(Policy):
         if levels is not None and not good:
             raise checks.ValueRefused("levels", "{null} or a list of numbers above 0", levels, None)
         # the first epoch's window depends on the steps per epoch
-        self.plans_with = frozenset() if self.every else frozenset({"steps_per_epoch"})
+        self.required_facts = frozenset() if self.every else frozenset({"steps_per_epoch"})
         self.level_keys = ("reference", "reference") if levels is None else ("levels", "levels")
         self.follows = False
         self.budget: dict[str, int] = {}  # b, as indices into the ladder

@@ -8,7 +8,7 @@ from typing import Any
 from accordion_bench.adaptive.policy import Policy
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
@@ -36,7 +36,7 @@ class Preset(Policy):
 RAISED = 1 + 1e-9  # compensates a rounding error just below an integer power, as in (0.3 / 0.1)^2
 
 
-def _qsr_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _qsr_idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Policy.description.idle(cls, options, context)
     if options.get("base_period") is not None:
         yield "sync.period", f"{context.group}.base_period sets the first one"
@@ -78,7 +78,7 @@ class QSR(Policy):
     description = replace(Policy.description, idle=_qsr_idle)
 
     drives = "period"
-    plans_with = frozenset({"epochs", "steps_per_epoch", "schedule"})
+    required_facts = frozenset({"epochs", "steps_per_epoch", "schedule"})
     when = "exchange"
 
     def due(self, exchange: int) -> bool:
@@ -96,7 +96,7 @@ class QSR(Policy):
         self._epochs = run.epochs
         return replace(plan, period=self.warm if run.warmup_epochs else self.base)
 
-    def owed_to_length(self, epochs: int) -> Any:
+    def length_dependent_decisions(self, epochs: int) -> Any:
         return self._epochs  # the last rounds are shortened at the end of the run
 
     def period(self, lr: float, steps_left: int) -> int:
@@ -127,7 +127,7 @@ def decays(run: RunFacts) -> bool:
 LOWERED = 1 - 1e-9  # compensates a rounding error just above an integer root
 
 
-def _adacomm_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _adacomm_idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Policy.description.idle(cls, options, context)
     if options.get("initial") is not None:
         yield "sync.period", f"{context.group}.initial sets the first one"
@@ -177,7 +177,7 @@ class AdaComm(Policy):
     description = replace(Policy.description, idle=_adacomm_idle, smoke_options=_adacomm_smoke_options)
 
     drives = "period"
-    plans_with = frozenset({"epochs", "steps_per_epoch", "loss"})
+    required_facts = frozenset({"epochs", "steps_per_epoch", "loss"})
     when = "exchange"
 
     def __post_init__(self) -> None:

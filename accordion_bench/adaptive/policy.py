@@ -8,14 +8,14 @@ from typing import Any
 
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.component import Component, Idle, Surroundings
+from accordion_bench.options.component import Component, Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import counted
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.requests import Request
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     interval = options.get("interval", 0)
     if cls.intervals and cls.intervals * interval >= context.epochs:
         yield "interval", f"the run has {counted(context.epochs, 'epoch')}"
@@ -44,7 +44,7 @@ class Policy(Component):
         syncs: synchronisation schemes (names of YAML files), one of which is required; empty = any.
         needs_gradients: whether it must measure gradients, which local methods do not exchange.
         detects: whether it classifies epochs as critical or not.
-        plans_with: facts about the training that it must know in advance, besides workers and tensors: `epochs`,
+        required_facts: facts about the training that it must know in advance, besides workers and tensors: `epochs`,
             `steps_per_epoch`, `schedule` (future learning rates), `loss` (of every step).
         intervals: number of periods of its option `interval`, in epochs, before its first decision; 0 = no such option.
 
@@ -68,7 +68,7 @@ class Policy(Component):
     syncs: tuple[str, ...] = ()
     needs_gradients: bool = False
     detects: bool = False
-    plans_with: frozenset[str] = frozenset()
+    required_facts: frozenset[str] = frozenset()
     intervals: int = 0
     _decision: dict[str, Any] = {}
 
@@ -113,7 +113,7 @@ class Policy(Component):
     def units_change(self) -> None:
         """Discard state that would mix units: from now on parameter differences are exchanged, no longer gradients."""
 
-    def owed_to_length(self, epochs: int) -> Any:
+    def length_dependent_decisions(self, epochs: int) -> Any:
         """Return the part of its decisions in the first `epochs` that depends on the length of the run; needs `start`.
 
         A run may be extended if the old and the new length give equal results. None: independent of the length.
@@ -196,7 +196,7 @@ def in_order(policies: dict[str, Policy]) -> dict[str, Policy]:
     return dict(sorted(policies.items(), key=lambda named: named[1].drives != "batch"))  # else as listed
 
 
-def tell_followers(policies: Sequence[Policy], decider: Policy, plan: Plan) -> None:
+def notify_refiners(policies: Sequence[Policy], decider: Policy, plan: Plan) -> None:
     """Pass a decision to the later policies that refine it."""
     for policy in policies[policies.index(decider) + 1 :]:
         if policy.refines and policy.drives == decider.drives:

@@ -70,7 +70,7 @@ class LevelSchedule(Policy):
         if not good:
             rule = "{null} or a list of [first epoch, end, level]"
             raise ValueRefused("ranges", rule, ranges, [[0, 20, "weak"], [20, None, "strong"]])
-        self.plans_with = frozenset({"epochs"} if critical is not None or ranges else {"epochs", "schedule"})
+        self.required_facts = frozenset({"epochs"} if critical is not None or ranges else {"epochs", "schedule"})
         self.inside, self.outside = self.inside or "weak", self.outside or "strong"
         self._values: list[float] = []
         self._indices: list[int] = []
@@ -105,13 +105,15 @@ class LevelSchedule(Policy):
             if wrong:
                 each = f"each of the {counted(run.epochs, 'epoch')}"
                 rule = f"a list of [first epoch, end, level] that gives {each} one level"
-                raise ValueRefused("ranges", f"{rule} ({wrong})", self.ranges, repaired(self.ranges, run.epochs))
+                raise ValueRefused(
+                    "ranges", f"{rule} ({wrong})", self.ranges, corrected_ranges(self.ranges, run.epochs)
+                )
             return [self.ranges[i][2] for (i,) in found]
         critical = self.default_critical(run) if self.critical is None else self.critical
         found = covered(critical, run.epochs)
         if wrong := beyond(critical, run.epochs) or first_wrong([ids[:2] or [0] for ids in found]):
             rule = f"a list of [first epoch, end] without overlaps within {counted(run.epochs, 'epoch')} ({wrong})"
-            raise ValueRefused("critical", rule, self.critical, repaired(critical, run.epochs, apart=True))
+            raise ValueRefused("critical", rule, self.critical, corrected_ranges(critical, run.epochs, apart=True))
         return [self.inside if ids else self.outside for ids in found]
 
     def default_critical(self, run: RunFacts) -> list[list[int]]:
@@ -129,7 +131,7 @@ class LevelSchedule(Policy):
         self._indices = [ladder.values.index(value) for value in self._values]
         return plan.with_levels(dict.fromkeys(plan.levels, self._indices[0]))
 
-    def owed_to_length(self, epochs: int) -> Any:
+    def length_dependent_decisions(self, epochs: int) -> Any:
         return self._values[:epochs]
 
     def update(self, signals: Signals, plan: Plan) -> Plan:
@@ -174,7 +176,7 @@ def first_wrong(found: Sequence[Sequence[int]]) -> str:
     return ""
 
 
-def repaired(ranges: Sequence[Any], epochs: int, apart: bool = False) -> list[list[Any]]:
+def corrected_ranges(ranges: Sequence[Any], epochs: int, apart: bool = False) -> list[list[Any]]:
     """Return corrected ranges: each ends where the next one starts, or earlier where `apart` allows gaps."""
     by_first = {r[0]: r for r in sorted(ranges, key=lambda r: r[0]) if r[0] < epochs}
     kept = [list(r) for r in by_first.values()] or [list(ranges[0])]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from accordion_bench.advising.advice import Advice, Pays, advise
 from accordion_bench.advising.arms import AdvisedArm, chosen_arms
 from accordion_bench.advising.cluster import Cluster, cluster_like_here, link_named
-from accordion_bench.advising.codec_times import measured_methods, random_gradients, usual_update
-from accordion_bench.advising.counted_step import CountedStep, costs_on, counted_step, step_on, times_as_long
+from accordion_bench.advising.codec_times import measured_methods, optimizer_step_seconds, random_gradients
+from accordion_bench.advising.counted_step import CountedStep, costs_on, counted_step, relative_copy_time, step_on
 from accordion_bench.advising.gpus import (
     HALF,
     AskedDevice,
@@ -175,7 +175,7 @@ class TimedMethods:
     def update(self, specs: Sequence[TensorSpec]) -> float:
         """Return the seconds of an optimizer's step on this device."""
         make = self.optimizer or (lambda params: optimizer_of(self.arms[0].chosen.optimizer, params))
-        return usual_update(make, random_gradients(specs, self.device))
+        return optimizer_step_seconds(make, random_gradients(specs, self.device))
 
     def measured(self, specs: Sequence[TensorSpec], seconds: float) -> tuple[list[MethodCost], dict[str, str]]:
         """Return the costs measured on this device, and the reason for each method that could not be measured."""
@@ -185,7 +185,7 @@ class TimedMethods:
         self, gpu: Gpu, costs: Sequence[MethodCost], specs: Sequence[TensorSpec]
     ) -> tuple[list[MethodCost], dict[str, str], float]:
         """Return (costs converted to a GPU, reasons for methods without costs, relative time of a copy there)."""
-        longer = times_as_long(gpu, random_gradients(specs, self.device))
+        longer = relative_copy_time(gpu, random_gradients(specs, self.device))
         return (*costs_on(gpu, costs, self.arms, specs, longer), longer)
 
 

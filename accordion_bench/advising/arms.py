@@ -8,7 +8,7 @@ from accordion_bench.advising.predict import BF16, FP32
 from accordion_bench.advising.rehearsal import NOTHING, Beside
 from accordion_bench.attaching.chosen_options import choose
 from accordion_bench.compressors.traits import declared_by
-from accordion_bench.methods.compatibility import Chosen
+from accordion_bench.methods.compatibility import MethodOptions
 from accordion_bench.methods.labels import label
 from accordion_bench.options import checks
 from accordion_bench.options.checks import show
@@ -32,7 +32,7 @@ class AdvisedArm:
 
     name: str
     overrides: tuple[str, ...]
-    chosen: Chosen
+    chosen: MethodOptions
     beside: Beside = NOTHING
 
 
@@ -105,7 +105,7 @@ def _options(group: str, name: str) -> Config:
     return read_options(file) if file else {}
 
 
-def _needed(chosen: Chosen) -> Config:
+def _needed(chosen: MethodOptions) -> Config:
     """Return the options of the optimizer that the chosen methods require to change."""
     wanted: Config = {}
     for group, node in (("sync", chosen.sync), ("compressor", chosen.compressor)):

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from accordion_bench.advising.arms import AdvisedArm
 from accordion_bench.advising.predict import BucketCost, Messages, MethodCost
-from accordion_bench.advising.rehearsal import OfBucket, Rehearsal, Rehearsed, Units, optimizer_of
-from accordion_bench.advising.step_times import MakeOptimizer, counted, lacks_memory, timed, usual
+from accordion_bench.advising.rehearsal import BucketTimes, Rehearsal, RehearsalResult, Units, optimizer_of
+from accordion_bench.advising.step_times import MakeOptimizer, counted, is_out_of_memory, timed, usual
 from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
@@ -72,7 +72,7 @@ def crowded_from(exchange: Exchange, info: StepInfo) -> float:
     return float(above)
 
 
-def bucket_costs(few: Rehearsed, more: Rehearsed) -> tuple[BucketCost, ...]:
+def bucket_costs(few: RehearsalResult, more: RehearsalResult) -> tuple[BucketCost, ...]:
     """Return the cost of each bucket of a method, fitted to two rehearsals.
 
         messages    fixed + shared / A bytes
@@ -117,7 +117,7 @@ def _of_own_step(bucket: BucketCost) -> BucketCost:
     return replace(bucket.scaled(2), messages=messages)
 
 
-def _of_buffers(rehearsed: Rehearsed) -> list[BucketCost]:
+def _of_buffers(rehearsed: RehearsalResult) -> list[BucketCost]:
     """Return a bucket with the messages of averaging the optimizer's buffers, if the scheme averages them."""
     if not rehearsed.averaged:
         return []
@@ -125,7 +125,9 @@ def _of_buffers(rehearsed: Rehearsed) -> list[BucketCost]:
     return [BucketCost((), 0.0, (0.0, 0.0), {"all_reduce": sent})]
 
 
-def _messages(small: OfBucket, large: OfBucket, kind: str, few: Rehearsed, more: Rehearsed) -> Messages:
+def _messages(
+    small: BucketTimes, large: BucketTimes, kind: str, few: RehearsalResult, more: RehearsalResult
+) -> Messages:
     """Fit the messages of one kind of collective; data-dependent lengths are averaged.
 
     `shared` is negative if messages grow with the number of workers, because more and more tensors are sent otherwise.
@@ -143,7 +145,7 @@ def _messages(small: OfBucket, large: OfBucket, kind: str, few: Rehearsed, more:
 
 
 def _decode(
-    small: OfBucket, large: OfBucket, few: Rehearsed, more: Rehearsed, messages: dict[str, Messages]
+    small: BucketTimes, large: BucketTimes, few: RehearsalResult, more: RehearsalResult, messages: dict[str, Messages]
 ) -> tuple[float, float]:
     """Return (fixed seconds, seconds per worker), both at least 0."""
     gathered = any(sent.fixed for kind, sent in messages.items() if kind.startswith("all_gather"))
@@ -188,7 +190,7 @@ def measured_methods(
             except ConfigError as refused:
                 left_out[arm.name] = str(refused)
             except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
-                if not lacks_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 left_out[arm.name] = "its exchange does not fit into the memory of this device"
     return costs, left_out
@@ -288,7 +290,7 @@ def _tiny(specs: Sequence[TensorSpec], layers: int) -> list[TensorSpec]:
     ]
 
 
-def _repeat(rehearsal: Rehearsal, gradients: Sequence[Tensor], seconds: float) -> Rehearsed:
+def _repeat(rehearsal: Rehearsal, gradients: Sequence[Tensor], seconds: float) -> RehearsalResult:
     """Run one round, a second one if the first was quick, and more up to `REPEATS` while time remains."""
 
     def take_round() -> None:
@@ -306,7 +308,7 @@ def _repeat(rehearsal: Rehearsal, gradients: Sequence[Tensor], seconds: float) -
     return rehearsal.found()
 
 
-def _extra(arm: AdvisedArm, rehearsed: Rehearsed, gradients: Sequence[Tensor]) -> float:
+def _extra(arm: AdvisedArm, rehearsed: RehearsalResult, gradients: Sequence[Tensor]) -> float:
     """Return seconds per step beyond exchange and ordinary optimizer; negative if the optimizer has less to do."""
     steps = rehearsed.steps
     if rehearsed.local:
@@ -314,11 +316,11 @@ def _extra(arm: AdvisedArm, rehearsed: Rehearsed, gradients: Sequence[Tensor]) -
     own = usual([max(0.0, step.before - step.exchanged - step.look) + step.after for step in steps])
     if not rehearsed.moved_momentum:
         return own
-    dense = usual_update(lambda params: optimizer_of(arm.chosen.optimizer, params), gradients)
+    dense = optimizer_step_seconds(lambda params: optimizer_of(arm.chosen.optimizer, params), gradients)
     return own + usual([step.update for step in steps]) - dense
 
 
-def usual_update(make: MakeOptimizer, gradients: Sequence[Tensor]) -> float:
+def optimizer_step_seconds(make: MakeOptimizer, gradients: Sequence[Tensor]) -> float:
     """Return the seconds of a full optimizer's step, of which no compressor performs a part."""
     params = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     optimizer = make(params)
@@ -327,5 +329,5 @@ def usual_update(make: MakeOptimizer, gradients: Sequence[Tensor]) -> float:
     return usual(timed(optimizer.step, params[0].device, 1 + REPEATS))
 
 
-def _codec(bucket: OfBucket) -> list[float]:
+def _codec(bucket: BucketTimes) -> list[float]:
     return [encode + decode for encode, decode in zip(counted(bucket.encode), counted(bucket.decode), strict=True)]

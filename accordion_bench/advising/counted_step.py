@@ -28,7 +28,7 @@ from accordion_bench.advising.step_times import (
     Passes,
     StepTimes,
     copied,
-    memory_told,
+    explained_memory_errors,
     timed,
     trained_module,
     usual,
@@ -154,7 +154,7 @@ def counted_step(
     inner = trained_module(model)
     device = next(inner.parameters()).device
     found = None
-    with kept_rng(device), memory_told(batch_size):
+    with kept_rng(device), explained_memory_errors(batch_size):
         if not computed:
             with contextlib.suppress(Exception):  # any error of a loss that needs data
                 found = _counted(_without_data(inner), tree_map_only(Tensor, lambda x: x.to(META), batch), loss)
@@ -233,7 +233,7 @@ def costs_on(
         costs: costs measured on this machine.
         arms: methods of these costs.
         specs: the trained tensors.
-        longer: duration of memory-bound work there relative to here, see `times_as_long`.
+        longer: duration of memory-bound work there relative to here, see `relative_copy_time`.
 
     Returns:
         (the costs, the reason by name for each method that cannot be estimated).
@@ -253,7 +253,7 @@ def costs_on(
     return [replace(cost, repetitions=()) for cost in found], left_out
 
 
-def times_as_long(gpu: Gpu, tensors: Sequence[Tensor]) -> float:
+def relative_copy_time(gpu: Gpu, tensors: Sequence[Tensor]) -> float:
     """Return the duration of a copy of these tensors on a GPU relative to here; below 1 if the GPU is faster."""
     copies = [torch.empty_like(tensor) for tensor in tensors]
 

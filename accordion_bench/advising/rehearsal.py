@@ -24,7 +24,7 @@ from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.exchange.state_bytes import size_of, state_bytes, tensors_in
 from accordion_bench.loop.step import CommunicatingStep, StepOptions
 from accordion_bench.methods.build import build_methods
-from accordion_bench.methods.compatibility import Chosen, refuse_clipping_after
+from accordion_bench.methods.compatibility import MethodOptions, refuse_clipping_after
 from accordion_bench.network.collective_costs import payload_and_times
 from accordion_bench.optimizers.torch_optim import fused, without_dynamo
 from accordion_bench.options.checks import ConfigError
@@ -40,7 +40,7 @@ RATE = 0.1  # learning rate, which affects no time
 PAST = 10**6  # epoch after the end of every warm-up
 
 
-class OneOfMany(Comm):
+class RehearsalComm(Comm):
     """Communicator of A workers of which only the first exists; bytes, tensors and code are those of a real run.
 
     It follows the code path of one worker per process, whose time matters. Workers simulated in one process are summed
@@ -108,7 +108,7 @@ def _fill_(parts_A: Sequence[Tensor], mine: Tensor) -> None:
 Units = Sequence[Sequence[int]]  # indices of the units of each bucket
 
 
-class OfBucket(NamedTuple):
+class BucketTimes(NamedTuple):
     """Measured times and messages of one bucket.
 
     encode, decode: seconds of each exchange.
@@ -140,7 +140,7 @@ class Beside(NamedTuple):
 NOTHING = Beside()
 
 
-class StepTaken(NamedTuple):
+class StepPartTimes(NamedTuple):
     """Seconds of the parts of one step.
 
     before: before the optimizer's step, including exchange, clipping and sums for policies.
@@ -157,7 +157,7 @@ class StepTaken(NamedTuple):
     look: float
 
 
-class Rehearsed(NamedTuple):
+class RehearsalResult(NamedTuple):
     """Result of a rehearsal. It contains no tensors, so that their memory is free for the next rehearsal.
 
     workers: A.
@@ -184,8 +184,8 @@ class Rehearsed(NamedTuple):
     specs: tuple[TensorSpec, ...]
     members: tuple[tuple[int, ...], ...]
     parts: tuple[tuple[int, ...], ...]
-    buckets: tuple[OfBucket, ...]
-    steps: tuple[StepTaken, ...]
+    buckets: tuple[BucketTimes, ...]
+    steps: tuple[StepPartTimes, ...]
     local: bool
     fixed_size: bool
     averaged: dict[str, float]
@@ -218,7 +218,7 @@ class Rehearsal:
 
     Attributes:
         info: position of the steps, with the learning rate.
-        overlaps: as in `Rehearsed`.
+        overlaps: as in `RehearsalResult`.
         steps: measured times of each step.
 
     Raises:
@@ -227,7 +227,7 @@ class Rehearsal:
 
     def __init__(
         self,
-        chosen: Chosen,
+        chosen: MethodOptions,
         specs: Sequence[TensorSpec],
         workers: int,
         device: torch.device,
@@ -237,7 +237,7 @@ class Rehearsal:
         chosen = replace(chosen, sync=target(chosen.sync, "sync").in_every_step(chosen.sync))
         refuse_other_steps(build(chosen.sync, "sync"), chosen.sync_name)
         methods = build_methods(chosen, RunFacts(workers=workers, train_size=STEPS * workers), 1)
-        self.comm = OneOfMany(workers, str(device))
+        self.comm = RehearsalComm(workers, str(device))
         self.clock = self.comm.clock
         params = [(spec.name, nn.Parameter(torch.zeros(spec.shape, device=device))) for spec in specs]
         self.axis = OwnParameters(params, self.comm, {spec.name for spec in specs if spec.table})
@@ -268,7 +268,7 @@ class Rehearsal:
         )
         self.sync, self.policies = self.communicating.sync, self.communicating.policies
         self.policies.begin_epoch()
-        self.steps: list[StepTaken] = []
+        self.steps: list[StepPartTimes] = []
         self.clock.warm = True
 
     @property
@@ -298,7 +298,7 @@ class Rehearsal:
         self.wait()
         between = self.clock.between
         taken = between(began, ready), between(ready, updated), between(updated, over)
-        self.steps.append(StepTaken(*taken, self._exchanged(), look))
+        self.steps.append(StepPartTimes(*taken, self._exchanged(), look))
 
     def _look(self) -> float:
         """Return the seconds of the check for non-finite gradients, which a CPU makes before it sends; 0 on a GPU."""
@@ -319,10 +319,10 @@ class Rehearsal:
         numbers = iter(range(len(self.exchange.members)))
         return tuple(tuple(itertools.islice(numbers, len(part.members))) for part in self.sync.parts)
 
-    def found(self) -> Rehearsed:
+    def found(self) -> RehearsalResult:
         """Return the result of the steps so far."""
         exchange = self.exchange
-        return Rehearsed(
+        return RehearsalResult(
             workers=self.comm.workers,
             specs=tuple(exchange.specs),
             members=tuple(map(tuple, exchange.members)),
@@ -350,14 +350,14 @@ class Rehearsal:
                     found[key] = found.get(key, 0.0) + size_of([own[key]]) / interval
         return found
 
-    def buckets(self) -> list[OfBucket]:
+    def buckets(self) -> list[BucketTimes]:
         """Return the measured times and messages of each bucket, in the order of their exchange."""
         found = self.clock.exchanges()
         return [bucket for part in self.sync.parts for bucket in self._of_kind(part.kind, found[part.kind][-1])]
 
-    def _of_kind(self, kind: ExchangeKind, stages: Sequence[Stage]) -> list[OfBucket]:
+    def _of_kind(self, kind: ExchangeKind, stages: Sequence[Stage]) -> list[BucketTimes]:
         return [
-            OfBucket(
+            BucketTimes(
                 list(self.clock.series[ExchangePart(kind, "encode", number)].values),
                 list(self.clock.series[ExchangePart(kind, "decode", number)].values),
                 {name: payload_and_times(name, *sent, self.comm.workers) for name, sent in (stage.kinds or {}).items()},

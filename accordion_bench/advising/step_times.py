@@ -200,7 +200,7 @@ def measured_step(
     checks.number("budget", budget, above=0, instead=BUDGET)
     inner = trained_module(model)
     device = next(inner.parameters()).device
-    with kept_rng(device), memory_told(batch_size):
+    with kept_rng(device), explained_memory_errors(batch_size):
         trial = Trial(copied(inner), example_batch, loss, optimizer)
         began = time.perf_counter()
         for _ in range(WARM_UP):
@@ -380,8 +380,8 @@ def scalar_loss(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
 
 
 def _why(error: Exception) -> str:
-    """Return the first line of an error; raise an out-of-memory error again, for `memory_told`."""
-    if lacks_memory(error):
+    """Return the first line of an error; raise an out-of-memory error again, for `explained_memory_errors`."""
+    if is_out_of_memory(error):
         raise error
     return (str(error).splitlines() or [type(error).__name__])[0]
 
@@ -412,7 +412,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 @contextlib.contextmanager
-def memory_told(batch_size: int) -> Iterator[None]:
+def explained_memory_errors(batch_size: int) -> Iterator[None]:
     """Context that reports an out-of-memory error as a one-sentence ConfigError.
 
     Args:
@@ -424,7 +424,7 @@ def memory_told(batch_size: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
-        if not lacks_memory(error):
+        if not is_out_of_memory(error):
             raise
         if batch_size > 1:
             rule = "so small that a step fits into the memory of this device"
@@ -435,7 +435,7 @@ def memory_told(batch_size: int) -> Iterator[None]:
         ) from error
 
 
-def lacks_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error is a failed allocation; on a CPU, torch reports it only in the message."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in words)

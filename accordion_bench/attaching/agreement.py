@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.members import is_timeout, of_communication
+from accordion_bench.comm.members import communication_error_text, is_timeout
 from accordion_bench.comm.membership import LeftBehind
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors.real_view import as_real
@@ -56,7 +56,7 @@ def lost_worker_told(where: str, timeout: float) -> Iterator[None]:
     except LeftBehind as left:
         raise LostWorker(f"{where}: {left}") from None
     except RuntimeError as error:
-        if isinstance(error, LostWorker) or not (said := of_communication(error)):
+        if isinstance(error, LostWorker) or not (said := communication_error_text(error)):
             raise
         first = " ".join(said.partition(". This is typically")[0].split())[:300]
         what = f"did not answer within timeout={timeout:g} s" if is_timeout(said) else "has ended"
@@ -79,7 +79,7 @@ def refuse_differences(comm: Comm, passed: Mapping[str, Any] | ConfigError, own:
             message names the first difference.
     """
     refused = str(passed) if isinstance(passed, ConfigError) else ""
-    heard = comm.everyones((refused, {} if isinstance(passed, ConfigError) else dict(passed), own))
+    heard = comm.gather_objects((refused, {} if isinstance(passed, ConfigError) else dict(passed), own))
     if isinstance(passed, ConfigError):
         raise passed
     for rank, (sentence, *_) in enumerate(heard):
@@ -150,7 +150,7 @@ def refuse_drift(comm: Comm, values: Sequence[Tensor], step: int, tell: bool = T
     comm.broadcast_(first, "control")
     away = torch.stack([(a.double() - b.double()).square().sum() for a, b in zip(values, first, strict=True)]).sum()
     size = torch.stack([b.double().square().sum() for b in first]).sum()
-    apart = [float(d) for d in comm.everyones(float((away / size).sqrt()))]
+    apart = [float(d) for d in comm.gather_objects(float((away / size).sqrt()))]
     rank = max(range(len(apart)), key=lambda r: apart[r] if apart[r] == apart[r] else float("inf"))
     if not apart[rank] <= ROUNDING:
         raise ConfigError(

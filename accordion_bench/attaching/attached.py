@@ -12,7 +12,7 @@ from accordion_bench.attaching import rows, state
 from accordion_bench.attaching.attachment import Attachment
 from accordion_bench.attaching.own_parameters import plain_name, reshard
 from accordion_bench.attaching.timeline import Timeline
-from accordion_bench.comm.dealing import Deal
+from accordion_bench.comm.dealing import SampleAssignment
 from accordion_bench.comm.replicas import is_dense, pooled_buffers
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
@@ -71,7 +71,7 @@ class Attached(Attachment):
         """
         checks.integer("size", size, at_least=1, instead=1000)
         if self.deal is None:
-            self.deal = Deal(size, self.setting.batch_size, self.setting.step.seed, self.comm.workers)
+            self.deal = SampleAssignment(size, self.setting.batch_size, self.setting.step.seed, self.comm.workers)
         if self.deal.size != size:
             raise ConfigError(f"size must stay {self.deal.size}, got {size}; pass the same in every step")
         return self.deal.samples(self.comm.rank, self.step.steps)

@@ -18,7 +18,7 @@ from accordion_bench.attaching.reminders import Reminders
 from accordion_bench.attaching.timeline import Timeline
 from accordion_bench.attaching.users_optimizer import Stepping, UsersOptimizer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.dealing import Deal
+from accordion_bench.comm.dealing import SampleAssignment
 from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.overlap import Overlap
@@ -81,7 +81,7 @@ class Attachment:
         )
         exchange = setting.step.exchange
         has_thread = exchange.overlaps(comm.processes)
-        early = has_thread and not exchange.looks_first(methods.wrapped)  # scope=model, too: one bucket
+        early = has_thread and not exchange.needs_all_gradients(methods.wrapped)  # scope=model, too: one bucket
         self.overlap = Overlap(self.axis, comm, has_thread, early)
         batches = BatchFacts(self.loss_sum, lambda: setting.batch_size)
         self.step = HookedStep(methods, self.inner, self.position, self.overlap, batches, setting.step)
@@ -89,7 +89,7 @@ class Attachment:
         self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.joined = self.accumulating = self.attached = False
         self.finished = False
-        self.deal: Deal | None = None  # assigns samples, if the loop calls `samples`
+        self.deal: SampleAssignment | None = None  # assigns samples, if the loop calls `samples`
         self.delivering: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
         self._lr: Rate = 0.0
         self.decisions: dict[str, Any] = {}  # of the policies in the last epoch, by name
@@ -131,7 +131,7 @@ class Attachment:
                 hook = param.register_post_accumulate_grad_hook(lambda _, i=i: self._arrived(i))
                 self._handles.append(hook)
         self.attached = True
-        if (said := self.exchange.goes_dense(self.position.info(), passed)) and self.comm.leader:
+        if (said := self.exchange.dense_warning(self.position.info(), passed)) and self.comm.leader:
             log.warning("%s", said)
         self.step.runner.preload()
         self._begin_step()
@@ -286,7 +286,7 @@ class Attachment:
             self.axis.collect(
                 give=self.sync.buffers == "average"
             )  # otherwise the optimizers' buffers could differ between workers
-            if self.sync.gradients_go_to() is not None and (name := self.axis.changed()):
+            if self.sync.gradient_exchange_of_next_step() is not None and (name := self.axis.changed()):
                 raise ConfigError(
                     f"gradients must stay as backward has left them until they are exchanged, got that of {name} "
                     "changed; call comm.join() first, or pass clip_norm= in the place of clipping them"

@@ -29,7 +29,7 @@ from accordion_bench.comm.replicas import dense_parts, is_dense
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.loop.step import StepOptions
 from accordion_bench.methods.build import Methods, build_methods
-from accordion_bench.methods.compatibility import Chosen, refuse_clipping_after
+from accordion_bench.methods.compatibility import MethodOptions, refuse_clipping_after
 from accordion_bench.network.link_model import Network
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
@@ -171,7 +171,7 @@ def _refuse_kinds(passed: PassedArguments) -> None:
     checks.number("warmup_epochs", passed.warmup_epochs, at_least=0, instead=5)
 
 
-def _setting(chosen: Chosen, passed: PassedArguments, weight_decay: float, shard: int | None) -> Setting:
+def _setting(chosen: MethodOptions, passed: PassedArguments, weight_decay: float, shard: int | None) -> Setting:
     for key in ("epochs", "steps_per_epoch"):
         if getattr(passed, key) is not None:
             checks.integer(key, getattr(passed, key), at_least=1, instead=90)
@@ -212,7 +212,7 @@ def _network(name: Any) -> Network:
 
 
 def _methods(
-    chosen: Chosen, passed: PassedArguments, workers: int, exempt: frozenset[str], network: Network
+    chosen: MethodOptions, passed: PassedArguments, workers: int, exempt: frozenset[str], network: Network
 ) -> Methods:
     """The methods, checked against each other and against what is known of the training."""
     sync = build(chosen.sync, "sync")
@@ -221,8 +221,8 @@ def _methods(
         raise ConfigError(f"sync must be a local method, got {chosen.sync_name!r}; call ab.attach")
     for name, policy in policies.items():
         _refuse_policy(name, policy)
-    needs = {f"sync={chosen.sync_name}": sync.plans_with}
-    needs |= {f"adaptive={name}": policy.plans_with for name, policy in policies.items()}
+    needs = {f"sync={chosen.sync_name}": sync.required_facts}
+    needs |= {f"adaptive={name}": policy.required_facts for name, policy in policies.items()}
     _refuse_unknown(needs, passed)
     epochs, steps, batch = passed.epochs or UNKNOWN, passed.steps_per_epoch or UNKNOWN, passed.batch_size
     schedule = passed.schedule or (lambda _: 1.0)
@@ -237,7 +237,7 @@ def _methods(
         if passed.steps_per_epoch or refused.key != "sync.switch_step":
             raise
         raise ValueRefused(refused.key, refused.rule, refused.value, 1000) from None  # no share of unknown steps
-    _refuse_unknown({f"compressor={chosen.compressor_name}": methods.wrapped.compressor.plans_with}, passed)
+    _refuse_unknown({f"compressor={chosen.compressor_name}": methods.wrapped.compressor.required_facts}, passed)
     wrapped, differences = methods.wrapped, methods.differences
     if exempt and wrapped.scope != "tensor":
         option = "scope='model'" if wrapped.scope == WHOLE_MODEL else "block='bucket'"
@@ -270,7 +270,7 @@ def _refuse_policy(name: str, policy: Policy) -> None:
         raise ConfigError(f"adaptive={name} stands for a scheme; call ab.local(model, optimizer, sync={name!r})")
 
 
-def _to_agree_on(chosen: Chosen, passed: PassedArguments, exempt: frozenset[str], named: Any) -> dict[str, Any]:
+def _to_agree_on(chosen: MethodOptions, passed: PassedArguments, exempt: frozenset[str], named: Any) -> dict[str, Any]:
     """What must be the same on all processes."""
     return {
         "compressor": {"name": chosen.compressor_name, **chosen.compressor},

@@ -4,13 +4,13 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from accordion_bench.methods.compatibility import Chosen
+from accordion_bench.methods.compatibility import MethodOptions
 from accordion_bench.options import checks
 from accordion_bench.options.advice import ALSO_CALLED
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import read_options, yaml_file, yaml_files
 from accordion_bench.options.instantiate import Config
-from accordion_bench.options.kinds import same_kinds
+from accordion_bench.options.kinds import check_value_kinds
 
 Named = str | Mapping[str, Mapping[str, Any]]
 """A name, or {name: {option: value}}."""
@@ -26,7 +26,7 @@ def choose(
     optimizer: Config,
     options: Mapping[str, Any],
     arguments: Collection[str],
-) -> Chosen:
+) -> MethodOptions:
     """Return the chosen compressor, scheme and policies with all options, defaults from the YAML files.
 
     Args:
@@ -55,13 +55,13 @@ def choose(
             )
         nodes[holders[0]][1][key] = value
     for group, (name, node) in nodes.items():
-        same_kinds(read_options(_file(group, name)), node, f"{group}.")
+        check_value_kinds(read_options(_file(group, name)), node, f"{group}.")
     (compressor_name, compressor_node), (sync_name, sync_node) = nodes["compressor"], nodes["sync"]
     policies = dict(_node("adaptive", named) for named in _listed(adaptive))
     policies.pop("none", None)
     for name, node in policies.items():
-        same_kinds(read_options(_file("adaptive", name)), node, f"adaptive.{name}.")
-    return Chosen(compressor_name, compressor_node, sync_name, sync_node, policies, optimizer)
+        check_value_kinds(read_options(_file("adaptive", name)), node, f"adaptive.{name}.")
+    return MethodOptions(compressor_name, compressor_node, sync_name, sync_node, policies, optimizer)
 
 
 def _listed(adaptive: Several) -> list[Named]:

@@ -20,7 +20,7 @@ from accordion_bench.attaching.door import Door, door_of
 from accordion_bench.attaching.loss_scaler import exchange_after_unscaling
 from accordion_bench.attaching.own_parameters import unwrapped
 from accordion_bench.attaching.passed import PassedArguments
-from accordion_bench.attaching.reminders import without_effect
+from accordion_bench.attaching.reminders import options_without_effect
 from accordion_bench.batches import unequal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.replicas import is_dense
@@ -83,7 +83,7 @@ def _detach_at_the_end(attached: "weakref.ref[Attached]") -> None:
 def _hooked(passed: PassedArguments, found: Checked, methods: Methods, comm: Comm) -> Attached:
     """Hook into model and optimizer."""
     if comm.leader:
-        for sentence in without_effect(found.setting.chosen, found.methods):
+        for sentence in options_without_effect(found.setting.chosen, found.methods):
             log.warning("%s", sentence)
     taken = users_optimizer.hand_over(passed.optimizer, found.methods.wrapped.compressor)
     try:

@@ -14,7 +14,7 @@ from accordion_bench.attaching.own_parameters import Exempt, exempt_names
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.comm.on_device import copy_on_cpu
-from accordion_bench.compressors.assemble import Wrapped, wrapped_compressor
+from accordion_bench.compressors.assemble import CompressorSetup, wrapped_compressor
 from accordion_bench.compressors.cast import Cast
 from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.compressors.gathered import Gathered
@@ -249,7 +249,7 @@ def attach_to_shards(model: nn.Module, options: ShardOptions) -> ShardAxis:
     return ShardAxis([GroupReduction(group, levels, exempt) for group in trained], levels)
 
 
-def scattered(config: Config, owners: Mapping[str, int]) -> Wrapped:
+def scattered(config: Config, owners: Mapping[str, int]) -> CompressorSetup:
     """A code, whose messages go to the owners of tensors, within its error feedback.
 
     Raises:
@@ -258,7 +258,7 @@ def scattered(config: Config, owners: Mapping[str, int]) -> Wrapped:
     return wrapped_compressor(config, carried=lambda inner: Scattered(inner, owners))
 
 
-def _refuse_compressor(wrapped: Wrapped) -> None:
+def _refuse_compressor(wrapped: CompressorSetup) -> None:
     """Refuse what has no code of a tensor that stands for it alone, or needs more than its own gradients.
 
     Raises:

@@ -12,7 +12,7 @@ from accordion_bench.attaching.chosen_options import Named, Several
 from accordion_bench.attaching.own_parameters import Exempt
 from accordion_bench.attaching.users_optimizer import Stepping
 from accordion_bench.loop.step import StepOptions
-from accordion_bench.methods.compatibility import Chosen
+from accordion_bench.methods.compatibility import MethodOptions
 from accordion_bench.network.link_model import Network
 
 
@@ -69,7 +69,7 @@ class Setting:
         timeout: seconds after which a worker that does not respond counts as lost.
     """
 
-    chosen: Chosen
+    chosen: MethodOptions
     network: Network
     link: str
     step: StepOptions

@@ -8,20 +8,20 @@ from accordion_bench.attaching.loop_position import LoopPosition
 from accordion_bench.compressors import assemble
 from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.methods.build import Methods
-from accordion_bench.methods.compatibility import Chosen
-from accordion_bench.options.component import Surroundings, idle_options
+from accordion_bench.methods.compatibility import MethodOptions
+from accordion_bench.options.component import RunContext, idle_options
 from accordion_bench.options.conf_dir import read_options, yaml_files
 from accordion_bench.options.instantiate import Config, target
 
 
-def without_effect(chosen: Chosen, methods: Methods) -> list[str]:
+def options_without_effect(chosen: MethodOptions, methods: Methods) -> list[str]:
     """Return a sentence for each option that differs from its default and has no effect.
 
     Args:
         chosen: names and options.
         methods: methods built from them.
     """
-    context = Surroundings(
+    context = RunContext(
         epochs=methods.run.epochs,
         workers=methods.run.workers,
         gradients=methods.sync.gradient_exchange,
@@ -34,14 +34,14 @@ def without_effect(chosen: Chosen, methods: Methods) -> list[str]:
     )
 
 
-def _nodes(chosen: Chosen) -> Iterator[tuple[str, str, Config]]:
+def _nodes(chosen: MethodOptions) -> Iterator[tuple[str, str, Config]]:
     """Yield group, name and options of each choice."""
     yield "compressor", chosen.compressor_name, chosen.compressor
     yield "sync", chosen.sync_name, chosen.sync
     yield from (("adaptive", name, node) for name, node in chosen.adaptive.items())
 
 
-def _idle(group: str, name: str, node: Config, context: Surroundings) -> Iterator[str]:
+def _idle(group: str, name: str, node: Config, context: RunContext) -> Iterator[str]:
     default = read_options(yaml_files(group)[name])
     here = replace(context, group=f"{group}.{name}" if group == "adaptive" else group, choice=name)
     found = assemble.idle(node, here) if group == "compressor" else idle_options(target(node, group), node, here)

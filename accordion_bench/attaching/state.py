@@ -9,7 +9,7 @@ from torch import Tensor
 
 from accordion_bench.attaching.agreement import checksum, first_difference
 from accordion_bench.attaching.attachment import Attachment
-from accordion_bench.comm.dealing import Deal
+from accordion_bench.comm.dealing import SampleAssignment
 from accordion_bench.comm.ledger import of_workers
 from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.options.checks import ConfigError
@@ -18,7 +18,7 @@ from accordion_bench.sync.scheme import SyncState, renamed
 State = dict[str, Any]
 
 
-def shared_anew(attachment: Attachment, owns: Sequence[State]) -> State:
+def redistributed_state(attachment: Attachment, owns: Sequence[State]) -> State:
     """Return this worker's state for another number of workers: the mean of all residuals, which preserves their mean.
 
     Args:
@@ -30,7 +30,7 @@ def shared_anew(attachment: Attachment, owns: Sequence[State]) -> State:
     kept = {}
     for name in first["exchange_states"]:
         held = exchanges[name].state
-        shares = exchanges[name].compressor.shared_anew(
+        shares = exchanges[name].compressor.redistributed_state(
             [own["exchange_states"][name] for own in owns], comm.rank, comm.workers
         )
         kept[name] = {tensor: entries for tensor, entries in shares.items() if tensor in held}
@@ -171,7 +171,7 @@ def _put_other(attachment: Attachment, states: Sequence[State], before: int) -> 
     put_shared(attachment, shared | {"ledger": of_workers(shared["ledger"], before, comm.workers)})
     if len(states) > 1:
         owns = [renamed(state["own"], before, comm.workers) for state in states]
-        _put_own(attachment, shared_anew(attachment, owns))
+        _put_own(attachment, redistributed_state(attachment, owns))
         what = "each gets the mean of all residuals"
     else:
         attachment.sync.load_worker_state(0, states[0]["own"]["sync"])  # z belongs to the model of rank 0
@@ -189,7 +189,7 @@ def put_shared(attachment: Attachment, shared: State) -> None:
     if attachment.axis.replicas:
         attachment.axis.load_state_dict(shared)
     if "deal" in shared:
-        attachment.deal = Deal.of_state(shared, attachment.setting.step.seed)
+        attachment.deal = SampleAssignment.of_state(shared, attachment.setting.step.seed)
 
 
 def _put_own(attachment: Attachment, own: State) -> None:

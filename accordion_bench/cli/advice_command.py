@@ -39,10 +39,10 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
 from accordion_bench.options.instantiate import build
-from accordion_bench.options.override import group_of, key_of, overrides_in_todays_words
+from accordion_bench.options.override import group_of, key_of, translate_renamed_overrides
 from accordion_bench.options.presets import named
 from accordion_bench.processes import machine
-from accordion_bench.processes.machine import as_in_a_run, computing_with
+from accordion_bench.processes.machine import computing_with, run_settings
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.environment import environment
 
@@ -139,7 +139,7 @@ class Asked:
         return [*kept, *assumed, f"workers={self.machines.workers}"]
 
 
-def asked_of(args: argparse.Namespace) -> Asked:
+def checked_options(args: argparse.Namespace) -> Asked:
     """Read and check the command line.
 
     Raises:
@@ -149,7 +149,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
     if args.config_dir is not None:
         add_conf_dir(args.config_dir)
     import_from_here()
-    device, overrides = gpus.split(overrides_in_todays_words(args.overrides))
+    device, overrides = gpus.split(translate_renamed_overrides(args.overrides))
     machines, overrides = cluster.split(overrides)
     command_line.refuse_unreadable(overrides)
     wanted = Wanted(args.simulate) if args.simulate else None
@@ -272,7 +272,7 @@ def measured(asked: Asked) -> MeasuredBasis:
             found = _of_timeline(asked, methods, made)
     else:
         assert made is not None
-        with as_in_a_run(device.type, chosen, asked.config.deterministic):
+        with run_settings(device.type, chosen, asked.config.deterministic):
             found = _of_model(asked, methods, made)
     if asked.assumed:
         assumed = f"dataset={asked.assumed} is assumed for this model; type dataset=NAME for another"
@@ -319,7 +319,7 @@ def run(args: argparse.Namespace) -> None:
     if args.probe:
         probe(args)
         return
-    asked = asked_of(args)
+    asked = checked_options(args)
     found = measured(asked)
     advice = advised(asked, found)
     said, shown = text.text(advice), text.short_text(advice, shutil.get_terminal_size((PIPED, 24)).columns)

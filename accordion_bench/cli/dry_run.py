@@ -23,7 +23,7 @@ from accordion_bench.cli.dry_time import Spent, network_of
 from accordion_bench.cli.example import Example
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import Components, with_counts
-from accordion_bench.config.no_effect import without_effect
+from accordion_bench.config.no_effect import options_without_effect
 from accordion_bench.config.validate import validate
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.state_bytes import size_of, state_bytes, tensors_in
@@ -33,7 +33,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import counted, human_bytes, samples
 from accordion_bench.plan import Plan
 from accordion_bench.position import StepInfo
-from accordion_bench.processes.machine import as_in_a_run
+from accordion_bench.processes.machine import run_settings
 from accordion_bench.processes.placement import Placement, place
 from accordion_bench.run_config import RunConfig
 from accordion_bench.sync.outer import exchanges_of_buffers
@@ -97,7 +97,7 @@ def run(cfg: Config, typed: dict[str, Any], cell: str = "", asked: AskedDevice =
         raise ConfigError(f"{DRY_RUN} needs a data set with an example, got dataset={name}; write its method example")
     config = replace(config, workers=where.workers)
     if where.rank == 0:
-        for warning in without_effect(config, set(typed), parts):
+        for warning in options_without_effect(config, set(typed), parts):
             print(f"warning: {warning}", file=sys.stderr)
         print(dry_time.first_line(config, where, asked))
         if cell:
@@ -109,7 +109,7 @@ def run(cfg: Config, typed: dict[str, Any], cell: str = "", asked: AskedDevice =
 
 def told(config: RunConfig, where: Placement, parts: Components, asked: AskedDevice = HERE) -> Iterator[str]:
     """Yield the lines on plan, bytes, memory and time."""
-    settings = as_in_a_run(where.device, where.threads or parts.threads, config.deterministic)
+    settings = run_settings(where.device, where.threads or parts.threads, config.deterministic)
     with settings:
         training = training_of(config, where, parts)
         step = dry_time.seconds_of_a_step(training, 0 if asked else dry_time.TRIALS)
@@ -252,7 +252,7 @@ def byte_lines(training: TrainingStep, parts: Components, made: list[Made]) -> I
         )
         sizes = f"payload {human_bytes(one.payload())}, wire {human_bytes(one.wire)}, per worker and exchange"
         yield f"{'bytes':<11}{what}: {sizes}"
-        if said := one.exchange.goes_dense(one.info):
+        if said := one.exchange.dense_warning(one.info):
             yield f"{'':<11}{said}"
     ring = 2 * (workers - 1) / workers
     payload, wire = totals(training, parts, made)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from accordion_bench.advising.codec_times import random_gradients, usual_update
-from accordion_bench.advising.counted_step import step_on, times_as_long
+from accordion_bench.advising.codec_times import optimizer_step_seconds, random_gradients
+from accordion_bench.advising.counted_step import relative_copy_time, step_on
 from accordion_bench.advising.gpus import AskedDevice
 from accordion_bench.advising.step_times import this_device, timed, usual
 from accordion_bench.cli.example import Subject, batch_of
@@ -118,7 +118,7 @@ def _step_elsewhere(
     subject = Subject(config, training.axis.model, batch_of(parts.dataset, cpu, together), parts.dataset)
     counted = subject.counted()
     gradients = random_gradients(counted.specs, cpu)
-    update = usual_update(subject.optimizer, gradients) * times_as_long(asked.codecs_of, gradients)
+    update = optimizer_step_seconds(subject.optimizer, gradients) * relative_copy_time(asked.codecs_of, gradients)
     kind = "cpu" if config.device == "cpu" else "cuda"
     times = step_on(asked, counted, update, config.precision, config.deterministic, kind)
     passes = 1 if asked.compute is not None else -(-config.largest_batch // together)

@@ -14,7 +14,7 @@ from accordion_bench import train
 from accordion_bench.cli import sweep
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.config.components import build_components, with_counts
-from accordion_bench.config.compose import bring_again
+from accordion_bench.config.compose import reapply_brought
 from accordion_bench.config.validate import validate
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import read_yaml, yaml_files
@@ -55,7 +55,7 @@ def composed_cell(base: Config, compressor: str, sync: str, adaptive: Iterable[s
     for name in policies:
         _set_beside(cfg, cfg["adaptive"][name], f"adaptive.{name}")
     cfg["choices"] |= {"compressor": compressor, "sync": sync, "adaptive": ",".join(policies) or "none"}
-    bring_again(cfg)
+    reapply_brought(cfg)
     return cfg
 
 

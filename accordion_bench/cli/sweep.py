@@ -182,7 +182,7 @@ def _refuse_before_cells(config: DictConfig, first: Sequence[str], here: bool) -
         if launched():
             from accordion_bench.processes import rendezvous
 
-            rendezvous.call_off(error)
+            rendezvous.publish_start_failure(error)
         raise SystemExit(2) from None  # Hydra turns other exceptions of callbacks into warnings
 
 
@@ -269,7 +269,7 @@ def _run_cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell
     return metric
 
 
-def told_to(sweeper: Mapping[str, Any], metric: float) -> float:
+def metric_for_search(sweeper: Mapping[str, Any], metric: float) -> float:
     """Return the metric to report to a search, and print the best cell so far.
 
     A failed cell gets the worst possible metric, because NaN would end Optuna's search.

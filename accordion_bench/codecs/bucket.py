@@ -14,7 +14,7 @@ from torch import Tensor
 from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Fed
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates, ResidualInputs
 from accordion_bench.tensors.same_shape import in_rows
 
 
@@ -82,7 +82,7 @@ class Bucket(Context):
         if own is None:
             return Coordinates.of(self.rows_W)
         weight = 1.0 if own.rates else own.scales[0]
-        fed = Fed(own.rows_W, weight, own.rates, own.decay, own.masks, own.momenta, own.momentum)
+        fed = ResidualInputs(own.rows_W, weight, own.rates, own.decay, own.masks, own.momenta, own.momentum)
         return Coordinates.of(self.rows_W, fed)
 
     @property

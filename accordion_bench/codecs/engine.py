@@ -84,15 +84,15 @@ class Engine(ABC):
 
     Class attributes:
         name: name of the implementation, for the header of a run.
-        looks: whether non-finite input is refused. On a GPU the input is not checked, because that would synchronise
-            with the host; non-finite values propagate to the sum.
+        checks_input: whether non-finite input is refused. On a GPU the input is not checked, because that would
+            synchronise with the host; non-finite values propagate to the sum.
         copies: whether concatenating tensors is cheaper than an operation on each tensor.
         one_by_one: whether products of matrices of different sizes cost no more than products of equal sizes.
         fills: whether to pass uninitialised memory for sums. On a CPU the system provides zeros without a pass.
     """
 
     name: str
-    looks: bool = True
+    checks_input: bool = True
     copies: bool = False
     one_by_one: bool = False
     fills: bool = False
@@ -129,7 +129,7 @@ class Engine(ABC):
             numbers: numbers of the blocks.
 
         Raises:
-            NonFiniteRow: if `looks` and input is non-finite; row w T + t is worker w's part of tensor t.
+            NonFiniteRow: if `checks_input` and the input is non-finite; row w T + t is worker w's part of tensor t.
         """
 
     @abstractmethod
@@ -180,7 +180,7 @@ class Engine(ABC):
         """Add the entries of every sender."""
 
     @abstractmethod
-    def lifted(
+    def select_in_bins(
         self, residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
         """Send G = e + news as +-scale where |G + news| reaches the largest |G| of its bin, else as 0; e <- G - sent.
@@ -280,7 +280,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def renewed(self, news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
+    def replace_degenerate(self, news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
         """Return the new matrices [G, n, r], or the old ones [G or 1, n, r] where a new one is zero or contains NaN."""
 
     # ---- tiles of matrices
@@ -359,7 +359,7 @@ class Engine(ABC):
 
     def _refuse(self, layout: Layout, numbers_W: Tensor) -> None:
         """Raise NonFiniteRow if a number of a block [W, M] is non-finite."""
-        if self.looks and not numbers_W.isfinite().all():
+        if self.checks_input and not numbers_W.isfinite().all():
             w, block = (~numbers_W.isfinite()).nonzero()[0].tolist()
             counts = -(-layout.numels // layout.blocks)
             tensor = int(np.searchsorted(counts.cumsum(), block, side="right"))

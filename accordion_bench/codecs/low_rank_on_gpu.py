@@ -29,8 +29,8 @@ class LowRankOnGpu(OnDevice):
         found: list[Tensor] = kernels.orthonormalise(factors, passes, numbers)
         return found
 
-    def renewed(self, news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
-        found: list[Tensor] = _kernels("orthonormal").renewed(news, olds) if news else []
+    def replace_degenerate(self, news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
+        found: list[Tensor] = _kernels("orthonormal").replace_degenerate(news, olds) if news else []
         return found
 
     def multiply(self, matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:
@@ -44,7 +44,7 @@ class LowRankOnGpu(OnDevice):
         shapes = [(1, len(L), L.shape[1], R.shape[2]) for L, R in zip(lefts, rights, strict=True)]
         if not kernels.fits(shapes, [L.shape[2] for L in lefts]):
             return super().products(lefts, rights)
-        found = kernels.rooms(shapes, lefts[0])
+        found = kernels.empty_tensors(shapes, lefts[0])
         kernels.fill(_batches(found, [L[None] for L in lefts], [R[None] for R in rights]))
         return [M_W[0] for M_W in found]
 

@@ -99,7 +99,7 @@ class OnCpu(Compiled):
         alpha = math.nan if target.clears else target.alpha
         add_entries(Rows(target.rows_R), _table(message)[order], until, alpha, target.divisor)
 
-    def lifted(
+    def select_in_bins(
         self, residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
         return send_lifted(residuals_W, [contiguous(x_W) for x_W in news_W], sizes)

@@ -45,7 +45,7 @@ from accordion_bench.tensors.upload import upload
 LONGEST = 1 << 30  # largest number of coordinates of a tensor that kernels support
 
 
-class Picked(selection.Entries):
+class FixedSelection(selection.Entries):
     """Selection of a fixed number of entries."""
 
     @property
@@ -61,7 +61,7 @@ class TileSections(NamedTuple):
     sections: Sections
 
 
-class FromKeys(NamedTuple):
+class ThresholdSelection(NamedTuple):
     """Selection of all entries with at least a smallest key, see `thresholds`."""
 
     reached: thresholds.ReachedEntries
@@ -104,7 +104,7 @@ class OnGpu(Compiled, LowRankOnGpu):
     def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
         if longest(rows_W) > LONGEST:
             return super().largest(rows_W, counts)
-        return Picked(*_largest([contiguous(x_W) for x_W in rows_W], counts))
+        return FixedSelection(*_largest([contiguous(x_W) for x_W in rows_W], counts))
 
     def above(self, rows_W: Sequence[Tensor], threshold: float, most: Sequence[int]) -> Selection:
         if longest(rows_W) > LONGEST:
@@ -123,18 +123,18 @@ class OnGpu(Compiled, LowRankOnGpu):
         if longest(rows_W) > LONGEST:
             return super().nonzero(rows_W)
         own_W = [contiguous(x_W) for x_W in rows_W]
-        return FromKeys(thresholds.not_zero(own_W, addresses(own_W)))
+        return ThresholdSelection(thresholds.not_zero(own_W, addresses(own_W)))
 
     def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
-        if isinstance(selection, Picked):
+        if isinstance(selection, FixedSelection):
             own = sections_of(message.layout)
             sparse.write_entries(selection, sparse.tables_on(own, message.rows.device), message.rows)
-        elif isinstance(selection, FromKeys):
+        elif isinstance(selection, ThresholdSelection):
             self._encode_from_keys(bucket, selection, message)
         else:
             super().encode_sparse(bucket, selection, message)
 
-    def _encode_from_keys(self, bucket: Bucket, selection: FromKeys, message: Message) -> None:
+    def _encode_from_keys(self, bucket: Bucket, selection: ThresholdSelection, message: Message) -> None:
         most = max(int(layout.kept.sum()) for layout in message.layouts)
         own = _sections_of_each(message, most)
         row, there = message.rows[0][None], message.rows[0].device
@@ -160,11 +160,11 @@ class OnGpu(Compiled, LowRankOnGpu):
         if target.divisor != 1:
             torch._foreach_div_(list(target.rows_R), target.divisor)
 
-    def lifted(
+    def select_in_bins(
         self, residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
         if max(sizes) > bins.WIDEST:
-            return super().lifted(residuals_W, news_W, sizes)
+            return super().select_in_bins(residuals_W, news_W, sizes)
         return bins.send_lifted(residuals_W, news_W, sizes)
 
     def add_momenta(self, momenta: Momenta) -> Sequence[Tensor]:
@@ -215,10 +215,12 @@ def _largest(rows_W: Sequence[Tensor], counts: Sequence[int]) -> Entries:
     return selection.largest(addresses(rows_W), numels, tuple(counts), rows_W[0])
 
 
-def _from_thresholds(rows_W: Sequence[Tensor], wanted: Sequence[WantedEntries]) -> FromKeys:
+def _from_thresholds(rows_W: Sequence[Tensor], wanted: Sequence[WantedEntries]) -> ThresholdSelection:
     own_W = [contiguous(x_W) for x_W in rows_W]
     counts = [some.listed(x_W.shape[1]) for x_W, some in zip(own_W, wanted, strict=True)]
-    return FromKeys(thresholds.from_thresholds(_largest(own_W, counts), addresses(own_W), wanted, counts, own_W[0]))
+    return ThresholdSelection(
+        thresholds.from_thresholds(_largest(own_W, counts), addresses(own_W), wanted, counts, own_W[0])
+    )
 
 
 def _about(n: int, k: int, sampling: Sampling) -> WantedEntries:

@@ -92,7 +92,7 @@ def unit_columns(P: Tensor) -> Tensor:
     return torch.linalg.qr(P).Q
 
 
-def unit_columns_together(factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
+def unit_columns_batched(factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
     """Orthonormalise the columns of several batches [G, n, r] by `orthonormal`; equal sizes form one batch."""
     order = sorted(range(len(factors)), key=lambda f: factors[f].shape[1:])
     in_rows = all(factor.mT.is_contiguous() for factor in factors)  # saves a copy

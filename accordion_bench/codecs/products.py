@@ -44,8 +44,8 @@ def subtract_products(
         target_W.view(W, n, m).baddbmm_(left_W[:, g], right_W[:, g], alpha=-alpha)
 
 
-def renewed(news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
-    """See `Engine.renewed`."""
+def replace_degenerate(news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
+    """See `Engine.replace_degenerate`."""
     largest = torch.stack(torch._foreach_norm([new for own in news for new in own], torch.inf)) if news else None
     if largest is None:
         return []

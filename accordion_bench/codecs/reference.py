@@ -23,9 +23,9 @@ from accordion_bench.codecs.engine import Engine, Momenta, MomentumSteps, Sampli
 from accordion_bench.codecs.index_codes import decode_indices, encode_indices
 from accordion_bench.codecs.layout import Layout, Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
-from accordion_bench.codecs.orthonormal import unit_columns, unit_columns_together
+from accordion_bench.codecs.orthonormal import unit_columns, unit_columns_batched
 from accordion_bench.codecs.packed_codes import look_up, pack_codes
-from accordion_bench.codecs.products import multiply, renewed, subtract_products
+from accordion_bench.codecs.products import multiply, replace_degenerate, subtract_products
 from accordion_bench.codecs.rounding import round_to_levels, rounding_to
 from accordion_bench.codecs.selection import at_least, sampled_top, top_indices
 from accordion_bench.codecs.tiles import TileForm, add_largest_, encode_largest
@@ -40,7 +40,7 @@ E3M0_SIGN = 3  # position of the sign bit
 
 
 @dataclass(frozen=True)
-class Lists:
+class IndexSelection:
     """Selection stored as ascending indices.
 
     indices: one tensor [k] per tensor and worker, [T][W].
@@ -97,7 +97,7 @@ class Reference(Engine):
         factors, draws = per_tensor(numbers.factors, layout), self._draws(bucket, coding) if coding.bits else None
         for t, (x_W, size) in enumerate(zip(bucket.rows_W, layout.blocks.tolist(), strict=True)):
             n, draws_W = x_W.shape[1], None if draws is None else in_blocks(draws[t][:, : x_W.shape[1]], size)
-            if self.looks and not coding.norm:
+            if self.checks_input and not coding.norm:
                 refuse_non_finite(x_W, t, len(bucket.specs))
             factor_W = None if factors[t] is None else factors[t][..., None]
             codes_W = codes_of(in_blocks(x_W.float(), size), factor_W, draws_W, coding).flatten(1)[:, :n]
@@ -151,24 +151,24 @@ class Reference(Engine):
 
     def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
         found = [top_indices(x_W, k) for x_W, k in zip(rows_W, counts, strict=True)]
-        return Lists([list(own_W) for own_W in found])
+        return IndexSelection([list(own_W) for own_W in found])
 
     def above(self, rows_W: Sequence[Tensor], threshold: float, most: Sequence[int]) -> Selection:
         def found(row: Tensor, k: int) -> Tensor:
             own = at_least(row, threshold)
             return own if len(own) <= k else own[top_indices(row[own][None], k)[0]]
 
-        return Lists([[found(row, k) for row in x_W] for x_W, k in zip(rows_W, most, strict=True)])
+        return IndexSelection([[found(row, k) for row in x_W] for x_W, k in zip(rows_W, most, strict=True)])
 
     def about(self, rows_W: Sequence[Tensor], counts: Sequence[int], sampling: Sampling) -> Selection:
         pairs = zip(rows_W, counts, strict=True)
-        return Lists([[sampled_top(row, k, *sampling) for row in x_W] for x_W, k in pairs])
+        return IndexSelection([[sampled_top(row, k, *sampling) for row in x_W] for x_W, k in pairs])
 
     def nonzero(self, rows_W: Sequence[Tensor]) -> Selection:
-        return Lists([[row.nonzero()[:, 0] for row in x_W] for x_W in rows_W])
+        return IndexSelection([[row.nonzero()[:, 0] for row in x_W] for x_W in rows_W])
 
     def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
-        assert isinstance(selection, Lists)
+        assert isinstance(selection, IndexSelection)
         for w, (out, layout) in enumerate(zip(message.rows, message.layouts, strict=True)):
             for t, (x_W, own_W) in enumerate(zip(bucket.rows_W, selection.indices, strict=True)):
                 own, values, n = own_W[w], x_W[w].index_select(0, own_W[w]).float(), x_W.shape[1]
@@ -178,7 +178,7 @@ class Reference(Engine):
                     indices = encode_indices((2 * own + (values > 0))[None], 2 * n)[0]
                 else:
                     numbers, indices = {"values": values}, encode_indices(own[None], n)[0]
-                    if self.looks and not values.isfinite().all():
+                    if self.checks_input and not values.isfinite().all():
                         raise NonFiniteRow(w * len(bucket.specs) + t)
                 for name, part in (numbers | {"indices": indices}).items():
                     start, stop = layout.fields[name].spans[t]
@@ -202,7 +202,7 @@ class Reference(Engine):
             for row_R in target.rows_R:
                 row_R.div_(target.divisor)
 
-    def lifted(
+    def select_in_bins(
         self, residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
         sent_W, scales = [], []
@@ -287,15 +287,15 @@ class Reference(Engine):
             if own_W:
                 subtract_products(own_W, left_W, right_W, alpha, self.copies)
 
-    def renewed(self, news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
-        return renewed(news, olds)
+    def replace_degenerate(self, news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
+        return replace_degenerate(news, olds)
 
     # ---- tiles
 
     def encode_tiles(self, bucket: Bucket, message: Message, forms: Sequence[TileForm]) -> None:
         for t, (x_W, form) in enumerate(zip(bucket.rows_W, forms, strict=True)):
             parts = encode_largest(x_W, form)
-            if self.looks:
+            if self.checks_input:
                 refuse_non_finite(parts[0], t, len(forms))
             for part_W, field in zip(parts, message.layout.fields.values(), strict=True):
                 start, stop = field.spans[t]
@@ -314,10 +314,10 @@ class Reference(Engine):
 class OnDevice(Reference):
     """Engine of a device without kernels, in plain torch."""
 
-    looks, copies, fills = False, True, True
+    checks_input, copies, fills = False, True, True
 
     def orthonormalise(self, factors: Sequence[Tensor], passes: int = 2) -> list[Tensor]:
-        return unit_columns_together(factors, passes) if factors else []
+        return unit_columns_batched(factors, passes) if factors else []
 
 
 def codes_of(x: Tensor, factor: Tensor | None, draws: Tensor | None, coding: Coding) -> Tensor:

@@ -437,7 +437,7 @@ class Clock:
         self.totals.update({part_named(name): number for name, number in totals.items()})
         self._plans = list(dict.fromkeys(part.kind.plan for part in self.series if part.kind.plan))
 
-    def continue_row(self, row: Mapping[str, Any]) -> None:
+    def raise_totals_to_row(self, row: Mapping[str, Any]) -> None:
         """Raise the totals to the seconds of a metrics row of another process, so that later rows do not fall below."""
         for part in (*EXCLUSIVE, *CONCURRENT, "warmup", "overlapped"):
             self.totals[part] = max(self.totals[part], row.get(f"{part}_seconds") or 0.0)

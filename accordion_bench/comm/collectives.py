@@ -164,7 +164,7 @@ class Comm:
         self.first_named = self.first_worker
         self.ledger.resized(self.workers)
         if self.transport is not None:
-            self.transport.begin_anew()
+            self.transport.reset_after_failure()
 
     @property
     def local(self) -> range:
@@ -269,7 +269,7 @@ class Comm:
         self._collective(lambda: dist.all_gather_into_tensor(message_A, message_W.contiguous(), group=self.group))
         return message_A
 
-    def put_own_(self, message_W: Tensor, message_A: Tensor) -> None:
+    def copy_local_rows_(self, message_W: Tensor, message_A: Tensor) -> None:
         """Copy the rows of the local workers from the gathered messages [A, B] into [W, B]."""
         message_W.copy_(message_A[self.first_worker : self.first_worker + self.local_workers])
 
@@ -393,7 +393,7 @@ class Comm:
             for x, value in zip(alike, fused.split([x.numel() for x in alike]), strict=True):
                 x.detach().copy_(value.view(x.shape))
 
-    def hand_on_(self, xs: Sequence[Tensor], source: int, receivers: Sequence[int]) -> None:
+    def send_tensors_(self, xs: Sequence[Tensor], source: int, receivers: Sequence[int]) -> None:
         """Send `xs` from one process to some others, which overwrite theirs. Only these processes call it.
 
         Sends one message per dtype and receiver. The caller charges the ledger.
@@ -442,7 +442,7 @@ class Comm:
         self._run(lambda: dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=self.group))
         return bool(lowest[0] == -lowest[1])
 
-    def everyones(self, said: Any) -> list[Any]:
+    def gather_objects(self, said: Any) -> list[Any]:
         """Gather an object of each process, by rank. Neither counted nor timed, so that no metric changes."""
         heard = [said] * self.processes
         self._run(lambda: dist.all_gather_object(heard, said, group=self.group))

@@ -88,7 +88,7 @@ class Transport:
         """Whether any work has raised an exception."""
         return self._failure is not None
 
-    def begin_anew(self) -> None:
+    def reset_after_failure(self) -> None:
         """Wait for pending work and clear its failure, after the set of processes has changed."""
         if self._last is not None:
             futures.wait([self._last])

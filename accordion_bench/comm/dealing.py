@@ -9,7 +9,7 @@ from torch import Tensor
 from accordion_bench.tensors import keyed_rng
 
 
-class Deal:
+class SampleAssignment:
     """Assigns the samples of each pass over the data, in a random order keyed by the seed, to the current workers.
 
         in step t since the last assignment, entry j of worker m of A gets remaining sample number (t b + j) A + m
@@ -89,7 +89,7 @@ class Deal:
         return {"deal": {"size": self.size, "batch": self.batch, "workers": self.workers, **places}}
 
     @classmethod
-    def of_state(cls, state: dict[str, Any], seed: int) -> "Deal":
+    def of_state(cls, state: dict[str, Any], seed: int) -> "SampleAssignment":
         """Create an instance from a `state_dict()` and the seed of the run."""
         told = state["deal"]
         deal = cls(told["size"], told["batch"], seed, told["workers"])

@@ -26,7 +26,7 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.generations import Generation, Register, Terms, pauses
 from accordion_bench.comm.ledger import Ledger
-from accordion_bench.comm.members import of_communication
+from accordion_bench.comm.members import communication_error_text
 from accordion_bench.comm.membership import LeftBehind, Membership, Owner, TooFewLeft, Undo, nothing
 from accordion_bench.comm.sealed_store import SealedStore
 from accordion_bench.options.units import counted
@@ -74,7 +74,7 @@ class ElasticMembership(Membership):
         """
         self.owner = owner
         with self._store_told():
-            if differs := self.register.knock():
+            if differs := self.register.register_arrival():
                 raise LeftBehind(f"{differs}; start it alike")
             self._settle(self._let_in())
 
@@ -119,7 +119,7 @@ class ElasticMembership(Membership):
             try:
                 done.append(way()())
             except RuntimeError as error:
-                if not of_communication(error):
+                if not communication_error_text(error):
                     raise
                 self._release(error)
             with self._store_told():
@@ -136,7 +136,7 @@ class ElasticMembership(Membership):
             traceback.clear_frames(error.__traceback__)
             error = error.__cause__ or error.__context__
         if self.comm.transport is not None:
-            self.comm.transport.begin_anew()
+            self.comm.transport.reset_after_failure()
 
     def _all_have_done(self, done: bool) -> bool:
         """Vote, and return whether every member completed the operation; all members get the same result."""
@@ -210,7 +210,7 @@ class ElasticMembership(Membership):
                 timeout=timedelta(seconds=self.terms.timeout),
             )
         except RuntimeError as error:
-            if not of_communication(error):
+            if not communication_error_text(error):
                 raise
             return False
         return True
@@ -238,7 +238,7 @@ class ElasticMembership(Membership):
                 self.joined, self.lost, self.joining_bytes = state["counts"]
             done = True
         except RuntimeError as error:
-            if not of_communication(error):
+            if not communication_error_text(error):
                 raise
         if not self._all_have_done(done):
             return False
@@ -317,7 +317,7 @@ class ElasticMembership(Membership):
         try:
             yield
         except RuntimeError as error:
-            if isinstance(error, LeftBehind) or not of_communication(error):
+            if isinstance(error, LeftBehind) or not communication_error_text(error):
                 raise
             first = " ".join(str(error).split())[:200]
             raise LeftBehind(

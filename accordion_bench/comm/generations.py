@@ -84,7 +84,7 @@ class Register:
 
     # ---- arrivals
 
-    def knock(self) -> str:
+    def register_arrival(self) -> str:
         """Register as an arrival. Return a sentence on the first option that differs from the run's, "" = none does."""
         mine = json.loads(json.dumps(self.same))
         theirs = self.store.first("same", json.dumps(mine), _mapping)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.on_device import CudaStreams, Streams
-from accordion_bench.tensors.upload import Cell, filled, noting, tables
+from accordion_bench.tensors.upload import Cell, capture_uploads, filled, tables
 
 T = TypeVar("T")
 WORKERS, EXCHANGE, UPDATE, EVALUATION = "workers", "exchange", "update", "evaluation"  # kinds of work
@@ -211,7 +211,7 @@ class CudaGraphs(Graphs):
         try:
             with (
                 _nothing_collected(),
-                noting(_elsewhere) as cells,
+                capture_uploads(_elsewhere) as cells,
                 torch.cuda.graph(graph, shared, stream, capture_error_mode="thread_local"),
             ):
                 out = run()

@@ -3,7 +3,7 @@
 torch names a process group by the number of groups that its processes created before. Processes with different
 histories would deadlock in `new_group`; point-to-point messages need no new group.
 
-`of_communication` distinguishes errors of gloo, NCCL and the store about a lost peer from other errors.
+`communication_error_text` distinguishes errors of gloo, NCCL and the store about a lost peer from other errors.
 
 Tensor suffixes: W local workers, A all workers, S workers that take part.
 """
@@ -47,7 +47,7 @@ def is_timeout(text: str) -> bool:
     return any(words in text.lower() for words in OF_TIMEOUTS)
 
 
-def of_communication(error: BaseException | None) -> str:
+def communication_error_text(error: BaseException | None) -> str:
     """Return the message of gloo, NCCL or the store in an error or its causes; "" = there is none."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
@@ -152,7 +152,7 @@ class Present(Comm):
         self.ledger.all_gather(message_W.shape[1])
         return self._everyone.all_gather(message_W)[self.numbers]
 
-    def put_own_(self, message_W: Tensor, message_A: Tensor) -> None:
+    def copy_local_rows_(self, message_W: Tensor, message_A: Tensor) -> None:
         for row, worker in enumerate(self.local):
             if worker in self.numbers:
                 message_W[row] = message_A[self.numbers.index(worker)]

@@ -85,7 +85,7 @@ class ACPSGD(LowRank):
         made = means[: len(stacks)]
         pairs = [(K, Ft) if even else (Ft.mT, K.mT) for (_, (_, even), _), K, Ft in zip(stacks, Ks, made, strict=True)]
         found = engine.products([left for left, _ in pairs], [right for _, right in pairs])
-        news_of = engine.renewed([Ft.mT for Ft in made], [_fixed(Ft.mT) for Ft in made])
+        news_of = engine.replace_degenerate([Ft.mT for Ft in made], [_fixed(Ft.mT) for Ft in made])
         for (ids, (_, even), _), M, new in zip(stacks, found, news_of, strict=True):
             for g, i in enumerate(ids):
                 update[i] = M[g].view(ctx.specs[i].shape)

@@ -135,8 +135,8 @@ class AdaComp(Wrapper):
         if lossy:
             engine, rows_W = engine_for(xs_W), [in_rows(residuals_W[i]) for i in lossy]
             sizes = [self.bin_size(ctx.specs[i]) for i in lossy]
-            lifted_W, scales_W = engine.lifted(rows_W, [in_rows(xs_W[i]) for i in lossy], sizes)
-            if engine.looks and not scales_W.isfinite().all():
+            lifted_W, scales_W = engine.select_in_bins(rows_W, [in_rows(xs_W[i]) for i in lossy], sizes)
+            if engine.checks_input and not scales_W.isfinite().all():
                 t, w = (~scales_W.isfinite()).T.nonzero()[0].tolist()
                 raise non_finite(ctx, lossy[t], comm.first_named + w)
             for i, own_W in zip(lossy, lifted_W, strict=True):

@@ -74,7 +74,7 @@ def declare_dead(state: State, variances: Mapping[str, Tensor]) -> None:
     for name, v in variances.items():
         own, living = state.setdefault(name, {}), v > 0
         own.pop(ALIVE, None)
-        if not engine_for([v]).looks or 0 < int(living.sum()) < v.numel():
+        if not engine_for([v]).checks_input or 0 < int(living.sum()) < v.numel():
             own[ALIVE] = living.to(v.dtype)
 
 

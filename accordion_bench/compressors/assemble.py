@@ -16,7 +16,7 @@ from accordion_bench.compressors.traits import COLLECTIVES, OptimizerPart, Trait
 from accordion_bench.compressors.tree import Tree
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.options.component import Idle, Surroundings, idle_options
+from accordion_bench.options.component import Idle, RunContext, idle_options
 from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.options.option import Option, option, options_of, with_options
 from accordion_bench.plan import WHOLE_MODEL, RunFacts
@@ -53,7 +53,7 @@ def options_beside(cls: Any) -> dict[str, Option]:
 
 
 @dataclass(frozen=True)
-class Wrapped:
+class CompressorSetup:
     """A compressor in its wrappers, with the other settings of the exchange.
 
     Args:
@@ -72,7 +72,7 @@ class Wrapped:
     collective: str = ""
     exempt: frozenset[str] = frozenset()
 
-    def fitted_to(self, run: RunFacts) -> "Wrapped":
+    def fitted_to(self, run: RunFacts) -> "CompressorSetup":
         """Return a copy for a run of known length.
 
         Raises:
@@ -95,7 +95,7 @@ class Wrapped:
         }
 
 
-def pseudo_gradient_compressor(node: Config, name: str = "this one") -> Wrapped:
+def pseudo_gradient_compressor(node: Config, name: str = "this one") -> CompressorSetup:
     """Return the compressor for local methods, which exchange differences of parameters.
 
     The inner optimizer keeps its momentum. Residuals have the units of the parameters, without scaling.
@@ -128,7 +128,7 @@ def pseudo_gradient_compressor(node: Config, name: str = "this one") -> Wrapped:
 
 def wrapped_compressor(
     node: Config, optimizer: Config | None = None, carried: Callable[[Compressor], Compressor] | None = None
-) -> Wrapped:
+) -> CompressorSetup:
     """Return the compressor in its wrappers, whose options are in the same config group as its own.
 
     Args:
@@ -194,7 +194,7 @@ def wrapped_compressor(
         raise refused.under("compressor") from None
     check_optimizer(compressor, optimizer, common.worker_momentum)
     start_step = max(common.start_step, compressor.start_step)
-    return Wrapped(compressor, "bucket" if block_size else scope, start_step, block_size, collective)
+    return CompressorSetup(compressor, "bucket" if block_size else scope, start_step, block_size, collective)
 
 
 def _taken(options: Config, part: Any) -> Config:
@@ -222,7 +222,7 @@ def check_collective(compressor: Compressor, value: str) -> str:
     return value
 
 
-def idle(node: Config, context: Surroundings) -> Idle:
+def idle(node: Config, context: RunContext) -> Idle:
     """Yield options that have no effect, of the compressor and of the wrappers in the same config group."""
     for cls in (target(node, "compressor"), *WRAPPERS):
         yield from idle_options(cls, node, context)

@@ -54,13 +54,13 @@ class Compressor(Component):
 
     Attributes:
         start_step: first step that is compressed; earlier steps are exchanged dense.
-        plans_with: facts of the run that the compressor needs in advance, see `Policy`.
+        required_facts: facts of the run that the compressor needs in advance, see `Policy`.
     """
 
     traits: Traits = Traits()
     description: CompressorDescription = OF_COMPRESSORS
     start_step: int = 0
-    plans_with: frozenset[str] = frozenset()
+    required_facts: frozenset[str] = frozenset()
 
     def __init_subclass__(cls) -> None:
         """Refuse a trait that is written as a class attribute, where it would not be read."""
@@ -120,7 +120,7 @@ class Compressor(Component):
         """Exchange tensors [W, ...]; may change `state`, but never `xs_W`."""
         raise NotImplementedError
 
-    def shared_anew(
+    def redistributed_state(
         self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
     ) -> dict[str, dict[str, Tensor]]:
         """Return one worker's share of a state that another number of workers stored: the mean of each tensor.

@@ -446,7 +446,7 @@ def side_by_side(parts_W: Sequence[Tensor]) -> Tensor | None:
 
 def signs_of(x: Tensor) -> Tensor:
     """Return -1, 0 or 1, and NaN for non-finite input that was not refused earlier; overwrites x."""
-    return x.sign_() if engine_for([x]).looks else x.sign().add_(x.sub_(x))
+    return x.sign_() if engine_for([x]).checks_input else x.sign().add_(x.sub_(x))
 
 
 def answer_bytes(chunks: Chunks) -> int:
@@ -457,7 +457,7 @@ def answer_bytes(chunks: Chunks) -> int:
 def pack_signs(signs: Tensor) -> Tensor:
     """Pack -1, 0, 1 [C, N] into bytes [C answer_bytes]: per chunk a bit mask of positive and of negative entries."""
     up, down = signs > 0, signs < 0
-    if not engine_for([signs]).looks:
+    if not engine_for([signs]).checks_input:
         nan = signs.isnan()  # encoded as both positive and negative
         up, down = up | nan, down | nan
     return torch.cat([index_codes.pack_bits(up), index_codes.pack_bits(down)], dim=1).flatten()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from accordion_bench.options.checks import Less, Way
-from accordion_bench.options.component import Component, Description, Idle, Surroundings
+from accordion_bench.options.component import Component, Description, Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import TensorSpec
 
@@ -49,7 +49,7 @@ class Claims:
     variance: Callable[[Any, Any, TensorSpec, float, Any], Any] = lambda compressor, x_R, spec, level, ctx: None
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Component.description.idle(cls, options, context)
     if context.steered_by and context.knob:
         yield context.knob, f"adaptive={','.join(context.steered_by)} sets the {context.knob}"
@@ -113,7 +113,7 @@ def paper_floats(compressor: Any, spec: TensorSpec, level: float | None, workers
     return floats
 
 
-def why_dense_of(compressor: Any, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
+def dense_reason(compressor: Any, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
     """Return why a tensor with a level is exchanged dense; see `CompressorDescription`."""
     why: WhyDense | None = compressor.description.why_dense(compressor, spec, level, workers)
     return why

@@ -78,7 +78,7 @@ class DGC(Wrapper):
         super().__post_init__()
         if self.clip is not None:
             self.traits = replace(self.traits, grouping="all")  # because the norm is over all tensors
-        self.plans_with = frozenset({"steps_per_epoch"}) if self.warmup_epochs else frozenset()
+        self.required_facts = frozenset({"steps_per_epoch"}) if self.warmup_epochs else frozenset()
 
     def scheduled(self, level: float, epoch: float) -> float:
         if epoch >= self.warmup_epochs:

@@ -20,7 +20,7 @@ from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.low_rank import batches, keep_queries, keyed_normal, of_batches, together, with_columns
 from accordion_bench.compressors.probe import Probed, probe_exchanged
 from accordion_bench.compressors.traits import OptimizerPart, Traits
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import NEAREST, Choice, option, with_options
 from accordion_bench.plan import TensorSpec
@@ -78,7 +78,7 @@ def _probe_input(compressor: "Dion", ps_W: Sequence[Tensor], ctx: Context, state
     return probe_exchanged(compressor, ps_W, ctx, empty, workers)
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Compressor.description.idle(cls, options, context)
     if not context.weight_decay:
         yield "own_decay", "optimizer.weight_decay is 0"
@@ -229,7 +229,7 @@ class Dion(OrthonormalSteps):
         for i, mean in zip(dense, of_dense, strict=True):
             update[i] = mean
         Qts = [unit_rows(Rt) for Rt in Rts]
-        kept = engine.renewed([Qt.mT for Qt in Qts], olds)
+        kept = engine.replace_degenerate([Qt.mT for Qt in Qts], olds)
         directions = engine.products(Ps, Qts)  # [G, k, l]
         for stack, direction, P, new in zip(stacks, directions, Ps, kept, strict=True):
             n, m = stack.Ms_W.shape[2:]

@@ -13,7 +13,7 @@ from accordion_bench.compressors.tree import Tree
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
@@ -21,7 +21,7 @@ from accordion_bench.plan import TensorSpec
 RATE = 0.1
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     if options.get("error_feedback") != "ef21":
         yield "feedback_rate", "compressor.error_feedback is not ef21"
 

@@ -15,7 +15,7 @@ from accordion_bench.compressors.residuals import EightBits, Floats
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import option, options_of, with_options
 from accordion_bench.plan import TensorSpec
@@ -26,7 +26,7 @@ GROWS = (
 )
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     chosen = options.get("error_feedback") or False
     for key in options_of(ErrorFeedback) if chosen not in (True, "loco") else ():
         yield key, f"compressor.error_feedback is {checks.show(chosen)}"
@@ -87,7 +87,7 @@ class ErrorFeedback(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.kept_as = EightBits() if (self.residual_bits or self.usual_bits) == 8 else Floats()
+        self.residual_storage = EightBits() if (self.residual_bits or self.usual_bits) == 8 else Floats()
         reduces = self.inner.traits.reduces
         if self.residual == "aggregate" and reduces != "mean":
             raise checks.ValueRefused(
@@ -107,15 +107,15 @@ class ErrorFeedback(Wrapper):
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         state = self.inner.init(specs, comm, like)
         compressible = [spec for spec in specs if spec.ndim >= self.traits.min_ndim]
-        for name, entries in self.kept_as.init(compressible, comm.local_workers, like).items():
+        for name, entries in self.residual_storage.init(compressible, comm.local_workers, like).items():
             state.setdefault(name, {}).update(entries)
         return state
 
-    def shared_anew(
+    def redistributed_state(
         self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
     ) -> dict[str, dict[str, Tensor]]:
-        opened_A = [self.kept_as.opened(kept) for kept in kept_A]
-        return self.kept_as.closed(super().shared_anew(opened_A, worker, workers))
+        opened_A = [self.residual_storage.opened(kept) for kept in kept_A]
+        return self.residual_storage.closed(super().redistributed_state(opened_A, worker, workers))
 
     def scales(self, ctx: Context) -> Sequence[float]:
         """Return the factor of each tensor before its residual is added."""
@@ -137,7 +137,7 @@ class ErrorFeedback(Wrapper):
 
     def residuals(self, ctx: Context, state: State, like: Tensor) -> dict[int, Tensor]:
         """Return the residuals of an exchange's tensors, [W, ...] in the dtype of `like`, by index; read only."""
-        return self.kept_as.read(ctx, state, like)
+        return self.residual_storage.read(ctx, state, like)
 
     @torch.no_grad()
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
@@ -153,9 +153,9 @@ class ErrorFeedback(Wrapper):
         scales = self.scales(ctx)
         if xs_W and not any(scales) and self.zero_lr == "skip":
             return Exchanged([torch.zeros_like(x[0]) for x in xs_W], lambda targets_W: None)
-        kept_W = self.kept_as.read(ctx, state, xs_W[0]) if xs_W else {}
+        kept_W = self.residual_storage.read(ctx, state, xs_W[0]) if xs_W else {}
         out = self.feed(xs_W, kept_W, ctx, state, comm)
-        self.kept_as.write(kept_W, ctx, state, comm.first_named)
+        self.residual_storage.write(kept_W, ctx, state, comm.first_named)
         return out
 
     def feed(

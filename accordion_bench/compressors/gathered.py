@@ -133,10 +133,10 @@ class Gathered(Compressor):
         rows = comm.all_gather(message.rows[:, :size]) if size else message.rows.new_empty(comm.workers, 0)
         return Message(rows, [message.layout] * comm.workers)
 
-    def combined(self, likes: Sequence[Tensor], everyones: Message, bucket: Bucket) -> Sequence[Tensor]:
+    def combined(self, likes: Sequence[Tensor], from_all: Message, bucket: Bucket) -> Sequence[Tensor]:
         """Return the update of a bucket's tensors, shaped like `likes`: the mean of all workers' decoded messages."""
-        target = target_like(likes, self.takes_empty, divisor=len(everyones.layouts))
-        self.add_bucket_(target, everyones, bucket)
+        target = target_like(likes, self.takes_empty, divisor=len(from_all.layouts))
+        self.add_bucket_(target, from_all, bucket)
         return target.rows_R
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
@@ -155,12 +155,12 @@ class Gathered(Compressor):
         if gathered:
             first = range(len(gathered))
             part = sent.bucket.take(first)
-            everyones = self.gather(sent.message.take(first), part, comm)
-            means = self.combined([xs_W[i][0] for i in gathered], everyones, part)
+            from_all = self.gather(sent.message.take(first), part, comm)
+            means = self.combined([xs_W[i][0] for i in gathered], from_all, part)
             for i, mean in zip(gathered, means, strict=True):
                 update[i] = mean.view(xs_W[i][0].shape)
             if self.entropy != "none":
-                saved = self.saved_bytes(everyones, part)
+                saved = self.saved_bytes(from_all, part)
         if self.entropy != "none":
             comm.ledger.entropy_count(saved)
 
@@ -172,7 +172,7 @@ class Gathered(Compressor):
 
 
 class OwnerMeans(NamedTuple):
-    """Result of `hand_to_owners`.
+    """Result of `reduce_to_owners`.
 
     message: of the local workers, with all tensors.
     layouts: layout of each owner's part of a message.
@@ -184,7 +184,7 @@ class OwnerMeans(NamedTuple):
     means_W: list[list[Tensor]]
 
 
-def hand_to_owners(compressor: Gathered, bucket: Bucket, counts: Sequence[int], comm: Comm) -> OwnerMeans:
+def reduce_to_owners(compressor: Gathered, bucket: Bucket, counts: Sequence[int], comm: Comm) -> OwnerMeans:
     """Encode all tensors on every worker, send each to its owner, and average it there.
 
     Args:

@@ -11,7 +11,7 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context, Exchanged, State
 from accordion_bench.compressors.error_feedback import ErrorFeedback
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
@@ -19,7 +19,7 @@ from accordion_bench.plan import TensorSpec
 AGE = "residual_age"  # state key of a bucket's first tensor: number of exchanges so far
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     if options.get("error_feedback") != "loco":
         for key in ("residual_momentum", "residual_reset"):
             yield key, "compressor.error_feedback is not loco"
@@ -58,7 +58,7 @@ class LoCo(ErrorFeedback):
     def feed(
         self, xs_W: Sequence[Tensor], kept_W: Mapping[int, Tensor], ctx: Context, state: State, comm: Comm
     ) -> Exchanged:
-        before_W = self.kept_as.copies(ctx, state, xs_W[0]) if xs_W else {}
+        before_W = self.residual_storage.copies(ctx, state, xs_W[0]) if xs_W else {}
         out = super().feed(xs_W, kept_W, ctx, state, comm)
         lost = [e_W for i, e_W in kept_W.items() if self.compresses(ctx.specs[i], ctx.levels[i])]
         before = [e_W for i, e_W in before_W.items() if self.compresses(ctx.specs[i], ctx.levels[i])]
@@ -75,5 +75,5 @@ class LoCo(ErrorFeedback):
         if not ages or not kept_W or not self.residual_reset:
             return
         over = ages[0] % self.residual_reset == 0
-        if not engine_for(kept_W).looks or over:
+        if not engine_for(kept_W).checks_input or over:
             torch._foreach_mul_(list(kept_W), (~over).to(kept_W[0].dtype))

@@ -12,13 +12,13 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context, Exchanged, State, zeros_in_state
 from accordion_bench.compressors.wrapper import Wrapper
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     if not context.gradients:
         yield "worker_momentum", "no gradients are exchanged"
         yield "weight_decay_mode", "no gradients are exchanged"

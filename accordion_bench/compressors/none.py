@@ -9,13 +9,13 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, State, subtract_
 from accordion_bench.compressors.traits import Traits
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, with_options
 from accordion_bench.plan import TensorSpec
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Compressor.description.idle(cls, options, context)
     yield "error_feedback", "nothing is lost"
 

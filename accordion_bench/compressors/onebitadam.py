@@ -84,7 +84,7 @@ class OneBitAdam(Wrapper):
         self.inner = AdamSigns(1 - self.betas[0], self.betas[0])
         super().__post_init__()
         self.start_step = self.freeze_step or 1
-        self.plans_with = frozenset() if self.freeze_step else frozenset({"epochs", "steps_per_epoch"})
+        self.required_facts = frozenset() if self.freeze_step else frozenset({"epochs", "steps_per_epoch"})
 
     def fit_to(self, run: RunFacts) -> None:
         self.start_step = warm_up_steps("freeze_step", self.freeze_step, run)

@@ -23,13 +23,13 @@ from accordion_bench.compressors.low_rank import (
     with_columns,
 )
 from accordion_bench.compressors.traits import Traits
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from LowRank.description.idle(cls, options, context)
     if not context.steered_by:
         yield "on_switch", "no policy changes the rank"
@@ -107,7 +107,7 @@ class PowerSGD(LowRank):
         for i, mean in zip(dense, means[len(stacks) :], strict=True):
             update[i] = mean
         # a zero gradient would leave Q = 0, from which no later step could recover: keep the old query instead
-        kept = engine.renewed([Qt.mT for Qt in Qts], queries)
+        kept = engine.replace_degenerate([Qt.mT for Qt in Qts], queries)
         found: dict[str, Tensor] = {}
         for (ids, _, _), M, Q in zip(stacks, engine.products(Ps, Qts), kept, strict=True):
             for g, i in enumerate(ids):

@@ -18,13 +18,13 @@ from accordion_bench.compressors.description import KEPT, TRAVEL
 from accordion_bench.compressors.entropy import METHODS, check_entropy
 from accordion_bench.compressors.probe import Buckets
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from DenseCodes.description.idle(cls, options, context)
     levels = options.get("levels", "uniform")
     if levels not in ("uniform", "exponential"):

@@ -14,7 +14,7 @@ from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context, Exchanged, State, paying_levels, subtract_
-from accordion_bench.compressors.gathered import Gathered, hand_to_owners, non_finite
+from accordion_bench.compressors.gathered import Gathered, non_finite, reduce_to_owners
 from accordion_bench.compressors.sizes import dense_bytes
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.option import with_options
@@ -60,7 +60,7 @@ class Scattered(Wrapper):
         if ids:
             assert isinstance(self.inner, Gathered)
             try:
-                handed = hand_to_owners(self.inner, bucket, list(map(len, coded)), comm)
+                handed = reduce_to_owners(self.inner, bucket, list(map(len, coded)), comm)
             except NonFiniteRow as bad:
                 worker, k = divmod(bad.row, len(ids))
                 raise non_finite(ctx, ids[k], comm.first_named + worker) from None

@@ -29,7 +29,9 @@ def payload_bytes(compressor: Compressor, spec: TensorSpec, level: float | None,
     return sum(transfer.payload(workers) for transfer in carried(compressor, spec, level, workers))
 
 
-def coming_bytes(compressor: Compressor, spec: TensorSpec, level: float | None, workers: int, state: State) -> float:
+def next_payload_bytes(
+    compressor: Compressor, spec: TensorSpec, level: float | None, workers: int, state: State
+) -> float:
     """Return the payload bytes of the next exchange, whose turn is stored in `state`."""
     transfers = carried(compressor, spec, level, workers, state.get(spec.name, {}))
     return sum(transfer.payload(workers) for transfer in transfers)

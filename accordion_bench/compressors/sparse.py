@@ -69,8 +69,8 @@ class Uneven(Sparse):
         """Encode the local messages; on a GPU this synchronises with the host once, for the number of entries."""
         engine = engine_for(bucket.rows_W)
         selection = self.choose(engine, bucket)
-        own_W, everyones = read_counts(selection.counts_W, gathered, comm)
-        coming = [SparseLayout(bucket.numels[:gathered], counts, self.signs) for counts in everyones]
+        own_W, from_all = read_counts(selection.counts_W, gathered, comm)
+        coming = [SparseLayout(bucket.numels[:gathered], counts, self.signs) for counts in from_all]
         return self._encoded(engine, bucket, selection, own_W)._replace(coming=coming)
 
     def _encoded(
@@ -103,8 +103,8 @@ def read_counts(counts_W: Tensor, gathered: int, comm: Comm) -> tuple[list[list[
         return counts_W.tolist(), []
     message_A = comm.all_gather(counts_W[:, :gathered].contiguous().view(torch.uint8))
     numbers = torch.cat([counts_W.flatten(), message_A.contiguous().view(torch.int32).flatten()]).tolist()
-    own, everyones = numbers[: counts_W.numel()], numbers[counts_W.numel() :]
-    return _rows(own, tensors), _rows(everyones, gathered)
+    own, from_all = numbers[: counts_W.numel()], numbers[counts_W.numel() :]
+    return _rows(own, tensors), _rows(from_all, gathered)
 
 
 def _rows(numbers: list[int], size: int) -> list[list[int]]:

@@ -127,9 +127,9 @@ class TernGrad(Compressor):
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         sent = list(paying_levels(self, ctx, comm.workers))
         shared = comm.all_reduce_max(self.largest_of(Bucket.of(xs_W, ctx, sent, comm.local)))
-        looks = engine_for(xs_W).looks
+        checks = engine_for(xs_W).checks_input
         for i, scale in zip(sent, shared, strict=True):
-            if looks and not scale.isfinite():
+            if checks and not scale.isfinite():
                 raise NonFinite(f"the compressor input of some worker for {ctx.specs[i].name} is not finite")
         self.codes.known = {ctx.specs[i].name: scale for i, scale in zip(sent, shared, strict=True)}
         narrowed = replace(ctx, levels=[1 if i in set(sent) else None for i in range(len(ctx.specs))])

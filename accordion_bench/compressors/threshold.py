@@ -9,13 +9,13 @@ from accordion_bench.codecs.engine import Engine, Sampling, Selection
 from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.compressors.sparse import Uneven
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Uneven.description.idle(cls, options, context)
     if options.get("threshold") is not None:
         yield "sample_share", "compressor.threshold is set"

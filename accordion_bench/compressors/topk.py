@@ -24,7 +24,7 @@ from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.compressors.gathered import target_like
 from accordion_bench.compressors.sparse import Sparse
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
@@ -117,7 +117,7 @@ def tiled_layout(numels: tuple[int, ...], forms: tuple[TileForm, ...]) -> Layout
     return Layout(numels, [max(1, n) for n in numels], fields)
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Sparse.description.idle(cls, options, context)
     if context.workers == 1:
         yield "reduce", "one worker's mean is its sum"
@@ -273,22 +273,22 @@ class TopK(Sparse):
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
         return self.clip == "median" or self.reduce == "senders" or super().pays(spec, level, workers)
 
-    def combined(self, likes: Sequence[Tensor], everyones: Message, bucket: Bucket) -> Sequence[Tensor]:
+    def combined(self, likes: Sequence[Tensor], from_all: Message, bucket: Bucket) -> Sequence[Tensor]:
         if self.reduce != "senders":
-            return super().combined(likes, everyones, bucket)
+            return super().combined(likes, from_all, bucket)
         sums, counts = target_like(likes, False), target_like(likes, False)
-        self.add_bucket_(sums, everyones, bucket)
-        self.add_bucket_(counts, everyones.ones("values" if self.tiles is None else "numbers"), bucket)
+        self.add_bucket_(sums, from_all, bucket)
+        self.add_bucket_(counts, from_all.ones("values" if self.tiles is None else "numbers"), bucket)
         senders = torch._foreach_clamp_min(list(counts.rows_R), 1)
         return torch._foreach_div(list(sums.rows_R), list(senders))
 
     def gather(self, message: Message, bucket: Bucket, comm: Comm) -> Message:
-        everyones = super().gather(message, bucket, comm)
+        from_all = super().gather(message, bucket, comm)
         if self.tiles is not None and self.clip == "median":
-            self.tiles.clip_(everyones.rows, bucket.specs, bucket.levels)
+            self.tiles.clip_(from_all.rows, bucket.specs, bucket.levels)
             # the local workers' messages are clipped as well
-            comm.put_own_(message.rows[:, : everyones.rows.shape[1]], everyones.rows)
-        return everyones
+            comm.copy_local_rows_(message.rows[:, : from_all.rows.shape[1]], from_all.rows)
+        return from_all
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         out = super().exchange(xs_W, ctx, state, comm)

@@ -59,7 +59,7 @@ class Traits:
         collectives: collectives that can carry the messages, the default first.
         fixed_size: whether `payload_bytes` is exact and depends on sizes only; if not, it is an upper bound.
         cycle: number of exchanges of a tensor after which message lengths repeat; `payload_bytes` is their mean, and
-            `coming_bytes` returns the next one's.
+            `next_payload_bytes` returns the next one's.
         grouping: how tensors are grouped: `together`: in the exchange's buckets; `alone`: each coordinate is
             independent, so that smaller buckets cost rounds and no computation; `all`: all tensors of a step in one
             bucket.

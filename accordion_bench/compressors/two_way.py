@@ -28,11 +28,11 @@ from accordion_bench.compressors.compressor import (
     subtract_,
 )
 from accordion_bench.compressors.description import WhyDense, shorter_messages
-from accordion_bench.compressors.gathered import Gathered, hand_to_owners, non_finite, target_like
+from accordion_bench.compressors.gathered import Gathered, non_finite, reduce_to_owners, target_like
 from accordion_bench.compressors.probe import Probed, probe_exchanged
 from accordion_bench.compressors.sizes import cheaper_than_dense, payload_bytes, wire_bytes
 from accordion_bench.compressors.wrapper import Wrapper
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
@@ -118,7 +118,7 @@ def break_ties_(votes: Sequence[Tensor], shard: Bucket, stream: str) -> None:
         torch._foreach_copy_(list(votes), [own[:, :size] for own, size in zip(decided, sizes, strict=True)])
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     if options.get("collective") != "two_way":
         for key in ("server", "align", "ties"):
             yield key, "compressor.collective is not two_way"
@@ -208,13 +208,13 @@ class TwoWay(Wrapper):
             self.kept_in.update(dict.fromkeys(by_name, key))
         return state
 
-    def shared_anew(
+    def redistributed_state(
         self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
     ) -> dict[str, dict[str, Tensor]]:
         """Return one worker's share; owners' residuals follow their coordinates, and are dropped if buckets differ."""
         prefix = f"{STATE} from "
         others_A = [{name: kept[name] for name in kept if not name.startswith(prefix)} for kept in kept_A]
-        own = self.inner.shared_anew(others_A, worker, workers)
+        own = self.inner.redistributed_state(others_A, worker, workers)
         for key in set(self.kept_in.values()) & kept_A[0].keys():
             moved = self._moved(key, [kept[key]["residual_W"] for kept in kept_A], worker, workers)
             own |= {} if moved is None else {key: {"residual_W": moved}}
@@ -278,7 +278,7 @@ class TwoWay(Wrapper):
 
         # 2. the owner of a piece receives it from all workers, and averages
         with _naming(everything, ctx, named):
-            handed = hand_to_owners(self.inner, bucket, list(map(len, owned)), comm)
+            handed = reduce_to_owners(self.inner, bucket, list(map(len, owned)), comm)
         sent, sizes = handed.message, [layout.nbytes for layout in handed.layouts]
 
         # 3. the owner adds its residual, and compresses again
@@ -303,9 +303,9 @@ class TwoWay(Wrapper):
             target = target_like([xs_W[i][0] for i in levels], self.inner.takes_empty)
             for i, sums in zip(levels, target.rows_R, strict=True):
                 update[i] = sums.view(xs_W[i][0].shape)
-            everyones = Message(joined(comm.all_gather_uneven(answers, sizes))[None], sent.layouts[:1])
+            from_all = Message(joined(comm.all_gather_uneven(answers, sizes))[None], sent.layouts[:1])
             targets = [update[i].view(1, -1)[:, piece.start : piece.stop] for piece, i in everything]
-            self.inner.add_bucket_(replace(target, rows_R=targets), everyones, bucket)
+            self.inner.add_bucket_(replace(target, rows_R=targets), from_all, bucket)
 
         if self.traits.reduces == "sum":
             for i in levels:

@@ -9,7 +9,7 @@ from torch import Tensor
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Compressor, Context, State
-from accordion_bench.compressors.description import Claims, WhyDense, paper_floats, why_dense_of, with_claims
+from accordion_bench.compressors.description import Claims, WhyDense, dense_reason, paper_floats, with_claims
 from accordion_bench.compressors.probe import Buckets, Probed, buckets_of, probe_input
 from accordion_bench.options.option import with_options
 from accordion_bench.plan import TensorSpec
@@ -20,7 +20,7 @@ def _paper_floats(compressor: "Wrapper", spec: TensorSpec, level: float | None, 
 
 
 def _why_dense(compressor: "Wrapper", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-    return why_dense_of(compressor.inner, spec, level, workers)
+    return dense_reason(compressor.inner, spec, level, workers)
 
 
 def _contraction(compressor: "Wrapper", spec: TensorSpec, level: float) -> float | None:
@@ -88,10 +88,10 @@ class Wrapper(Compressor):
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         return self.inner.init(specs, comm, like)
 
-    def shared_anew(
+    def redistributed_state(
         self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
     ) -> dict[str, dict[str, Tensor]]:
-        return self.inner.shared_anew(kept_A, worker, workers)
+        return self.inner.redistributed_state(kept_A, worker, workers)
 
     def transfers(
         self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None

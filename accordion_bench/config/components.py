@@ -15,7 +15,7 @@ from accordion_bench.datasets.token_windows import TokenDataset
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.forward.trial import Slowdown
 from accordion_bench.methods.build import Methods, build_methods
-from accordion_bench.methods.compatibility import Chosen
+from accordion_bench.methods.compatibility import MethodOptions
 from accordion_bench.network.link_model import Network
 from accordion_bench.optimizers.torch_optim import fused, without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused
@@ -63,7 +63,7 @@ def build_components(config: RunConfig, workers: int) -> Components:
         batches=unequal(config.batch_size),
     )
     _refuse_batches(config, run)
-    chosen = Chosen(
+    chosen = MethodOptions(
         config.chosen("compressor"),
         config.compressor,
         config.chosen("sync"),

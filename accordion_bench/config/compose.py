@@ -125,7 +125,7 @@ def apply_brought(raw: Config, names: Config) -> list[Brought]:
     return taken
 
 
-def bring_again(cfg: Config) -> None:
+def reapply_brought(cfg: Config) -> None:
     """Replace defaults again in a resolved configuration with other choices; values equal to their default give way.
 
     Args:

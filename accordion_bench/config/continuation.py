@@ -10,7 +10,7 @@ from accordion_bench.config.components import Components, build_components
 from accordion_bench.options.checks import ConfigError, as_typed, show
 from accordion_bench.options.conf_dir import conf_dirs
 from accordion_bench.options.instantiate import Config, is_trusted, target, targets_in
-from accordion_bench.options.override import config_in_todays_words
+from accordion_bench.options.override import translate_renamed_config
 from accordion_bench.options.units import counted
 from accordion_bench.processes import threads
 from accordion_bench.processes.rendezvous import first_difference
@@ -159,7 +159,7 @@ def threads_of(folder: RunFolder) -> int | None:
     return threads.checked_threads("threads", found) if type(found) is int else None
 
 
-def refuse_other_past(config: RunConfig, parts: Components) -> None:
+def refuse_changed_history(config: RunConfig, parts: Components) -> None:
     """Refuse to resume from a checkpoint of another configuration, or with epochs that would have changed past steps.
 
     Args:
@@ -180,7 +180,7 @@ def refuse_other_past(config: RunConfig, parts: Components) -> None:
                 f"from, got {config.epochs}; type the run's own options with epochs={config.epochs}, without resume="
             )
         return
-    saved = completed(config_in_todays_words(manifest.config))
+    saved = completed(translate_renamed_config(manifest.config))
     if difference := first_difference(_of_the_past(saved), _of_the_past(config.to_dict())):
         key, then, here = difference
         raise ConfigError(
@@ -237,7 +237,7 @@ def _refuse_another_length(
             )
     past = math.ceil(trained.epochs)
     for name, policy in parts.policies.items():
-        if then.policies[name].owed_to_length(past) != policy.owed_to_length(past):
+        if then.policies[name].length_dependent_decisions(past) != policy.length_dependent_decisions(past):
             raise ConfigError(
                 f"epochs must leave what was decided as it was, got {config.epochs}, with which adaptive={name} would "
                 f"have decided otherwise in the first {counted(past, 'epoch')}; {anew}"

@@ -7,7 +7,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import options_of, yaml_file
 from accordion_bench.options.instantiate import Config
-from accordion_bench.options.kinds import same_kinds
+from accordion_bench.options.kinds import check_value_kinds
 from accordion_bench.run_config import GROUPS, RunConfig
 
 
@@ -17,7 +17,7 @@ def check_kinds(config: RunConfig) -> None:
     Raises:
         ConfigError: for the first option that differs.
     """
-    same_kinds(_groups(config), config.to_dict(), "")
+    check_value_kinds(_groups(config), config.to_dict(), "")
     for name, node in config.adaptive.items():
         if not isinstance(node, dict):
             rule = "a policy's options"

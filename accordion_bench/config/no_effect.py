@@ -9,14 +9,14 @@ from accordion_bench.config import ddp_rules
 from accordion_bench.config.components import Components
 from accordion_bench.forward.trial import PATIENCE
 from accordion_bench.options.checks import show
-from accordion_bench.options.component import Idle, Surroundings, idle_options
+from accordion_bench.options.component import Idle, RunContext, idle_options
 from accordion_bench.options.instantiate import target
 from accordion_bench.options.units import counted
 from accordion_bench.plan import WHOLE_MODEL
 from accordion_bench.run_config import RunConfig
 
 
-def without_effect(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
+def options_without_effect(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
     """Return warnings about typed options that have no effect, and about slow or unsafe combinations.
 
     Args:
@@ -38,7 +38,7 @@ def without_effect(config: RunConfig, typed: set[str], parts: Components) -> lis
 
 def _of_components(config: RunConfig, parts: Components) -> Idle:
     """Yield the options that components declare idle in this run, under their full keys."""
-    context = Surroundings(
+    context = RunContext(
         epochs=config.epochs,
         workers=parts.run.workers,
         gradients=parts.sync.gradient_exchange,

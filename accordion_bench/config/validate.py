@@ -168,8 +168,8 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     parts.sync.refuse_tensors(specs)
     trained = [param for param in model.parameters() if param.requires_grad]
     build_optimizer(config.optimizer, parts.wrapped.compressor, trained, parameter_kinds(model))
-    split_in_words = getattr(target(config.optimizer, "optimizer"), "split_in_words", lambda model: "")
-    parts = replace(parts, threads=_threads(config, where, model, parts.dataset), split=split_in_words(model))
+    describe_split = getattr(target(config.optimizer, "optimizer"), "describe_split", lambda model: "")
+    parts = replace(parts, threads=_threads(config, where, model, parts.dataset), split=describe_split(model))
     parts = replace(parts, buffers=any(True for _ in model.buffers()))
 
     def later(first: int) -> list[int]:

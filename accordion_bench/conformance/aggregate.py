@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.assemble import Wrapped
+from accordion_bench.compressors.assemble import CompressorSetup
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.conformance.subject import (
@@ -20,11 +20,11 @@ from accordion_bench.conformance.subject import (
     demand,
     draws,
     flat,
-    furthest,
     gradients,
     kept_residuals,
     layers,
     levels_of,
+    max_relative_difference,
     plain,
     real_gradients,
     repeated,
@@ -51,7 +51,7 @@ def check_mean(make: Maker, level: float | None = None) -> str:
             for spec, update, sent in zip(setup.exchange.sent, updates, sent_W, strict=True):
                 said = f"the update of {spec.name} has shape {tuple(update.shape)}, not {spec.shape}"
                 demand(update.shape == spec.shape, said)
-                off = furthest([update], [sent.mean(0)])
+                off = max_relative_difference([update], [sent.mean(0)])
                 demand(
                     off <= workers * wrapped.compressor.description.claims.sum_eps + ROUNDING,
                     f"the update of {spec.name} is {off:.2g} of its largest entry away from the mean of what "
@@ -76,11 +76,11 @@ def check_identical(make: Maker, level: float | None = None) -> str:
         updates = setup(repeated(xs, 4))
         if alike:
             alone = Setup(plain(make), level, 1)([x[None] for x in xs])
-            off = furthest(updates, alone)
+            off = max_relative_difference(updates, alone)
             said = f"four workers with the same {kind} get another update than one: off by {off:.2g}"
             demand(off <= rounding, said)
         if lost <= 1e-12:
-            off = furthest(updates, xs)
+            off = max_relative_difference(updates, xs)
             demand(
                 off <= rounding,
                 f"nothing is lost of this {kind}, says the probe, but it is back off by {off:.2g}",
@@ -95,7 +95,7 @@ def _rank_one() -> list[Tensor]:
     return [(y[:, :1] @ y[:1]).view(x.shape) for x, y in zip(full, outer, strict=True)]
 
 
-def _reduces_by_mean(wrapped: Wrapped) -> None:
+def _reduces_by_mean(wrapped: CompressorSetup) -> None:
     if wrapped.compressor.traits.reduces != "mean":
         raise NotApplicable(f"reduces by {wrapped.compressor.traits.reduces}")
 
@@ -179,7 +179,7 @@ def check_estimates(make: Maker, level: float | None = None) -> str:
         _put_level(setup, other if step == 1 else 0)
         updates, estimates_W = setup.contributions(gradients(step=step), step)
         for spec, update, estimate_W in zip(setup.exchange.sent, updates, estimates_W, strict=True):
-            off = furthest([update], [estimate_W.mean(0)])
+            off = max_relative_difference([update], [estimate_W.mean(0)])
             said = f"in step {step} the update of {spec.name} is {off:.2g} of its largest entry away from the mean"
             demand(off <= ROUNDING, f"{said} of the workers' own estimates")
             worst = max(worst, off)

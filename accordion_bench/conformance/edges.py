@@ -15,8 +15,8 @@ from accordion_bench.conformance.subject import (
     demand,
     draws,
     flat,
-    furthest,
     gradients,
+    max_relative_difference,
     plain,
     same_bits,
     same_state,
@@ -112,7 +112,7 @@ def check_dtypes(make: Maker, level: float | None = None) -> str:
             else:
                 rounded = [e.to(dtype) for e in expected]
                 same = all(same_bits(u, e) for u, e in zip(updates, rounded, strict=True))
-                off = furthest([u.float() for u in updates], [e.float() for e in rounded])
+                off = max_relative_difference([u.float() for u in updates], [e.float() for e in rounded])
                 demand(same, f"gradients of {dtype} give an update that is {off:.2g} away from float32's, rounded")
         told.append(str(dtype).removeprefix("torch."))
     return ", ".join(told)

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.members import of_communication
-from accordion_bench.conformance.subject import Maker, Setup, demand, furthest, gradients, same_bits
+from accordion_bench.comm.members import communication_error_text
+from accordion_bench.conformance.subject import Maker, Setup, demand, gradients, max_relative_difference, same_bits
 from accordion_bench.plan import TensorSpec
 from accordion_bench.processes.interrupt import end_with_parent
 from accordion_bench.sync.scheme import PER_WORKER
@@ -96,7 +96,7 @@ def compare(by_placement: dict[str, list[list[Result]]], case: int) -> float:
 def _close(ours: list[Tensor], theirs: list[Tensor], alone: Result, step: int, what: str) -> float:
     shapes = [tuple(a.shape) for a in ours], [tuple(b.shape) for b in theirs]
     demand(shapes[0] == shapes[1], f"{what} has the shapes {shapes[0]} instead of {shapes[1]}")
-    off = furthest(ours, theirs)
+    off = max_relative_difference(ours, theirs)
     # workers' shares are added in another order; each step adds the rounding that the residuals carry over
     rounding = 2 * WORKERS * (step + 1) * alone["sum_eps"] + 1e-11
     demand(off <= rounding, f"{what} is off by {off:.2g} (allowed {rounding:.2g})")
@@ -171,7 +171,7 @@ def run_process(rank: int, folder: str, cases: Sequence[Case]) -> None:
         _run_both(rank, folder, cases)
     except Exception as error:
         why = f"stops with {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        if of_communication(error):
+        if communication_error_text(error):
             why = "has lost another one"
         Path(folder, f"{rank}.error").write_text(f"rank {rank} {why}", "utf-8")
         os._exit(1)  # at interpreter shutdown, a process group with a failed member aborts

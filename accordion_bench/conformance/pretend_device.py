@@ -191,12 +191,12 @@ class PretendedKernels(OnDevice):
         with one_launch("encode", 1 + (numbers.middles is not None)):
             super().encode(bucket, message, coding, numbers)
 
-    def lifted(
+    def select_in_bins(
         self, residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
     ) -> tuple[list[Tensor], Tensor]:
-        rooms = {max(NARROWEST, 1 << (size - 1).bit_length()) for size in sizes}
-        with one_launch("lifted", 1 + 2 * len(rooms)):
-            return super().lifted(residuals_W, news_W, sizes)
+        padded = {max(NARROWEST, 1 << (size - 1).bit_length()) for size in sizes}
+        with one_launch("select_in_bins", 1 + 2 * len(padded)):
+            return super().select_in_bins(residuals_W, news_W, sizes)
 
     def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
         of_keys = not isinstance(message.rows, Tensor)
@@ -220,7 +220,7 @@ class PretendedKernels(OnDevice):
 
 
 ONE = "norms write read numbers factors add_codes places take put add_momenta momentum_steps"
-ONE += " multiply products subtract_products renewed"
+ONE += " multiply products subtract_products replace_degenerate"
 LAUNCHES = {**dict.fromkeys(ONE.split(), 1), "largest": 21, "above": 30, "about": 30, "nonzero": 5, "encode_tiles": 4}
 """Number of launches of the other operations that have kernels."""
 

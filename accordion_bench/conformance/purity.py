@@ -16,9 +16,9 @@ from accordion_bench.conformance.subject import (
     demand,
     draws,
     flat,
-    furthest,
     gradients,
     levels_of,
+    max_relative_difference,
     plain,
     repeated,
     same_bits,
@@ -117,7 +117,7 @@ def check_order(make: Maker, level: float | None = None) -> str:
         updates = setup(xs_W, step)
         again = shuffled([xs_W[i].clone() for i in order], step)
         for position, i in enumerate(order):
-            off = furthest([again[position]], [updates[i]])
+            off = max_relative_difference([again[position]], [updates[i]])
             demand(off <= 1e-10, f"in another order the update of {SPECS[i].name} is off by {off:.2g} in step {step}")
             worst = max(worst, off)
     return f"off by {worst:.1e}"
@@ -140,7 +140,7 @@ def check_neighbours(make: Maker, level: float | None = None) -> str:
                 twin.plan = twin.plan.with_levels({"a": step % 3})
             updates, again = setup(gradients(step=step), step), twin(gradients(step=step), step)
             for spec, a, b in zip(SPECS, updates, again, strict=True):
-                off = furthest([b], [a])
+                off = max_relative_difference([b], [a])
                 said = f"with another tensor's level at {other:g}, the update of {spec.name} in step {step} is off by"
                 demand(spec.name == "a" or off <= 1e-6, f"{said} {off:.2g}")
     return f"unmoved by {min(others):g} and {max(others):g}"
@@ -152,8 +152,10 @@ def check_same_key(make: Maker, level: float | None = None) -> str:
     for step in range(3):
         first, second = setup(gradients(step=step), step), twin(gradients(step=step), step)
         for spec, a, b in zip(SPECS, first, second, strict=True):
-            said = f"the same step gives another update of {spec.name} the second time, off by {furthest([a], [b]):.2g}"
-            demand(same_bits(a, b), said)
+            off = max_relative_difference([a], [b])
+            demand(
+                same_bits(a, b), f"the same step gives another update of {spec.name} the second time, off by {off:.2g}"
+            )
     return "equal bits"
 
 
@@ -163,12 +165,12 @@ def check_draws(make: Maker, level: float | None = None) -> str:
     if not kind:
         two_way = plain(make).collective == "two_way"
         sent_W = _sent(make, level)
-        off = max(furthest([s_W[w]], [s_W[0]]) for s_W in sent_W for w in range(1, 4))
+        off = max(max_relative_difference([s_W[w]], [s_W[0]]) for s_W in sent_W for w in range(1, 4))
         said = f"workers send different messages of the same gradient, off by {off:.2g}, without declaring draws"
         demand(off <= 1e-9, said)
         return "none, workers send the same" + (" to the owners" if two_way else "")
     sent_W = _sent(make, level)
-    if max(furthest([s_W[0]], [x[0]]) for s_W, x in zip(sent_W, _same(), strict=False)) <= 1e-6:
+    if max(max_relative_difference([s_W[0]], [x[0]]) for s_W, x in zip(sent_W, _same(), strict=False)) <= 1e-6:
         return "nothing is lost, nothing to draw"
     workers_differ = any(not same_bits(s_W[0], s_W[1]) for s_W in sent_W)
     demand(
@@ -205,7 +207,7 @@ def check_permutation(make: Maker, level: float | None = None) -> str:
     for step in range(2):
         xs_W = gradients(step=step)
         updates, again = setup(xs_W, step), permuted([x[[2, 0, 3, 1]] for x in xs_W], step)
-        worst = furthest(again, updates)
+        worst = max_relative_difference(again, updates)
         rounding = 4 * (step + 1) * setup.compressor.description.claims.sum_eps + 1e-9
         demand(worst <= rounding, f"with the workers in another order the update is off by {worst:.2g} in step {step}")
     return f"off by {worst:.1e}, norm {float(flat(updates).norm()):.3g}"

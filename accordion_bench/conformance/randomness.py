@@ -21,10 +21,10 @@ from accordion_bench.conformance.subject import (
     draws,
     flat,
     layers,
-    of_kind,
     plain,
     real_gradients,
     repeated,
+    sample_distribution,
 )
 from accordion_bench.plan import TensorSpec
 
@@ -34,7 +34,7 @@ FOUR_SIGMA = 6.3e-5  # probability of more than four standard errors
 
 def _input() -> list[Tensor]:
     """Return Gaussian tensors with some zeros and one spike."""
-    x = of_kind("Gaussian", (1, sum(spec.numel for spec in SPECS)))[0]
+    x = sample_distribution("Gaussian", (1, sum(spec.numel for spec in SPECS)))[0]
     x[::17], x[40] = 0, 6.0
     return [part.view(spec.shape) for spec, part in zip(SPECS, x.split([s.numel for s in SPECS]), strict=True)]
 
@@ -156,7 +156,7 @@ def check_contraction(make: Maker, level: float | None = None) -> str:
         raise NotApplicable("its error feedback is built in: a message also contains residuals")
     fed_back = estimated or any(isinstance(layer, ErrorFeedback) for layer in outside)
     spec = TensorSpec("x", (24, 40))
-    cases = [(kind, (spec,), [of_kind(kind, (4, *spec.shape))]) for kind in KINDS]
+    cases = [(kind, (spec,), [sample_distribution(kind, (4, *spec.shape))]) for kind in KINDS]
     specs, real = real_gradients()
     told = []
     for kind, of, xs_W in [*cases, ("real", specs, [x.double() for x in real])]:

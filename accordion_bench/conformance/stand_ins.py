@@ -30,7 +30,7 @@ from accordion_bench.conformance.pretend_device import (
     real,
 )
 from accordion_bench.exchange.state_bytes import tensors_in
-from accordion_bench.tensors.upload import filled, noting
+from accordion_bench.tensors.upload import capture_uploads, filled
 
 T = TypeVar("T")
 READS = {"numpy", "tolist", "item", "__array__", "__bool__", "__int__", "__float__", "__index__"}
@@ -141,7 +141,7 @@ class TapeGraphs(Graphs):
         tape, state = Tape(), torch.get_rng_state()
         torch.default_generator.manual_seed(UNSEEDED)
         try:
-            with noting(_place) as cells, Strict(), tape:
+            with capture_uploads(_place) as cells, Strict(), tape:
                 out = run()
             if torch.default_generator.initial_seed() != UNSEEDED:
                 raise NotCapturable("it seeds a generator")

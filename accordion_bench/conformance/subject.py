@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.assemble import Wrapped, wrapped_compressor
+from accordion_bench.compressors.assemble import CompressorSetup, wrapped_compressor
 from accordion_bench.compressors.compressor import Compressor, Context
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.residuals import FLOATS, EightBits
-from accordion_bench.compressors.sizes import coming_bytes, payload_bytes
+from accordion_bench.compressors.sizes import next_payload_bytes, payload_bytes
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.partition import levelled
@@ -90,7 +90,7 @@ KINDS: dict[str, Callable[[torch.Generator, tuple[int, ...]], Tensor]] = {
 }
 
 
-def of_kind(kind: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
+def sample_distribution(kind: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
     """Return random numbers [W, ...] from one of the distributions in KINDS."""
     return KINDS[kind](keyed_rng.generator("conformance", kind), shape).to(dtype)
 
@@ -122,7 +122,7 @@ def real_gradients(workers: int = 4, steps: int = 8) -> tuple[tuple[TensorSpec, 
     return tuple(TensorSpec(name, tuple(p.shape)) for name, p in named), tuple(blocks.tensors)
 
 
-Maker = Callable[..., Wrapped]
+Maker = Callable[..., CompressorSetup]
 """Factory of new wrapped compressors; keyword arguments override options of the wrappers (`error_feedback=False`)."""
 
 Check = Callable[[Maker, float | None], str]
@@ -155,7 +155,7 @@ class Make:
     node: Config
     optimizer: Config = field(default_factory=lambda: dict(SGD))
 
-    def __call__(self, **options: Any) -> Wrapped:
+    def __call__(self, **options: Any) -> CompressorSetup:
         """Return a new compressor with options replaced; `worker_momentum=False` also sets momentum to 0."""
         without = {"momentum": 0.0, "nesterov": False} if options.get("worker_momentum") is False else {}
         return wrapped_compressor({**self.node, **options}, {**self.optimizer, **without})
@@ -194,7 +194,7 @@ def from_overrides(overrides: Sequence[str]) -> Make:
     return Make(cfg["compressor"], cfg["optimizer"])
 
 
-def plain(make: Maker) -> Wrapped:
+def plain(make: Maker) -> CompressorSetup:
     """Return a compressor without error feedback and momentum: its update depends on this step's gradients only."""
     return make(error_feedback=False, worker_momentum=False)
 
@@ -249,7 +249,7 @@ class Setup:
 
     def __init__(
         self,
-        wrapped: Wrapped,
+        wrapped: CompressorSetup,
         level: float | None = None,
         workers: int = 4,
         specs: Sequence[TensorSpec] = SPECS,
@@ -306,7 +306,9 @@ class Setup:
         """Return the predicted payload of the next exchange in bytes, summed over workers, in this turn."""
         ctx, workers, state = self.context(step), self.comm.workers, self.exchange.state
         pairs = zip(ctx.specs, ctx.levels, strict=True)
-        return round(workers * sum(coming_bytes(self.compressor, spec, level, workers, state) for spec, level in pairs))
+        return round(
+            workers * sum(next_payload_bytes(self.compressor, spec, level, workers, state) for spec, level in pairs)
+        )
 
     def mean_payload(self, step: int = 0) -> int:
         """Return the predicted payload in bytes, summed over workers, as a mean over all turns of a cycle."""
@@ -327,7 +329,7 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def furthest(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+def max_relative_difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
     """Return the largest difference between two lists of tensors, relative to the largest entry of the second."""
     pairs = list(zip(ours, theirs, strict=True))
     largest = max((float(b.abs().max()) for _, b in pairs if b.numel()), default=0.0)
@@ -361,6 +363,6 @@ def kept_residuals(setup: Setup) -> tuple[dict[int, Tensor], bool]:
     for layer in layers(setup.compressor):
         if isinstance(layer, ErrorFeedback):
             kept_W = layer.residuals(ctx, state, torch.zeros((), dtype=torch.float64))
-            return kept_W, isinstance(layer.kept_as, EightBits)
+            return kept_W, isinstance(layer.residual_storage, EightBits)
     found = enumerate(state.get(spec.name, {}).get(FLOATS) for spec in ctx.specs)
     return {i: e_W for i, e_W in found if e_W is not None}, False

@@ -11,7 +11,7 @@ from torch import Tensor
 from accordion_bench.datasets import checksums, cifar_file, fetch
 from accordion_bench.datasets.fetch import Source
 from accordion_bench.datasets.images import ImageData, ImageDataset
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 
@@ -39,7 +39,7 @@ NORMAL = {
 }
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from ImageDataset.description.idle(cls, options, context)
     if options.get("augment") is False:
         yield "rotation", "dataset.augment is false"

@@ -70,7 +70,7 @@ class CountedImages(ImageDataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_no_fingerprint(self.fingerprint)
+        check_fingerprint(self.fingerprint)
         self._of_validation = 0  # samples of the files' validation split, appended to the training samples
 
     @property
@@ -117,7 +117,7 @@ class CountedImages(ImageDataset):
             rule = f"null where {found.place} has its own validation split"
             raise ValueRefused("dataset.validation", rule, self.validation, None)
         if self.fingerprint is not None:
-            refuse_other_files(found.place, self.fingerprint, self.fingerprint_of(root))
+            check_unchanged_files(found.place, self.fingerprint, self.fingerprint_of(root))
         counted = self._counted(found)
         declared = {key: value for key in counted if (value := getattr(self, key)) is not None}
         if any(counted[key] != value for key, value in declared.items()):
@@ -186,7 +186,7 @@ def known(dataset: Dataset, key: str) -> int:
     return value
 
 
-def refuse_no_fingerprint(fingerprint: Any) -> None:
+def check_fingerprint(fingerprint: Any) -> None:
     """Check that a fingerprint is null or 16 hexadecimal digits.
 
     Raises:
@@ -196,7 +196,7 @@ def refuse_no_fingerprint(fingerprint: Any) -> None:
         raise ValueRefused("fingerprint", "null, or the value recorded by a run", fingerprint, None)
 
 
-def refuse_other_files(place: str, noted: str, now: str) -> None:
+def check_unchanged_files(place: str, noted: str, now: str) -> None:
     """Check that the fingerprint of files equals the one that the run recorded.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from accordion_bench.options.component import Component, Idle, Surroundings
+from accordion_bench.options.component import Component, Idle, RunContext
 from accordion_bench.options.instantiate import Config
 
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -59,7 +59,7 @@ class Split(NamedTuple):
     validation: Tensor | None = None
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     if cls.labelled and options.get("sharding") != "dirichlet":
         yield "alpha", "dataset.sharding is not dirichlet"
     if not cls.reads_files:

@@ -17,11 +17,11 @@ from accordion_bench.datasets import pictures
 from accordion_bench.datasets.counted import (
     BY_OWN,
     NULL,
+    check_fingerprint,
+    check_unchanged_files,
     known,
     name_or_null,
     part_of,
-    refuse_no_fingerprint,
-    refuse_other_files,
 )
 from accordion_bench.datasets.decoded_images import SIZE, DecodedImages, Sorted
 from accordion_bench.datasets.labelled_files import LABEL
@@ -248,7 +248,7 @@ class HuggingFaceText(ByteDataset):
         super().__post_init__()
         for key in ("name", "config", "revision", "column"):
             name_or_null(key, getattr(self, key))
-        refuse_no_fingerprint(self.fingerprint)
+        check_fingerprint(self.fingerprint)
 
     @property
     def train_tokens(self) -> int:  # type: ignore[override]
@@ -266,7 +266,7 @@ class HuggingFaceText(ByteDataset):
     def prepare(self, root: str) -> None:
         texts = self.texts(root)
         if self.fingerprint is not None:
-            refuse_other_files(self.name or root, self.fingerprint, _fingerprint(texts))
+            check_unchanged_files(self.name or root, self.fingerprint, _fingerprint(texts))
         if self.train_bytes not in (None, found := len(texts["train"])):
             raise ValueRefused("dataset.train_bytes", f"those of the texts, {found}", self.train_bytes, found)
 

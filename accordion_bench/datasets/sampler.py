@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.batches import UnequalSteps
-from accordion_bench.comm.dealing import Deal
+from accordion_bench.comm.dealing import SampleAssignment
 from accordion_bench.datasets.label_shards import label_counts, shards_by_label
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.tensors import keyed_rng
@@ -63,11 +63,11 @@ class Sampler:
         self.per_worker = -(-size // workers)
         self._batch_size = 1
         self.shards = self._by_label() if sharding.how == "dirichlet" else []
-        self.deal: Deal | None = None
+        self.deal: SampleAssignment | None = None
         self.steps_before = 0  # number of steps of the run before this epoch
 
-    def deal_anew(self, batch_size: int) -> None:
-        """Distribute samples so that the number of workers may change during training, see `Deal`.
+    def enable_elastic_dealing(self, batch_size: int) -> None:
+        """Distribute samples so that the number of workers may change during training, see `SampleAssignment`.
 
         Raises:
             ValueRefused: `sharding` assigns fixed samples to each worker.
@@ -75,7 +75,7 @@ class Sampler:
         if self.consecutive or self.shards or self.unequal is not None:
             rule = "reshuffled or static where workers may come and go (sync.elastic)"
             raise ValueRefused("dataset.sharding", rule, self.sharding.how, "reshuffled")
-        self.deal = Deal(self.size, batch_size, self.seed, self.workers, self.sharding.how == "static")
+        self.deal = SampleAssignment(self.size, batch_size, self.seed, self.workers, self.sharding.how == "static")
 
     def _by_label(self) -> list[Tensor]:
         """Return the fixed sample indices of each worker."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.datasets.counted import NULL, name_or_null, part_of, refuse_no_fingerprint, refuse_other_files
+from accordion_bench.datasets.counted import NULL, check_fingerprint, check_unchanged_files, name_or_null, part_of
 from accordion_bench.datasets.token_windows import TokenDataset
 from accordion_bench.datasets.unreadable import refusal, why
 from accordion_bench.options.checks import ConfigError, ValueRefused
@@ -46,7 +46,7 @@ class TokenShards(TokenDataset):
     def __post_init__(self) -> None:
         super().__post_init__()
         name_or_null("folder", self.folder)
-        refuse_no_fingerprint(self.fingerprint)
+        check_fingerprint(self.fingerprint)
 
     def shards(self, root: str) -> Shards:
         """Memory-map the tokens of each part.
@@ -78,7 +78,7 @@ class TokenShards(TokenDataset):
     def prepare(self, root: str) -> None:
         shards = self.shards(root)
         if self.fingerprint is not None:
-            refuse_other_files(root, self.fingerprint, _fingerprint(shards))
+            check_unchanged_files(root, self.fingerprint, _fingerprint(shards))
         if self.vocabulary is not None and (least := 1 + _largest(shards)) > self.vocabulary:
             raise ValueRefused("dataset.vocabulary", f"above the largest token, {least - 1}", self.vocabulary, least)
         if self.train_tokens not in (None, found := sum(map(len, shards["train"]))):

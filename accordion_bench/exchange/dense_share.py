@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from accordion_bench.compressors.compressor import Compressor
-from accordion_bench.compressors.description import WhyDense, why_dense_of
+from accordion_bench.compressors.description import WhyDense, dense_reason
 from accordion_bench.options.checks import Wording, typed
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
@@ -25,13 +25,13 @@ def why_dense(
     """
     found: dict[WhyDense, list[TensorSpec]] = {}
     for spec, level in zip(sent, levels, strict=True):
-        why = None if level is None else why_dense_of(compressor, spec, level, workers)
+        why = None if level is None else dense_reason(compressor, spec, level, workers)
         if why is not None:
             found.setdefault(why, []).append(spec)
     return dict(sorted(found.items(), key=lambda item: -_numel(item[1])))
 
 
-def goes_dense(
+def dense_warning(
     compressor: Compressor,
     sent: Sequence[TensorSpec],
     levels: Sequence[float | None],

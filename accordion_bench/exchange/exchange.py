@@ -16,8 +16,8 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import EXCHANGE, CapturedWork, CaptureStage
 from accordion_bench.compressors.compressor import Compressor, Context, NonFinite, State
 from accordion_bench.compressors.description import paper_floats
-from accordion_bench.compressors.sizes import coming_bytes, payload_bytes
-from accordion_bench.exchange.dense_share import goes_dense
+from accordion_bench.compressors.sizes import next_payload_bytes, payload_bytes
+from accordion_bench.exchange.dense_share import dense_warning
 from accordion_bench.exchange.finite import Finite, Look, all_finite, largest
 from accordion_bench.exchange.partition import bucketed_in_parts, levelled, sent_units, unit_spec
 from accordion_bench.options.checks import Wording, typed
@@ -227,7 +227,9 @@ class Exchange:
         levels, workers = self.levels(info), self.comm.workers
         if levels != self._predicted[0] or self.compressor.traits.cycle > 1:  # a plan is valid for many steps
             pairs = zip(self.sent, levels, strict=True)
-            payload = sum(coming_bytes(self.compressor, spec, level, workers, self.state) for spec, level in pairs)
+            payload = sum(
+                next_payload_bytes(self.compressor, spec, level, workers, self.state) for spec, level in pairs
+            )
             self._predicted = levels, round(payload)
         return self._predicted[1]
 
@@ -247,11 +249,11 @@ class Exchange:
             self._taken = levels, taken
         return self._taken[1]
 
-    def goes_dense(self, info: StepInfo, worded: Wording = typed) -> str:
+    def dense_warning(self, info: StepInfo, worded: Wording = typed) -> str:
         """Return a warning about units of this step that are dense although they have a level; "" if negligible."""
         levels = self.levels(info)
         if levels != self._dense[0]:
-            self._dense = levels, goes_dense(self.compressor, self.sent, levels, self.comm.workers, worded)
+            self._dense = levels, dense_warning(self.compressor, self.sent, levels, self.comm.workers, worded)
         return self._dense[1]
 
     def weakest(self) -> Plan:

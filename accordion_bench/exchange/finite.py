@@ -95,7 +95,7 @@ class Finite:
         if common is not None:
             look, told = common
             assert look.common is not None
-            own = next(filter(None, look.common.everyones(own)), told)
+            own = next(filter(None, look.common.gather_objects(own)), told)
         raise NonFinite(own)
 
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from accordion_bench.compressors.assemble import Wrapped
+from accordion_bench.compressors.assemble import CompressorSetup
 from accordion_bench.plan import WHOLE_MODEL
 
 DEFAULT_BUCKETS = (1.0, 25.0)  # MB, as DistributedDataParallel: a small first bucket is submitted early
@@ -35,7 +35,7 @@ class ExchangeOptions:
         """Whether exchanges run in a separate thread: with several processes, unless `comm.overlap` overrides this."""
         return self.engine != "ddp" and (processes > 1 if self.overlap is None else self.overlap)
 
-    def after_backward(self, wrapped: Wrapped, processes: int) -> str:
+    def after_backward(self, wrapped: CompressorSetup, processes: int) -> str:
         """Return why gradients are exchanged after the backward pass in this run; "" = earlier exchange is possible."""
         if self.engine == "ddp":
             return "comm.engine=ddp does so itself"
@@ -43,9 +43,9 @@ class ExchangeOptions:
             return "all workers share a process" if self.overlap is None else "comm.overlap=false"
         if wrapped.scope == WHOLE_MODEL:
             return "compressor.scope=model"
-        return self.looks_first(wrapped)
+        return self.needs_all_gradients(wrapped)
 
-    def looks_first(self, wrapped: Wrapped) -> str:
+    def needs_all_gradients(self, wrapped: CompressorSetup) -> str:
         """Return why all gradients must be available before any is submitted; "" = this is not required."""
         if self.float16:
             return "precision=float16 checks all gradients first"

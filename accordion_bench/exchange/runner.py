@@ -11,7 +11,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import CapturedWork, eagerly
-from accordion_bench.compressors.assemble import Wrapped
+from accordion_bench.compressors.assemble import CompressorSetup
 from accordion_bench.exchange.ddp import DDPExchange
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.finite import Finite
@@ -44,10 +44,10 @@ class Observer(Protocol):
     def wanted(self) -> bool:
         """Whether a policy may want to inspect an exchange at any time."""
 
-    def look_at(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], info: StepInfo) -> None:
+    def inspect_before(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], info: StepInfo) -> None:
         """Inspect tensors before an exchange."""
 
-    def look_back(self, exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]) -> None:
+    def inspect_after(self, exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]) -> None:
         """Inspect inputs and updates after an exchange."""
 
     def units_change(self) -> None:
@@ -62,11 +62,11 @@ class Exchanging(Protocol):
         """The knob's values that the plan's levels index."""
 
     @property
-    def wrapped(self) -> Wrapped:
+    def wrapped(self) -> CompressorSetup:
         """The compressor of gradients."""
 
     @property
-    def differences(self) -> Callable[[], Wrapped]:
+    def differences(self) -> Callable[[], CompressorSetup]:
         """Factory of the compressor of differences of parameters."""
 
 
@@ -112,7 +112,7 @@ class ExchangeRunner:
         comm: Comm | None = None,
         seed: int | None = None,
         parts: Sequence[Sequence[int]] | None = None,
-        wrapped: Wrapped | None = None,
+        wrapped: CompressorSetup | None = None,
     ) -> Exchange:
         """Return a new exchange of gradients, or of differences of parameters.
 
@@ -156,7 +156,7 @@ class ExchangeRunner:
         """
         clock, info = self.comm.clock, self.position.info(lr)
         clock.lap("update")
-        self.observer.look_at(exchanges, xs_W, info)
+        self.observer.inspect_before(exchanges, xs_W, info)
         clock.lap("policy")
         for exchange in exchanges:
             if not exchange.waited_in_backward:
@@ -172,7 +172,7 @@ class ExchangeRunner:
         if exchanges[0].comm is not self.comm:
             self.comm.ledger.absorb([exchange.comm.ledger for exchange in exchanges])
         clock.lap("exposed")
-        self.observer.look_back(exchanges[0], xs_W[0], updates[0])
+        self.observer.inspect_after(exchanges[0], xs_W[0], updates[0])
         clock.lap("policy")
         return CompletedExchange(exchanges[0], list(xs_W[0]), updates)
 
@@ -199,7 +199,7 @@ class ExchangeRunner:
         return self.overlap.launch(exchange, xs_W, self.position.info())
 
 
-def preload(wrapped: Wrapped, ladder: Ladder, codebooks: Mapping[int, tuple[float, ...]], like: Tensor) -> None:
+def preload(wrapped: CompressorSetup, ladder: Ladder, codebooks: Mapping[int, tuple[float, ...]], like: Tensor) -> None:
     """Exchange small tensors at every level, between two workers of this process, on a copy of the compressor.
 
     The first step is excluded from measured time, but not every run compresses in it: a local method exchanges later,

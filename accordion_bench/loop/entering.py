@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accordion_bench.comm.dealing import Deal
+from accordion_bench.comm.dealing import SampleAssignment
 from accordion_bench.loop.step import CommunicatingStep
 
 State = dict[str, Any]
@@ -24,7 +24,7 @@ class Hooks:
 
     state: Callable[[], State]
     put: Callable[[State], None]
-    deal: Callable[[], Deal | None]
+    deal: Callable[[], SampleAssignment | None]
     changed: Callable[[Sequence[int], int], None]
 
 

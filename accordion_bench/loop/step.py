@@ -132,8 +132,8 @@ class CommunicatingStep:
 
         They may not if DistributedDataParallel exchanges gradients, or a policy inspects them first.
         """
-        looks_first = self.runner.ddp is not None or self.policies.looks()
-        return self.sync.gradients_go_to() if self.overlap.notes and not looks_first else None
+        needs_all_gradients = self.runner.ddp is not None or self.policies.looks()
+        return self.sync.gradient_exchange_of_next_step() if self.overlap.notes and not needs_all_gradients else None
 
     def arm(self, lr: Rate, exchange: Exchange | None) -> None:
         """Start collecting the last gradients of this step.

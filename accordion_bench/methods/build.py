@@ -3,21 +3,21 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from accordion_bench.adaptive.policy import Policy, checked, in_order, tell_followers
+from accordion_bench.adaptive.policy import Policy, checked, in_order, notify_refiners
 from accordion_bench.compressors.assemble import (
-    Wrapped,
+    CompressorSetup,
     check_optimizer,
     pseudo_gradient_compressor,
     wrapped_compressor,
 )
 from accordion_bench.exchange.partition import levelled, sent_specs
 from accordion_bench.methods.compatibility import (
-    Chosen,
+    MethodOptions,
     codebooks_of,
     ladder_of,
-    refuse_of_all_workers,
     refuse_pairs,
     refuse_scope,
+    refuse_state_of_all_workers,
 )
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import build
@@ -37,8 +37,8 @@ class Methods:
     run: facts of the training.
     """
 
-    wrapped: Wrapped
-    differences: Callable[[], Wrapped]
+    wrapped: CompressorSetup
+    differences: Callable[[], CompressorSetup]
     policies: dict[str, Policy]
     ladder: Ladder
     codebooks: dict[int, tuple[float, ...]]
@@ -61,11 +61,11 @@ class Methods:
                 plan = checked(name, plan, policy.start(plan, self.ladder, run), self.ladder)
             except ValueRefused as refused:
                 raise refused.under(f"adaptive.{name}") from None
-            tell_followers(list(self.policies.values()), policy, plan)
+            notify_refiners(list(self.policies.values()), policy, plan)
         return plan
 
 
-def build_methods(chosen: Chosen, run: RunFacts, workers_per_process: int) -> Methods:
+def build_methods(chosen: MethodOptions, run: RunFacts, workers_per_process: int) -> Methods:
     """Build the methods and check them, individually and against each other.
 
     Args:
@@ -86,12 +86,12 @@ def build_methods(chosen: Chosen, run: RunFacts, workers_per_process: int) -> Me
     if own is not None:
         check_optimizer(own.compressor, chosen.optimizer, who=f"sync={chosen.sync_name}")
 
-    def differences() -> Wrapped:
+    def differences() -> CompressorSetup:
         return sync.messages() or pseudo_gradient_compressor(chosen.compressor, name)
 
     wrapped = (wrapped if sync.gradient_exchange else differences()).fitted_to(run)
     if sync.elastic:
-        refuse_of_all_workers(wrapped, name)
+        refuse_state_of_all_workers(wrapped, name)
     policies = in_order(policies)
     sync.refuse_driven({policy.drives: name for name, policy in policies.items()}, run)
     sync.check(run, workers_per_process)
@@ -102,7 +102,7 @@ def build_methods(chosen: Chosen, run: RunFacts, workers_per_process: int) -> Me
     return methods
 
 
-def of_unequal(methods: Methods, batches: Sequence[int], chosen: Chosen) -> Methods:
+def of_unequal(methods: Methods, batches: Sequence[int], chosen: MethodOptions) -> Methods:
     """Return the methods for a loop whose workers have different batch sizes.
 
     Raises:
@@ -115,7 +115,7 @@ def of_unequal(methods: Methods, batches: Sequence[int], chosen: Chosen) -> Meth
     return replace(methods, run=replace(run, batch_size=most, train_size=run.train_size // run.batch_size * most))
 
 
-def refuse_unequal(batches: Sequence[int], chosen: Chosen, methods: Methods) -> None:
+def refuse_unequal(batches: Sequence[int], chosen: MethodOptions, methods: Methods) -> None:
     """Refuse batches that differ between workers if the method's mean cannot be weighted by samples.
 
     Args:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from accordion_bench.adaptive.policy import Policy
-from accordion_bench.compressors.assemble import Wrapped, pseudo_gradient_compressor, wrapped_compressor
+from accordion_bench.compressors.assemble import CompressorSetup, pseudo_gradient_compressor, wrapped_compressor
 from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.conf_dir import read_options, yaml_files
@@ -20,7 +20,7 @@ from accordion_bench.sync.scheme import Sync
 
 
 @dataclass(frozen=True)
-class Chosen:
+class MethodOptions:
     """The methods of a training, as options.
 
     Args:
@@ -93,7 +93,7 @@ def codebooks_of(
     return books
 
 
-def refuse_pairs(chosen: Chosen, compressor: Compressor, policies: dict[str, Policy], sync: Sync) -> None:
+def refuse_pairs(chosen: MethodOptions, compressor: Compressor, policies: dict[str, Policy], sync: Sync) -> None:
     """Refuse incompatible choices.
 
     Raises:
@@ -141,7 +141,7 @@ def refuse_clipping_after(sync: Sync, compressor: Compressor) -> None:
         raise ValueRefused("clip_at", f"before where {what}, because the update is not a gradient", "after", "before")
 
 
-def check_quorum(wrapped: Wrapped, name: str) -> None:
+def check_quorum(wrapped: CompressorSetup, name: str) -> None:
     """Refuse a compressor whose messages depend on the participants, for schemes that leave out late workers.
 
     Args:
@@ -162,7 +162,7 @@ def check_quorum(wrapped: Wrapped, name: str) -> None:
         )
 
 
-def refuse_of_all_workers(wrapped: Wrapped, name: str) -> None:
+def refuse_state_of_all_workers(wrapped: CompressorSetup, name: str) -> None:
     """Refuse a compressor whose state depends on the set of all workers, for elastic schemes.
 
     Args:
@@ -270,7 +270,7 @@ def check_all_tensors(name: str, policy: Policy, sync: Sync, scheme: str) -> Non
         )
 
 
-def refuse_scope(wrapped: Wrapped, sync: Sync) -> None:
+def refuse_scope(wrapped: CompressorSetup, sync: Sync) -> None:
     """Refuse units of several tensors if tensors are averaged at different times."""
     rule = "tensor where parts of the model are averaged at different times"
     if sync.partial and wrapped.scope == WHOLE_MODEL:

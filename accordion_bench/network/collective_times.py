@@ -110,12 +110,12 @@ def time_collectives(
     rows: list[Row] = []
     for kind in KINDS:
         tell(f"{kind} of {group.workers} workers")
-        of_kind: list[Row] = []
+        sample_distribution: list[Row] = []
         for wire in WIRE:
-            if of_kind and _enough(of_kind, wire, budget):
+            if sample_distribution and _enough(sample_distribution, wire, budget):
                 break
-            of_kind.append(_row(group, kind, wire, idle, budget, interface))
-        rows += of_kind
+            sample_distribution.append(_row(group, kind, wire, idle, budget, interface))
+        rows += sample_distribution
     return rows
 
 
@@ -156,15 +156,15 @@ def collective(kind: str, wire: int, ledger: Ledger, group: LinkGroup) -> Callab
     """
     workers, members = group.workers, group.members
     part = max(wire // (workers - 1), 1)  # bytes per receiver
-    everyones = torch.zeros(workers * part, dtype=torch.uint8, device=group.device)
+    from_all = torch.zeros(workers * part, dtype=torch.uint8, device=group.device)
     if kind == "all_gather":
         ledger.all_gather(part)
         message = torch.zeros(part, dtype=torch.uint8, device=group.device)
-        return lambda: dist.all_gather_into_tensor(everyones, message, group=members)
+        return lambda: dist.all_gather_into_tensor(from_all, message, group=members)
     if kind == "all_to_all":
         ledger.all_to_all([part] * workers)
-        messages = torch.zeros_like(everyones)
-        return lambda: dist.all_to_all_single(everyones, messages, group=members)
+        messages = torch.zeros_like(from_all)
+        return lambda: dist.all_to_all_single(from_all, messages, group=members)
     floats = torch.zeros(workers * max(part // 8, 1), device=group.device)
     ledger.all_reduce(4 * len(floats))
     return lambda: dist.all_reduce(floats, group=members)

@@ -148,10 +148,13 @@ def costs(rows: Sequence[Row], with_burst: bool = True, shared_by: int = 1) -> d
         ConfigError: times do not grow with message size, so that the bandwidth cannot be determined.
     """
     found = {}
-    for kind, of_kind in by_kind(rows).items():
-        line = link_of_kind(of_kind, with_burst)
-        if line.beta * max(row["wire_bytes"] for row in of_kind) <= GROWS * of_kind[0]["seconds"]:
-            first, last = of_kind[0], of_kind[-1]
+    for kind, sample_distribution in by_kind(rows).items():
+        line = link_of_kind(sample_distribution, with_burst)
+        if (
+            line.beta * max(row["wire_bytes"] for row in sample_distribution)
+            <= GROWS * sample_distribution[0]["seconds"]
+        ):
+            first, last = sample_distribution[0], sample_distribution[-1]
             raise ConfigError(
                 f"probe must see times that grow with messages, got {1e3 * first['seconds']:.2f} ms of {kind} for "
                 f"{first['wire_bytes']:,} bytes and {1e3 * last['seconds']:.2f} ms for {last['wire_bytes']:,}; "
@@ -161,8 +164,8 @@ def costs(rows: Sequence[Row], with_burst: bool = True, shared_by: int = 1) -> d
             latency=line.alpha,
             bandwidth=shared_by * line.bandwidth,
             burst=shared_by * line.burst,
-            cpu=cpu_per_byte(of_kind),
-            error=line.error(of_kind),
+            cpu=cpu_per_byte(sample_distribution),
+            error=line.error(sample_distribution),
         )
     return found
 

@@ -95,7 +95,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(groups, {"lr": lr, "adamw_factor": adamw_factor, "betas": betas, **options})
 
     @staticmethod
-    def split_in_words(model: nn.Module) -> str:
+    def describe_split(model: nn.Module) -> str:
         """Return one line that states which parameters are orthogonalised, and which AdamW updates."""
         kinds, sizes = parameter_kinds(model), {name: param.numel() for name, param in model.named_parameters()}
         matrices, tables, vectors = ([name for name in kinds if kinds[name] == k] for k in (MATRIX, TABLE, VECTOR))

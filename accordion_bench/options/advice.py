@@ -136,11 +136,11 @@ def unknown_key(key: str, value: str = "...") -> str:
             f"on what is here; type --dry-run {key}={value}"
         )
     known, group = known_keys(), key.partition(".")[0]
-    if holders := holders_of(key):
+    if holders := choices_with_option(key):
         chosen = f"type {group}={holders[-1]} {key}={value} (an option of {_choices_shown(group, holders)})"
         return f"{key} is no option of what is chosen here; {chosen}"
     if meant := _meant(key, known):
-        group, holders = meant.partition(".")[0], holders_of(meant)
+        group, holders = meant.partition(".")[0], choices_with_option(meant)
         own = f" (an option of {_choices_shown(group, holders)})" if holders not in ([], choices(group)) else ""
         return f"{key} is called {meant} here; type {meant}={value}{own}"
     near = closest(key, list(known), cutoff=ALIKE)
@@ -242,7 +242,7 @@ def takes_list(key: str) -> bool:
     return own or key in (*PRESETS, *SEVERAL)
 
 
-def holders_of(key: str) -> list[str]:
+def choices_with_option(key: str) -> list[str]:
     """Return the choices of a group that have this option."""
     group, _, option = key.partition(".")
     files = yaml_files(group).values() if option and group not in PRESETS else []

@@ -12,7 +12,7 @@ Idle = Iterator[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunContext:
     """Facts about a run from which a component derives which of its options have no effect.
 
     Args:
@@ -35,7 +35,7 @@ class Surroundings:
     weight_decay: float = 0.0
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from ()
 
 
@@ -68,7 +68,7 @@ class Description:
     of_several_kinds: frozenset[str] = frozenset()
     shares: Mapping[str, str] = field(default_factory=dict)
     label_suffix: Callable[[Config], str] = lambda options: ""
-    idle: Callable[[Any, Config, Surroundings], Idle] = _idle
+    idle: Callable[[Any, Config, RunContext], Idle] = _idle
     smoke_options: Callable[[Config, str], Config] = _smoke_options
 
 
@@ -86,7 +86,7 @@ class Component:
         check_options(self)
 
 
-def idle_options(cls: Any, options: Config, context: Surroundings) -> Idle:
+def idle_options(cls: Any, options: Config, context: RunContext) -> Idle:
     """Yield the options of a component that have no effect in a run, with reasons; see `Description.idle`."""
     description: Description = cls.description
     return description.idle(cls, options, context)

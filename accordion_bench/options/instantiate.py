@@ -52,7 +52,7 @@ def build(
         if unknown or none:
             option = unknown[1] if unknown else next(iter(options))
             key = f"{group}.{option}"
-            if advice.holders_of(key):
+            if advice.choices_with_option(key):
                 raise ConfigError(advice.unknown_key(key, checks.show(options.get(option)))) from error
             raise ConfigError(f"{key} is no option of {cls.__name__}; type --help {group}") from error
         shown = ", ".join(f"{group}.{key}={checks.show(value)}" for key, value in options.items())

@@ -10,7 +10,7 @@ from accordion_bench.options.component import Description
 from accordion_bench.options.instantiate import Config, target
 
 
-def same_kinds(declared: Config, given: Config, prefix: str) -> None:
+def check_value_kinds(declared: Config, given: Config, prefix: str) -> None:
     """Refuse values of another kind than the default: text for a number, a number for a list, null for a value."""
     several = _of_several_kinds(declared.get("_target_"))
     for name, default in declared.items():
@@ -29,7 +29,7 @@ def same_kinds(declared: Config, given: Config, prefix: str) -> None:
                 raise ConfigError(f"{key} must be {rule}, got {checks.show(value)}; type {option}")
             raise ValueRefused(key, rule, value, default)
         if isinstance(value, dict):
-            same_kinds(default, value, f"{key}.")
+            check_value_kinds(default, value, f"{key}.")
 
 
 def _said_of_several_kinds(path: str | None) -> frozenset[str]:

@@ -72,7 +72,7 @@ MOVED = {
 }
 
 
-def overrides_in_todays_words(arguments: Sequence[str]) -> list[str]:
+def translate_renamed_overrides(arguments: Sequence[str]) -> list[str]:
     """Replace renamed keys on a command line by their current names; print a warning for each."""
     return [_todays(word) for word in arguments]
 
@@ -89,7 +89,7 @@ def _todays(word: str) -> str:
     return word
 
 
-def config_in_todays_words(config: dict[str, Any]) -> dict[str, Any]:
+def translate_renamed_config(config: dict[str, Any]) -> dict[str, Any]:
     """Translate a run folder's configuration: renamed keys, unless the new key exists, and paths of moved classes."""
     found: dict[str, Any] = _with_moved_classes(config)
     for old, (new, _) in RENAMED.items():

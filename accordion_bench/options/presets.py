@@ -19,11 +19,11 @@ def named(config: Config, group: str, besides: Collection[str] = ()) -> str:
         group: config group.
         besides: options to omit.
     """
-    choice, told = (config.get("choices") or {}).get(group) or "", typed_beside(config, group, besides)
+    choice, told = (config.get("choices") or {}).get(group) or "", changed_options(config, group, besides)
     return f"{choice} ({', '.join(told)})" if told else choice
 
 
-def typed_beside(config: Config, group: str, besides: Collection[str] = ()) -> list[str]:
+def changed_options(config: Config, group: str, besides: Collection[str] = ()) -> list[str]:
     """Return the changed options of a choice as `width=8`; arguments as for `named`."""
     node = config.get(group)
     changed = overridden(group, (config.get("choices") or {}).get(group) or "", node if isinstance(node, dict) else {})

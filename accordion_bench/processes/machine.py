@@ -1,6 +1,6 @@
 """Compute settings of a process: GPU selection, memory allocator, deterministic kernels and threads.
 
-Timing code applies them with `as_in_a_run`, so that a timed step has the settings of a run.
+Timing code applies them with `run_settings`, so that a timed step has the settings of a run.
 """
 
 import contextlib
@@ -160,7 +160,7 @@ def refuse_shared_gpu(store: SealedStore, rank: int, mine: str) -> None:
         )
 
 
-def unlike_gpus(models: Sequence[str]) -> str:
+def mixed_gpu_warning(models: Sequence[str]) -> str:
     """Return the warning for a run on several GPU models; "" if all are equal.
 
     Args:
@@ -185,7 +185,7 @@ def _numbers(ranks: Sequence[int]) -> str:
 
 
 @contextlib.contextmanager
-def as_in_a_run(device: str, threads: int | None = None, deterministic: bool = False) -> Iterator[None]:
+def run_settings(device: str, threads: int | None = None, deterministic: bool = False) -> Iterator[None]:
     """Context with the compute settings of a run. It restores threads and kernels, but not `keep_freed_memory`.
 
     Args:
@@ -194,7 +194,7 @@ def as_in_a_run(device: str, threads: int | None = None, deterministic: bool = F
         deterministic: the option of the run.
 
     Example:
-        with as_in_a_run("cpu", threads=1):
+        with run_settings("cpu", threads=1):
             model(batch)
     """
     if device == "cpu":

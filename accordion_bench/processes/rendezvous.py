@@ -106,7 +106,7 @@ def unsealed(place: str, environ: Mapping[str, str]) -> str:
     )
 
 
-def call_off(error: Exception) -> None:
+def publish_start_failure(error: Exception) -> None:
     """Publish an error in the command line, so that the other processes do not wait for this one."""
     with contextlib.suppress(Exception), meet(ANSWER):
         raise error

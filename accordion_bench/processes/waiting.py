@@ -59,7 +59,7 @@ class Waiting:
         Returns:
             the share; None if the system does not count the times.
         """
-        computed, waited = map(sum, zip(*comm.everyones(self.totals()), strict=True))
+        computed, waited = map(sum, zip(*comm.gather_objects(self.totals()), strict=True))
         return waited / (computed + waited) if computed else None
 
     def worker_state(self, row: int) -> dict[str, Any]:

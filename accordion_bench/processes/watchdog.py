@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
-from accordion_bench.comm.members import is_timeout, of_communication
+from accordion_bench.comm.members import communication_error_text, is_timeout
 from accordion_bench.comm.sealed_store import SealedStore, printable
 from accordion_bench.options.explain import explain
 from accordion_bench.processes import process_group
@@ -72,7 +72,7 @@ def failure_of(error: BaseException, rank: int, timeout: float) -> Failure:
     kind, message = getattr(error, "kind", type(error).__name__), str(error)
     if isinstance(error, ChildRefused | RankFailed):
         return {"rank": rank, "kind": kind, "message": message, "traceback": message}
-    if lost := of_communication(error) or _behind(error):
+    if lost := communication_error_text(error) or _behind(error):
         timed_out = is_timeout(lost)
         first = " ".join(lost.partition(". This is typically")[0].split())[:300]
         if timed_out:

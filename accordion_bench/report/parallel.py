@@ -52,7 +52,7 @@ def each(work: Callable[[S], T], items: Sequence[S], what: str) -> list[T]:
     return [work(item) for item in told(items, len(items), what)]
 
 
-def each_apart(
+def map_isolated(
     work: Callable[..., T], items: Sequence[tuple[Any, ...]], what: str, killed: Callable[..., T]
 ) -> list[T]:
     """Return the results of all items, in order, when one of them may exhaust the memory.

@@ -20,7 +20,7 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs import durable
-from accordion_bench.runs.saving import AtOnce, Files, Saving
+from accordion_bench.runs.saving import BlockingWriter, Files, Saving
 
 POLL = 0.05  # seconds between checks for the receipts of other processes
 PATIENCE = 10.0  # seconds after an error to wait for the other processes' files
@@ -53,7 +53,7 @@ class HostCopy:
         return kept.copy_(x)
 
 
-class Background(AtOnce):
+class Background(BlockingWriter):
     """Writer of checkpoints that writes one at a time, concurrently with training."""
 
     def __init__(self, comm: Comm) -> None:
@@ -79,7 +79,7 @@ class Background(AtOnce):
         Raises:
             ConfigError: a disk is full; all processes raise the same error.
         """
-        if any(self.comm.everyones(self._error is not None)):
+        if any(self.comm.gather_objects(self._error is not None)):
             self.finish()
 
     def finish(self) -> None:
@@ -110,7 +110,7 @@ class Background(AtOnce):
     def _agree(self, saving: Saving) -> None:
         error = self._error
         told = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}" if error else ""
-        heard = [told for told in self.comm.everyones(told) if told]
+        heard = [told for told in self.comm.gather_objects(told) if told]
         if not heard:
             return
         self._given_up.set()

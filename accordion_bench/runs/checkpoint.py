@@ -21,14 +21,14 @@ from accordion_bench.runs.manifest import (
     Manifest,
     checkpoints,
     none_readable,
-    of_something_else,
     read_manifest,
     step_of,
+    unexpected_content_message,
 )
-from accordion_bench.runs.saving import PLACE, AtOnce, Saving, together
+from accordion_bench.runs.saving import PLACE, BlockingWriter, Saving, together
 
 
-class OfAll(Protocol):
+class SharedStateOwner(Protocol):
     """Owner of state that is equal on all workers; no other owner uses its keys."""
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -36,7 +36,7 @@ class OfAll(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class OfEach(Protocol):
+class WorkerStateOwner(Protocol):
     """Owner of state of each local worker; no other owner uses its keys."""
 
     def worker_state(self, row: int) -> dict[str, Any]: ...
@@ -47,11 +47,11 @@ class OfEach(Protocol):
 class Owners(NamedTuple):
     """All owners of state, in loading order."""
 
-    of_all: Sequence[OfAll]
-    of_each: Sequence[OfEach]
+    of_all: Sequence[SharedStateOwner]
+    of_each: Sequence[WorkerStateOwner]
 
 
-class LoadedAlone(NamedTuple):
+class LoadOnlyOwner(NamedTuple):
     """Owner that only loads: one function restores the whole state."""
 
     load_state_dict: Callable[[dict[str, Any]], None]
@@ -92,7 +92,7 @@ def latest(run: Path) -> Path | None:
     return next(iter(checkpoints(run)), None)
 
 
-def save(saving: Saving, comm: Comm, owners: Owners, writer: AtOnce) -> Path:
+def save(saving: Saving, comm: Comm, owners: Owners, writer: BlockingWriter) -> Path:
     """Save the state after a step, then remove older checkpoints; every process calls this.
 
     Args:
@@ -130,18 +130,18 @@ def load_newest(run: Path, comm: Comm, owners: Owners) -> tuple[Path | None, lis
         ConfigError: there are checkpoints but none is readable, or the newest readable one is another program's.
     """
     problems: list[str] = []
-    for name in comm.everyones([path.name for path in checkpoints(run)])[0]:
+    for name in comm.gather_objects([path.name for path in checkpoints(run)])[0]:
         path, problem = run / "checkpoint" / name, ""
         try:
             states = read(path, comm.local if owners.of_each else ())
         except Damaged as damaged:
             problem = str(damaged)
-        told = [problem for problem in comm.everyones(problem) if problem]
+        told = [problem for problem in comm.gather_objects(problem) if problem]
         if not told:
             try:
                 _put(states, comm, owners)
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-                raise ConfigError(of_something_else(path, error)) from error
+                raise ConfigError(unexpected_content_message(path, error)) from error
             return path, problems
         problems.append(f"{name} is damaged: {told[0]}")
     if problems:

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from accordion_bench import output
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs import checkpoint
-from accordion_bench.runs.manifest import Damaged, checkpoints, none_readable, of_something_else
+from accordion_bench.runs.manifest import Damaged, checkpoints, none_readable, unexpected_content_message
 
 DESCRIPTION = """Writes the newest checkpoint of a run as torch.distributed.checkpoint reads it, on any number of ranks.
 
@@ -69,7 +69,7 @@ def export(run: Path, folder: Path) -> int:
         try:
             state = exported(shared, first)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(of_something_else(path, error)) from error
+            raise ConfigError(unexpected_content_message(path, error)) from error
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # which warns that only one process saves, as intended
             dcp.save(state, checkpoint_id=folder, no_dist=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.override import config_in_todays_words
+from accordion_bench.options.override import translate_renamed_config
 from accordion_bench.options.units import counted
 from accordion_bench.runs import durable, untrusted
 from accordion_bench.runs.environment import environment
@@ -107,7 +107,7 @@ class RunFolder:
         Raises:
             ConfigError: the file is damaged.
         """
-        return config_in_todays_words(self._saved_config())
+        return translate_renamed_config(self._saved_config())
 
     def _saved_config(self) -> dict[str, Any]:
         import yaml
@@ -142,7 +142,7 @@ class RunFolder:
         self.remove_summary()
         self.write_config({**saved, "epochs": epochs})
 
-    def retell(self, said: dict[str, Any]) -> None:
+    def update_description(self, said: dict[str, Any]) -> None:
         """Change `label`, `tags` or `note` of `RunConfig`; everything else is unchanged, including a finished state."""
         saved = self._saved_config()
         if {key: saved.get(key) for key in said} != said:

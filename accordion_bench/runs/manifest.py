@@ -107,7 +107,7 @@ def newest_manifest(run: Path) -> Manifest | None:
     return None
 
 
-def of_something_else(path: Path, error: Exception) -> str:
+def unexpected_content_message(path: Path, error: Exception) -> str:
     """Return the error message for a checkpoint that is readable but has unexpected content."""
     why = " ".join(str(error).split())[:200]
     return (

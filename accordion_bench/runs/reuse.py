@@ -10,7 +10,7 @@ from pathlib import Path
 from accordion_bench import locks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
-from accordion_bench.options.override import config_in_todays_words
+from accordion_bench.options.override import translate_renamed_config
 from accordion_bench.run_config import SAID, completed
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.folder import RunFolder
@@ -114,7 +114,7 @@ def _decisive(file: Path, changed: int) -> Config | None:
         saved = untrusted.read_yaml(file)
     except (OSError, ValueError, yaml.YAMLError):
         return None
-    return decisive(config_in_todays_words(saved)) if isinstance(saved, dict) else None
+    return decisive(translate_renamed_config(saved)) if isinstance(saved, dict) else None
 
 
 @contextlib.contextmanager

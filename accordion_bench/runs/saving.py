@@ -82,7 +82,7 @@ def remove_older(run: Path, keep: int, step: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-class AtOnce:
+class BlockingWriter:
     """Writer of checkpoints that blocks training."""
 
     def __init__(self, comm: Comm) -> None:
@@ -120,7 +120,7 @@ def together(comm: Comm, saving: Saving, work: Callable[[], T]) -> list[T]:
             done = work()
     except ConfigError as full:
         told = str(full)
-    heard = comm.everyones((told, done))
+    heard = comm.gather_objects((told, done))
     for told, _ in heard:
         if told:
             if comm.leader:

@@ -247,7 +247,7 @@ def _as_float(number: int) -> float:
         return float("inf") if number > 0 else float("-inf")
 
 
-def needs_no_look(json_text: str) -> bool:
+def is_printable_json(json_text: str) -> bool:
     """Whether no text in valid JSON can be unprintable, decided without parsing it.
 
     Valid JSON has no control characters, and json.dumps escapes every other unprintable character. So rows written by

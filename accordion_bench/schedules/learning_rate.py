@@ -8,13 +8,13 @@ from typing import Any
 
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.options.component import Component, Idle, Surroundings
+from accordion_bench.options.component import Component, Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.units import counted
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     if options.get("lr_scaling") == "none":
         yield "warmup_epochs", "schedule.lr_scaling=none warms up to 1"
     if context.workers == 1:
@@ -73,7 +73,7 @@ class Constant(Schedule):
         return self.warmed(int(epoch))
 
 
-def _multistep_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _multistep_idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Schedule.description.idle(cls, options, context)
     milestones = options.get("milestones")
     if milestones == []:
@@ -129,7 +129,7 @@ class MultiStep(Schedule):
         return self.warmed(warm) * self.gamma ** sum(cut >= milestone for milestone in self.milestones)
 
 
-def _cosine_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _cosine_idle(cls: Any, options: Config, context: RunContext) -> Idle:
     for key, why in Schedule.description.idle(cls, options, context):
         if key != "warmup_epochs":  # the cosine starts after the warm-up even if that is flat
             yield key, why
@@ -152,7 +152,7 @@ class Cosine(Schedule):
         return self.scale * (self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2)
 
 
-def _warmup_cosine_idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _warmup_cosine_idle(cls: Any, options: Config, context: RunContext) -> Idle:
     if context.workers == 1:
         yield "lr_scaling", "one worker's learning rate is not scaled"
     if options.get("warmup") == 0:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from accordion_bench.adaptive.policy import Policy, checked, tell_followers
+from accordion_bench.adaptive.policy import Policy, checked, notify_refiners
 from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.exchange.dry_exchange import compressor_input, cut_into_buckets, measure_level, probe_exchange
@@ -136,7 +136,7 @@ class PolicyRunner:
         first_error = self.comm.leader and self.measure.get("error") and self.compression_error is None
         return bool(first_error) or any(isinstance(request, BEFORE_EXCHANGE) for request in self.needs_at())
 
-    def look_at(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], info: StepInfo) -> None:
+    def inspect_before(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], info: StepInfo) -> None:
         """Collect signals before an exchange from the inputs of each local group, tensors [rows, ...]."""
         needs = self.asked = self.needs_at()
         if not self.wanted:
@@ -178,7 +178,7 @@ class PolicyRunner:
         found = {level: measure_level(exchange, xs_W, level, info, is_input=mean) for level in wanted}
         return {name: {level: found[level] for level in own} for name, own in levels.items()}
 
-    def look_back(self, exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]) -> None:
+    def inspect_after(self, exchange: Exchange, xs_W: Sequence[Tensor], updates: Sequence[Tensor]) -> None:
         """Collect signals after an exchange from the results of the first local group."""
         if GradientNoise() in self.asked:
             self.square_norms = square_norms(exchange, xs_W, updates, self.count_samples())
@@ -279,7 +279,7 @@ class PolicyRunner:
                 own = replace(signals, probes=self.probes.get(name, {}))
                 before, plan = plan, checked(name, plan, policy.update(own, plan), self.ladder)
                 if plan is not before:
-                    tell_followers(list(self.policies.values()), policy, plan)
+                    notify_refiners(list(self.policies.values()), policy, plan)
                 if before.lr_factor and plan.lr_factor != before.lr_factor:  # for the policies after this one
                     signals = replace(signals, next_lr=signals.next_lr * plan.lr_factor / before.lr_factor)
                 if decision := policy.decision():

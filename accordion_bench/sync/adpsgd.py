@@ -185,7 +185,7 @@ class ADPSGD(DrawnTimes):
     def exchange(self) -> Exchange:
         return self.meetings
 
-    def gradients_go_to(self) -> None:
+    def gradient_exchange_of_next_step(self) -> None:
         return None
 
     def exchanges(self) -> list[Placed]:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import RunFacts
@@ -31,7 +31,7 @@ from accordion_bench.tensors import keyed_rng
 RULES = ("k_sync", "k_async", "anytime")
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Sync.description.idle(cls, options, context)
     if options.get("rule") == "anytime":
         yield "first", "sync.rule is anytime"

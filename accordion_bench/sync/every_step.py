@@ -53,7 +53,7 @@ class EveryStep(Sync):
     def exchange(self) -> Exchange:
         return self._exchange
 
-    def gradients_go_to(self) -> Exchange | None:
+    def gradient_exchange_of_next_step(self) -> Exchange | None:
         return self.exchange
 
     def exchanges(self) -> list[Placed]:

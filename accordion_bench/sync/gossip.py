@@ -11,7 +11,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import RunFacts, TensorSpec
@@ -85,7 +85,7 @@ class Peers(Pairs):
         return {}
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Round.description.idle(cls, options, context)
     if context.workers <= 2:
         yield "graph", "a lone worker has no neighbours" if context.workers == 1 else "two workers are neighbours"

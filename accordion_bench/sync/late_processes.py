@@ -91,7 +91,7 @@ class LateProcesses(Quorum):
         comm, arrivals = self.comm, self.arrivals
         arrivals.meet()
         mine = self.averagings, arrivals.number, self.samples[comm.first_worker]
-        known, numbers, samples = zip(*comm.everyones(mine), strict=True)
+        known, numbers, samples = zip(*comm.gather_objects(mine), strict=True)
         # a process that has waited here may have missed averagings of the others
         late = [rank for rank, its in enumerate(known) if its < max(known)]
         before = [value.clone() for value in self.axis.shared] if comm.rank in late else []
@@ -116,7 +116,7 @@ class LateProcesses(Quorum):
         numbers = torch.tensor(counted, dtype=torch.int64, device=self.comm.device)
         lacked: list[Tensor] = [*self._to_be_learnt(), numbers]
         if here == source or here in late:
-            self.comm.hand_on_(lacked, source, late)
+            self.comm.send_tensors_(lacked, source, late)
         if here in late:
             *spent, self.averagings, self.took_part = numbers.tolist()
             ledger.counts.update(zip(LEARNT, spent, strict=True))

@@ -11,7 +11,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, options_of, with_options
 from accordion_bench.plan import RunFacts
@@ -25,7 +25,7 @@ OUTER_OPTIONS = ("alpha", "beta", "outer_lr", "outer_momentum", "outer_nesterov"
 NOT_GIVEN: Any = object()
 
 
-def _idle_of_local_sgd(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle_of_local_sgd(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Round.description.idle(cls, options, context)
     quorum = options.get("quorum")
     if quorum is None:
@@ -274,7 +274,7 @@ def refuse_slots(period: int, fragments: int, delay: int) -> None:
         raise ValueRefused("delay", rule, delay, slot - 1)
 
 
-def _idle_of_overlap(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle_of_overlap(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Round.description.idle(cls, options, context)
     if options.get("merge") == "cocod":
         yield "merge_alpha", "sync.merge is cocod"

@@ -19,7 +19,7 @@ from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.options.component import Idle, Surroundings
+from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import option, with_options
 from accordion_bench.options.units import counted
@@ -83,7 +83,7 @@ class When:
         return self.delay != 0 and not self.ahead
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield from Sync.description.idle(cls, options, context)
     if options.get("switch_step") == 0:
         yield "phase1", "sync.switch_step is 0"
@@ -158,7 +158,7 @@ class Round(Sync):
         self.period, self.groups = checks.integer("period", when.period, at_least=1, instead=8), when.groups or None
         by_the_clock = self.quorum is not None and self.lateness is None
         self.weighs = not isinstance(self.who, Pairs) and not by_the_clock and not self.elastic
-        self.plans_with = frozenset() if self.switch_step is not None else frozenset({"epochs", "schedule"})
+        self.required_facts = frozenset() if self.switch_step is not None else frozenset({"epochs", "schedule"})
         self.gradient_exchange = self.phase1 == "gradient" and self.switch_step != 0
         self.fragments, self.partial = when.slots, when.slots > 1
         self.tensors: list[list[int]] = []
@@ -309,7 +309,7 @@ class Round(Sync):
 
     # ---- the steps
 
-    def gradients_go_to(self) -> Exchange | None:
+    def gradient_exchange_of_next_step(self) -> Exchange | None:
         return None if self.forked or self.switched() else self.every_step.exchange
 
     @property

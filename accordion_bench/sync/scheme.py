@@ -10,12 +10,12 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.comm.replicas import Replicas
-from accordion_bench.compressors.assemble import Wrapped
+from accordion_bench.compressors.assemble import CompressorSetup
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 from accordion_bench.optimizers.inner import Optimizers
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.options.component import Component, Idle, Surroundings
+from accordion_bench.options.component import Component, Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.plan import Plan, RunFacts, TensorSpec
 from accordion_bench.position import Position, Rate
@@ -117,7 +117,7 @@ def _restored(value: Any, saved: Any) -> bool:
     return True
 
 
-def _idle(cls: Any, options: Config, context: Surroundings) -> Idle:
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     if options.get("min_workers") is not None and not options.get("elastic"):
         yield "min_workers", "sync.elastic is not true"
 
@@ -142,7 +142,7 @@ class Sync(Component, Stateful):
         groups: (period, size) of each level of worker groups, if they have different periods.
         outer_optimizer: optimizer that steps at every averaging; `none` = the mean is used unchanged.
         quorum: number of workers that an averaging needs; None = all.
-        plans_with: facts about the training that it needs in advance, see `Policy`.
+        required_facts: facts about the training that it needs in advance, see `Policy`.
         buffers: treatment of the inner optimizers' buffers at an averaging, see `treat_buffers`.
         final: whether steps after the last averaging end with an exact average.
         partial: whether an averaging covers only some of the tensors.
@@ -165,7 +165,7 @@ class Sync(Component, Stateful):
     groups: Sequence[tuple[int, int]] | None = None
     outer_optimizer: str = "none"
     quorum: int | None = None
-    plans_with: frozenset[str] = frozenset()
+    required_facts: frozenset[str] = frozenset()
     buffers: str | None = "keep"
     final: bool = False
     partial: bool = False
@@ -187,7 +187,7 @@ class Sync(Component, Stateful):
             rule = f"at most {run.workers}, the number of workers"
             raise ValueRefused("sync.min_workers", rule, self.min_workers, run.workers)
 
-    def messages(self) -> Wrapped | None:
+    def messages(self) -> CompressorSetup | None:
         """Return a new compressor if the scheme has its own message format; None = the option `compressor` applies."""
         return None
 
@@ -303,7 +303,7 @@ class Sync(Component, Stateful):
         """Return the parameters [...] to evaluate; does not change the training state."""
         return self.axis.shared
 
-    def gradients_go_to(self) -> Exchange | None:
+    def gradient_exchange_of_next_step(self) -> Exchange | None:
         """Return the exchange that will take the next step's gradients unchanged; None = there is none."""
         return None
 

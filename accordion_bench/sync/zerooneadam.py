@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.compressors.adam_signs import AdamSigns, declare_dead, inverse_root
-from accordion_bench.compressors.assemble import Wrapped
+from accordion_bench.compressors.assemble import CompressorSetup
 from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.onebitadam import OneBitAdam, warm_up_steps
 from accordion_bench.compressors.traits import OptimizerPart
@@ -83,7 +83,7 @@ class ZeroOneAdam(Sync):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.plans_with = frozenset() if self.freeze_step else frozenset({"epochs", "steps_per_epoch"})
+        self.required_facts = frozenset() if self.freeze_step else frozenset({"epochs", "steps_per_epoch"})
         self.switch_step = self.freeze_step or 1
         self.interval, self.refreshed = 1, 0  # kappa; updates of v since it doubled
         self.current_period, self.counted = 1, 0  # H; local steps since it doubled
@@ -93,11 +93,11 @@ class ZeroOneAdam(Sync):
 
     # ---- before the run
 
-    def messages(self) -> Wrapped:
+    def messages(self) -> CompressorSetup:
         signs = AdamSigns()
         part = OptimizerPart(frozenset({"momentum", "lr"}), fits=OneBitAdam.traits.optimizer.fits)
         signs.traits = replace(signs.traits, optimizer=part)
-        return Wrapped(signs, collective="two_way")
+        return CompressorSetup(signs, collective="two_way")
 
     def check(self, run: RunFacts, workers_per_process: int) -> None:
         try:
@@ -142,7 +142,7 @@ class ZeroOneAdam(Sync):
         self.momentum_W = Blocks(specs, self.comm.local_workers, like).tensors
         self.variance = [torch.zeros_like(m_W[0]) for m_W in self.momentum_W]
         self.inverse = [torch.zeros_like(v) for v in self.variance]
-        self.exact = self.runner.new_exchange(wrapped=Wrapped(Dense()))
+        self.exact = self.runner.new_exchange(wrapped=CompressorSetup(Dense()))
         self.exact.what = "exact gradient"
         self.signs = self.runner.new_exchange()
 
@@ -177,7 +177,7 @@ class ZeroOneAdam(Sync):
         """Whether the next step is a local one."""
         return self.position.step >= self.switch_step
 
-    def gradients_go_to(self) -> Exchange | None:
+    def gradient_exchange_of_next_step(self) -> Exchange | None:
         return None if self.switched else self.exchange
 
     @property

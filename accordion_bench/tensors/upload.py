@@ -51,7 +51,7 @@ def _empty(x: Tensor, to: device) -> Tensor:
 
 
 @contextlib.contextmanager
-def noting(place: Callable[[Tensor, device], Tensor] = _empty) -> Iterator[list[Cell]]:
+def capture_uploads(place: Callable[[Tensor, device], Tensor] = _empty) -> Iterator[list[Cell]]:
     """Replace uploads of this thread inside the block by cells; yield the list of the cells.
 
     Args:

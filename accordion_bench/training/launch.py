@@ -20,7 +20,7 @@ from accordion_bench.config.continuation import computed_with
 from accordion_bench.datasets.dataset import Dataset
 from accordion_bench.processes import machine, process_group
 from accordion_bench.processes.interrupt import Stopper, handling
-from accordion_bench.processes.machine import as_in_a_run
+from accordion_bench.processes.machine import run_settings
 from accordion_bench.processes.placement import Placement, with_placement
 from accordion_bench.processes.replacing import Replaced
 from accordion_bench.processes.spawn import spawn
@@ -124,8 +124,8 @@ def train(
         ElasticMembership(watch.store, comm, Terms(where.processes, least, comm.timeout, same, where.rank))
     with durable.room(folder.path):
         handler = folder.log_to_file() if comm.leader else None
-    told = output.outlived(f"the training in {folder.path}") if comm.leader else contextlib.nullcontext()
-    with told, handling(stopper.note), as_in_a_run(where.device, where.threads, config.deterministic):
+    told = output.report_lost_streams(f"the training in {folder.path}") if comm.leader else contextlib.nullcontext()
+    with told, handling(stopper.note), run_settings(where.device, where.threads, config.deterministic):
         try:
             warn_of_other_models(comm)
             with Heartbeat(comm.leader and not output.on_a_terminal(), "loading the data and building the model"):
@@ -159,7 +159,7 @@ def train(
 def warn_of_other_models(comm: Comm) -> None:
     """Warn on the leader if the GPUs of a run are of different models."""
     if comm.device.type == "cuda" and comm.processes > 1:
-        sentence = machine.unlike_gpus(comm.everyones(machine.gpu_model(comm.device)))
+        sentence = machine.mixed_gpu_warning(comm.gather_objects(machine.gpu_model(comm.device)))
         warn([sentence] if sentence and comm.leader else [])
 
 

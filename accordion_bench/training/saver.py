@@ -48,7 +48,7 @@ class Saver:
         """Whether to save at the end of an epoch's steps. Every process must call it, while the clock is paused."""
         if self.off or step == self._step or (self.every and not last):
             return False
-        return last or self.comm.everyones(self._since + self._took / SHARE <= time.monotonic())[0]
+        return last or self.comm.gather_objects(self._since + self._took / SHARE <= time.monotonic())[0]
 
     def saved(self, step: int, began: float) -> None:
         """Note that the state after a step was saved; `began` is the start of saving by `time.monotonic()`."""

@@ -29,12 +29,12 @@ from accordion_bench.processes.waiting import Waiting
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.background import Background
-from accordion_bench.runs.checkpoint import GlobalGenerator, LoadedAlone, OfAll, Owners
+from accordion_bench.runs.checkpoint import GlobalGenerator, LoadOnlyOwner, Owners, SharedStateOwner
 from accordion_bench.runs.folder import RunFolder, log
 from accordion_bench.runs.manifest import Manifest, Trained
 from accordion_bench.runs.metrics import OF_AN_EPOCH, not_learned
 from accordion_bench.runs.reuse import decisive
-from accordion_bench.runs.saving import AtOnce, Saving
+from accordion_bench.runs.saving import BlockingWriter, Saving
 from accordion_bench.runs.weights import BEST, FINAL, OF_TORCH, SAFETENSORS, save_weights
 from accordion_bench.sync.scheme import SyncState, renamed
 from accordion_bench.trackers.tracker import Tracker, build_tracker
@@ -90,7 +90,7 @@ class Trainer:
         self.evaluation = Evaluation(self.axis, self.task, self.data, self.sampler, self.position, step.replayed)
         resumable = self.ddp is None or self.ddp.resumable
         self.saver = Saver(config.checkpoint, comm, self.stopper.store, resumable)
-        self.writer = (Background if config.checkpoint.background else AtOnce)(comm)
+        self.writer = (Background if config.checkpoint.background else BlockingWriter)(comm)
         self.progress = Progress(comm.leader, self.sampler.seen)
         self.dense_notes = DenseNotes(comm.leader)
         self.tracker: Tracker = build_tracker(config.trackers)
@@ -106,7 +106,7 @@ class Trainer:
     def train_step(self) -> None:
         """Take one optimizer step of all workers and record it."""
         info = self.position.info()
-        self.dense_notes.note(self.exchange.goes_dense(info), info.step)
+        self.dense_notes.note(self.exchange.dense_warning(info), info.step)
         self.step.take()
         if self.tracker.by_step and self.comm.leader:
             self.step_losses.append(self.comm.weighted(self.axis.loss_W).mean())
@@ -118,7 +118,7 @@ class Trainer:
         position, epochs, together = self.position, self.config.epochs, self.comm.membership.together
         start = max(position.step, self.exchange.start_step)
         plans = (position.plan, self.exchange.weakest())
-        self.dense_notes.predict(self.exchange.goes_dense(StepInfo(plan, start, epoch=epochs)) for plan in plans)
+        self.dense_notes.predict(self.exchange.dense_warning(StepInfo(plan, start, epoch=epochs)) for plan in plans)
         if self.comm.leader:
             if counts := self.sampler.label_counts():
                 self.folder.write_json("labels.json", {"alpha": self.sampler.sharding.alpha, "samples": counts})
@@ -307,7 +307,7 @@ class Trainer:
         own_hook = [self.ddp] if self.ddp else []
         exchanges, ledger = SyncState(self.sync, self.comm), self.comm.ledger
         deal = self.sampler.deal
-        own_deal: list[OfAll] = [deal, EpochLoss(self.axis, self.position)] if deal else []
+        own_deal: list[SharedStateOwner] = [deal, EpochLoss(self.axis, self.position)] if deal else []
         return Owners(
             of_all=[
                 *(self.axis, exchanges, self.inner, self.position, self.policy_runner, self.score, ledger, self.clock),
@@ -351,7 +351,7 @@ class Trainer:
         if comm.leader and not self._led:
             self._led = self.dense_notes.leader = True
             self.folder.log_to_file()
-            self.clock.continue_row((self.folder.read_metrics() or [{}])[-1])
+            self.clock.raise_totals_to_row((self.folder.read_metrics() or [{}])[-1])
             self.progress.lead(position)
             self.tracker.begin(self.config.to_dict(), self.folder.path)
         if comm.leader:
@@ -377,7 +377,7 @@ class Trainer:
 
     def load_newest(self) -> tuple[Path | None, list[str]]:
         """Restore the newest readable checkpoint of the run folder; see `checkpoint.load_newest`."""
-        owners = Owners([LoadedAlone(self._go_on_from)], []) if self.sync.elastic else self.owners
+        owners = Owners([LoadOnlyOwner(self._go_on_from)], []) if self.sync.elastic else self.owners
         return checkpoint.load_newest(self.folder.path, self.comm, owners)
 
     def _go_on_from(self, state: dict[str, Any]) -> None:

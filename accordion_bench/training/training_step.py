@@ -88,7 +88,7 @@ class TrainingStep:
         self.communicating = CommunicatingStep(parts, self.inner, self.position, overlap, self._batch_facts(), options)
         self.sync = self.communicating.sync
         if self.sync.elastic:
-            self.sampler.deal_anew(config.largest_batch)
+            self.sampler.enable_elastic_dealing(config.largest_batch)
 
         self.forward = compiled(self.ddp.module if self.ddp else model, config.compile)
         eager = capture_rules.stays_eager(config, parts, comm.processes)
@@ -166,7 +166,9 @@ class TrainingStep:
         step.begin(self.position.plan.batch_size)
         sizes = self.sampler.sizes(self.position.step_in_epoch)
         self.used = self.sync.samples_used(sizes or [self.position.plan.batch_size] * self.comm.workers)
-        if (sizes or self.used) and self.sync.gradients_go_to() is not None:  # otherwise full batches are the weights
+        if (
+            sizes or self.used
+        ) and self.sync.gradient_exchange_of_next_step() is not None:  # otherwise full batches are the weights
             self.comm.weigh(self.used or sizes)
         samples = self._backward_passes()
         try:

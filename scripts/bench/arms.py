@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.compose import compose
-from accordion_bench.processes.machine import as_in_a_run
+from accordion_bench.processes.machine import run_settings
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
@@ -23,7 +23,7 @@ _settings = contextlib.ExitStack()
 
 def as_a_run(device: str = "cpu") -> None:
     """Apply the settings of a run to the rest of this process, for our code and the compared code."""
-    _settings.enter_context(as_in_a_run(device))
+    _settings.enter_context(run_settings(device))
 
 
 def trainer_for(overrides: list[str], comm: Comm) -> Trainer:

@@ -18,7 +18,7 @@ from accordion_bench.config.compose import compose
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.background import Background
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.runs.saving import AtOnce
+from accordion_bench.runs.saving import BlockingWriter
 from accordion_bench.training.saver import SHARE
 from accordion_bench.training.trainer import Trainer
 from scripts.bench.arms import as_a_run
@@ -37,7 +37,7 @@ def measured(model: str, steps: int, saves: int, runs: Path) -> dict[str, float]
     trainer = Trainer(RunConfig.from_dict(cfg), Comm(WORKERS), folder)
     trainer.begin_epoch()
     taken = [seconds_of(trainer.train_step) for _ in range(steps + 1)]
-    writers = AtOnce(trainer.comm), Background(trainer.comm)
+    writers = BlockingWriter(trainer.comm), Background(trainer.comm)
     saved, stops = [], []
     for _ in range(saves + 1):
         for writer, found in zip(writers, (saved, stops), strict=True):

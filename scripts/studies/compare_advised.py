@@ -28,7 +28,7 @@ import torch.nn.functional as F
 
 import accordion_bench as ab
 from accordion_bench import train
-from accordion_bench.adaptive.advised import Advised, meanwhile, turns_of
+from accordion_bench.adaptive.advised import Advised, meanwhile, send_slots_of
 from accordion_bench.adaptive.lgreco import Turn, choose, end, total
 from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.compressors.sizes import wire_bytes
@@ -139,7 +139,7 @@ class Tensors(NamedTuple):
 
     def path(self, bandwidth: float) -> tuple[list[Turn], float]:
         """Return the path of exchanges and the wait on a link."""
-        return turns_of(self.step, self.names, WORKERS, bandwidth, LATENCY), meanwhile(
+        return send_slots_of(self.step, self.names, WORKERS, bandwidth, LATENCY), meanwhile(
             self.step.backward_end, bandwidth
         )
 

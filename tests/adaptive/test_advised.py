@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from accordion_bench import train
-from accordion_bench.adaptive.advised import Advised, turns_of
+from accordion_bench.adaptive.advised import Advised, send_slots_of
 from accordion_bench.adaptive.lgreco import LGreCo, Turn, end, total
 from accordion_bench.comm.clock import Stage
 from accordion_bench.network.link_model import Network
@@ -91,7 +91,7 @@ def test_the_turns_are_the_pipeline_of_the_network(tmp_path, seed):
     ready = np.sort(draw.uniform(0, 0.02, 9))[::-1].tolist()
     path = write(tmp_path / "t.json", made(specs, ready, 0.02, buckets))
     link = Network(bandwidth=1e7, latency=1e-4)
-    turns = turns_of(read_timeline(path), names, workers, link.bandwidth, link.latency)
+    turns = send_slots_of(read_timeline(path), names, workers, link.bandwidth, link.latency)
     wire = draw.uniform(100, 5000, (len(names), 1))
     stages = []
     for members, codec, rounds in buckets:
@@ -118,17 +118,17 @@ def test_the_whole_decision_equals_trying_everything(tmp_path):
 
 def test_a_timeline_of_one_worker_and_one_without_buckets(tmp_path):
     alone = made(SPECS, [0.4, 0.2], 1.0, [((0, 1), 0.1, 0.0)], workers=1)
-    (turn,) = turns_of(read_timeline(write(tmp_path / "one.json", alone)), ["a", "b"], 4, 8e3, 0.5)
+    (turn,) = send_slots_of(read_timeline(write(tmp_path / "one.json", alone)), ["a", "b"], 4, 8e3, 0.5)
     assert turn == Turn(400, 1000 * (0.1 + 6 * 0.5), [0, 1])  # an all-reduce of four workers has six rounds
     bare = read_timeline(write(tmp_path / "bare.json", made(SPECS, [0.4, 0.2], 1.0)))
-    assert turns_of(bare, ["a"], 4, 8e3, 0.5) == [Turn(200, 1.5 * 256, []), Turn(400, 0.0, [0])]
+    assert send_slots_of(bare, ["a"], 4, 8e3, 0.5) == [Turn(200, 1.5 * 256, []), Turn(400, 0.0, [0])]
 
 
 def test_whole_model_and_blocks(tmp_path):
     specs = [TensorSpec(name, (8,)) for name in "abcd"]
     step = read_timeline(write(tmp_path / "t.json", made(specs, [4.0, 3.0, 2.0, 1.0], 5.0, [(range(4), 0.0, 0.0)])))
-    assert turns_of(step, ["model"], 2, 8.0, 0.0) == [Turn(4.0, 0.0, [0])]
-    assert turns_of(step, ["bucket from a", "bucket from c"], 2, 8.0, 0.0) == [Turn(4.0, 0.0, [0, 1])]
+    assert send_slots_of(step, ["model"], 2, 8.0, 0.0) == [Turn(4.0, 0.0, [0])]
+    assert send_slots_of(step, ["bucket from a", "bucket from c"], 2, 8.0, 0.0) == [Turn(4.0, 0.0, [0, 1])]
 
 
 def test_levels_to_choose_from():

@@ -12,7 +12,7 @@ import torch
 from accordion_bench import train
 from accordion_bench.adaptive.level_policies import AdaQS, GraVAC
 from accordion_bench.adaptive.lgreco import LGreCo
-from accordion_bench.adaptive.policy import tell_followers
+from accordion_bench.adaptive.policy import notify_refiners
 from accordion_bench.adaptive.schedule import LevelSchedule
 from accordion_bench.compressors.probe import probe, probe_input
 from accordion_bench.compressors.sizes import wire_bytes
@@ -134,7 +134,7 @@ def test_gravac_leaves_refined_levels_alone():
     assert gravac.update(Signals(0, 0.1, 0.1, exchange=0, probes=seen), refined) is refined
     decided = gravac.update(Signals(0, 0.1, 0.1, exchange=1, probes=probes(ladder, d0_4=0.1)), refined)
     assert decided is not refined and values(decided, ladder) == [1.0, 1.0]
-    tell_followers(both, gravac, decided)
+    notify_refiners(both, gravac, decided)
     assert lgreco.budget == decided.levels
     other, _, _ = started(GraVAC(**GRAVAC), "density")
     other.load_state_dict(gravac.state_dict())
@@ -309,14 +309,14 @@ def test_accordions_decisions_are_what_is_refined(straight):
 def test_only_worker_0_is_asked(arm, straight, tmp_path, monkeypatch):
     """Other workers' gradients may be anything: the probes that decide are those of the first row."""
     rows = straight(arm).read_metrics()
-    original, seen = PolicyRunner.look_at, []
+    original, seen = PolicyRunner.inspect_before, []
 
-    def look_at(self, exchanges, xs_W, info):
+    def inspect_before(self, exchanges, xs_W, info):
         poisoned = [[torch.cat([x_W[:1], x_W[1:] * 100 + 7]) for x_W in own] for own in xs_W]
         original(self, exchanges, poisoned, info)
         seen.append(info.step)
 
-    monkeypatch.setattr(PolicyRunner, "look_at", look_at)
+    monkeypatch.setattr(PolicyRunner, "inspect_before", inspect_before)
     again = trained(tmp_path / arm, arm).read_metrics()
     assert [without_times(row) for row in again] == [without_times(row) for row in rows]
     assert seen == list(range(4 * tiny.STEPS))

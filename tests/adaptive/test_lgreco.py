@@ -8,7 +8,7 @@ import pytest
 from accordion_bench import train
 from accordion_bench.adaptive.accordion import Accordion
 from accordion_bench.adaptive.lgreco import LGreCo
-from accordion_bench.adaptive.policy import tell_followers
+from accordion_bench.adaptive.policy import notify_refiners
 from accordion_bench.adaptive.schedule import LevelSchedule
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.requests import Probe, RecentMean
@@ -118,14 +118,14 @@ def test_on_top_of_accordion_the_limit_is_accordions_error():
     plan = Plan({"a": 3, "b": 3}, 8)
     for policy in both:
         plan = policy.start(plan, ladder, RunFacts())
-        tell_followers(both, policy, plan)
+        notify_refiners(both, policy, plan)
     assert values(plan, ladder) == [2, 2]
 
     def decide(policy, signals):
         nonlocal plan
         before, plan = plan, policy.update(signals, plan)
         if plan is not before:
-            tell_followers(both, policy, plan)
+            notify_refiners(both, policy, plan)
         return values(plan, ladder)
 
     def refine(exchange):
@@ -152,14 +152,14 @@ def test_a_decision_equal_to_the_refined_levels_is_a_decision():
     lgreco = LGreCo(samples=1, every=1)
     ladder = Ladder("rank", (1, 2, 3, 4), (1, 2))
     plan = driver.start(Plan({"a": 3}, 8), ladder, RunFacts(epochs=2))
-    tell_followers([driver, lgreco], driver, plan)
+    notify_refiners([driver, lgreco], driver, plan)
     plan = lgreco.start(plan, ladder, RunFacts(epochs=2))
     alike = {"a": [2.0, 2.0, 2.0, 2.0]}
     plan = lgreco.update(Signals(0, 0.1, 0.1, probes=measured(ladder, alike)), plan)
     assert values(plan, ladder) == [1] and lgreco.decision()["refined"] == [2]
     decided = driver.update(Signals(0, 0.1, 0.1), plan)
     assert decided is not plan and decided == plan
-    tell_followers([driver, lgreco], driver, decided)
+    notify_refiners([driver, lgreco], driver, decided)
     lgreco.update(Signals(1, 0.1, 0.1, probes=measured(ladder, alike)), decided)
     assert lgreco.decision()["refined"] == [1]
 

@@ -62,7 +62,7 @@ def test_words_and_numbers_of_a_density():
     assert by_epoch("density", 6, ranges=ranges) == [0.99, 0.5, 0.5, 0.1, 1.0, 1.0]
     assert by_epoch("density", 3, critical=[]) == [0.1] * 3
     assert by_epoch("density", 3, critical=[[0, None]]) == [0.99] * 3
-    assert LevelSchedule(critical=[]).plans_with == {"epochs"}  # none is critical, whatever the learning rate does
+    assert LevelSchedule(critical=[]).required_facts == {"epochs"}  # none is critical, whatever the learning rate does
 
 
 SCHEDULE = ["adaptive=schedule", "compressor=powersgd", "epochs=60"]

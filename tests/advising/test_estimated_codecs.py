@@ -7,7 +7,7 @@ from accordion_bench.advising import api
 from accordion_bench.advising.api import TimedMethods
 from accordion_bench.advising.arms import arm_of
 from accordion_bench.advising.codec_times import measured_method
-from accordion_bench.advising.counted_step import FEEDBACK, costs_on, counted_step, times_as_long
+from accordion_bench.advising.counted_step import FEEDBACK, costs_on, counted_step, relative_copy_time
 from accordion_bench.advising.gpus import asked_device, codec_times, named
 from accordion_bench.plan import TensorSpec
 from tests.advising.test_counted_step import batch, loss, net
@@ -60,7 +60,7 @@ def test_what_nobody_has_timed_on_a_gpu_is_left_out():
 
 def test_copies_are_timed_here():
     tensors = [torch.zeros(1_000_000)]
-    fast, slow = (times_as_long(named(gpu), tensors) for gpu in ("h200", "4090"))
+    fast, slow = (relative_copy_time(named(gpu), tensors) for gpu in ("h200", "4090"))
     assert 0 < fast < slow < 1
 
 

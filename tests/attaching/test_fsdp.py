@@ -383,7 +383,7 @@ def _takes_policies_and_exempt(mesh: DeviceMesh) -> None:
     levels = comm.position.plan.levels
     assert "inner.3.weight" in levels
     assert "inner.0.weight" not in levels
-    assert len({str(levels) for levels in comm.comm.everyones(levels)}) == 1
+    assert len({str(levels) for levels in comm.comm.gather_objects(levels)}) == 1
     comm.detach()
 
 

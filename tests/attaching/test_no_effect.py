@@ -1,14 +1,14 @@
 """Options that were passed and change nothing are told of."""
 
 from accordion_bench.attaching.chosen_options import choose
-from accordion_bench.attaching.reminders import without_effect
+from accordion_bench.attaching.reminders import options_without_effect
 from accordion_bench.methods.build import build_methods
 from accordion_bench.plan import RunFacts
 
 
 def told(compressor, adaptive=None, sync="every_step", **options) -> list[str]:
     chosen = choose(compressor, adaptive, sync, {"_target_": "torch.optim.SGD"}, options, [])
-    return without_effect(chosen, build_methods(chosen, RunFacts(workers=2), 1))
+    return options_without_effect(chosen, build_methods(chosen, RunFacts(workers=2), 1))
 
 
 def test_a_level_that_a_policy_sets():

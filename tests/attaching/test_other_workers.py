@@ -39,12 +39,12 @@ def test_there_and_back(server, align, workers):
     whole = {
         name: {key: torch.randn_like(value) for key, value in held.items()} for name, held in one_state(one).items()
     }
-    kept_A = [two.shared_anew([whole], worker, 2) for worker in range(2)]
+    kept_A = [two.redistributed_state([whole], worker, 2) for worker in range(2)]
     assert kept_A[0].keys() == empty.keys()
-    moved_A = [many.shared_anew(kept_A, worker, workers) for worker in range(workers)]
+    moved_A = [many.redistributed_state(kept_A, worker, workers) for worker in range(workers)]
     assert owned(moved_A) == owned(kept_A) == owned([whole])
     for worker in range(2):
-        back = two.shared_anew(moved_A, worker, 2)
+        back = two.redistributed_state(moved_A, worker, 2)
         for name, held in kept_A[worker].items():
             for key, value in held.items():
                 if "two_way" in name:

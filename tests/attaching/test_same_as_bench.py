@@ -11,7 +11,7 @@ import pytest
 import accordion_bench as ab
 from accordion_bench.options.conf_dir import yaml_files
 from tests.kit import by_hand
-from tests.kit.helpers import typed_beside
+from tests.kit.helpers import changed_options
 from tests.kit.processes import together
 
 SHORT = ["dataset.subset=64", "epochs=2"]
@@ -150,7 +150,7 @@ def in_groups_as_bench(rank: int, folder: Path) -> None:
 
 def by_default(names) -> list[tuple[str, list[str], dict[str, Any]]]:
     return [
-        (name, [f"compressor={name}", "epochs=1", *typed_beside("compressor", name)], {"compressor": name})
+        (name, [f"compressor={name}", "epochs=1", *changed_options("compressor", name)], {"compressor": name})
         for name in names
     ]
 

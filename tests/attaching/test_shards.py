@@ -295,8 +295,8 @@ def _goes_with_replicas(meshes: dict[int, DeviceMesh]) -> None:
         optimizer = sgd(net)
         axis, comm = attached(net, "int8", BLOCK), attach(net, optimizer)
         ours = trained(net, range(4), optimizer)
-        everyones = comm.comm.everyones(ours)
-        assert all_equal(*everyones)
+        from_all = comm.comm.gather_objects(ours)
+        assert all_equal(*from_all)
         assert axis.ledger.columns()["payload_bytes"] > 0 < comm.comm.ledger.columns()["payload_bytes"]
         comm.detach()
         axis.detach()

@@ -281,7 +281,7 @@ def go_on_with_others(rank: int, folder: str, before: int, workers: int, names: 
                 assert records == [
                     f"the state is of {before} workers and goes on with {workers}: each gets the mean of all residuals"
                 ]
-            now = training.comm.comm.everyones(training.comm.state_dict())
+            now = training.comm.comm.gather_objects(training.comm.state_dict())
             if rank == 0:
                 kept_as_a_mean(name, [state["own"] for state in states], [state["own"] for state in now])
                 columns = training.comm.comm.ledger.columns()
@@ -289,7 +289,7 @@ def go_on_with_others(rank: int, folder: str, before: int, workers: int, names: 
                     key: files[0][1][key] for key in ("payload_bytes", "dense_bytes")
                 }, name
             training.go_on(12)
-            weights = training.comm.comm.everyones(by_hand.weights(training.model))
+            weights = training.comm.comm.gather_objects(by_hand.weights(training.model))
             if "sync" not in passed:
                 assert all(by_hand.equal(weights[0], other) for other in weights), name
 
@@ -388,7 +388,7 @@ def wrong_states(rank: int, store: str) -> None:
         training.go_on(3)
         start = training.saved()
         number, model, optimizer, state = start
-        states = training.comm.comm.everyones(state)
+        states = training.comm.comm.gather_objects(state)
 
         def said(passed: dict[str, Any] = passed, state: Any = state, model: Any = model) -> str:
             with pytest.raises(ConfigError) as refused:

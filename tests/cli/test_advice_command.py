@@ -15,7 +15,7 @@ from accordion_bench.advise.__main__ import main, read
 from accordion_bench.advising.arms import chosen_arms
 from accordion_bench.attaching.own_parameters import trained_parameters
 from accordion_bench.attaching.timeline import FORMAT
-from accordion_bench.cli.advice_command import asked_of, with_accuracies
+from accordion_bench.cli.advice_command import checked_options, with_accuracies
 from accordion_bench.cli.advice_command import composed as configuration
 from accordion_bench.cli.example import subject_of
 from accordion_bench.options.checks import ConfigError
@@ -307,7 +307,7 @@ def timeline(path):
 def test_a_timeline_that_names_no_device_is_of_the_one_that_is_asked_for(asked, where, at_hand, tmp_path):
     path = timeline(tmp_path / "timeline.json")
     path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "device"}))
-    found = asked_of(read(["--timeline", str(path), "workers=4", *asked, "--out", str(tmp_path / "out")]))
+    found = checked_options(read(["--timeline", str(path), "workers=4", *asked, "--out", str(tmp_path / "out")]))
     assert (found.where, found.at_hand) == (where, at_hand)
 
 
@@ -362,7 +362,9 @@ def test_without_options_there_are_none():
 
 
 def trained(tmp_path, words: str) -> list[str]:
-    return asked_of(read([*words.split(), "device=cpu", "--methods", "none", "--out", str(tmp_path / "out")])).trained
+    return checked_options(
+        read([*words.split(), "device=cpu", "--methods", "none", "--out", str(tmp_path / "out")])
+    ).trained
 
 
 def test_the_command_trains_what_was_typed(tmp_path):

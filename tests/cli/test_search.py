@@ -41,6 +41,6 @@ def test_it_goes_on_where_a_rate_diverges(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("direction, worst", [("maximize", -math.inf), ("minimize", math.inf)])
 def test_a_cell_that_failed_is_the_worst(direction, worst):
-    assert sweep.told_to({"direction": direction}, math.nan) == worst
-    assert sweep.told_to({"direction": direction}, 0.5) == 0.5
-    assert math.isnan(sweep.told_to({}, math.nan))
+    assert sweep.metric_for_search({"direction": direction}, math.nan) == worst
+    assert sweep.metric_for_search({"direction": direction}, 0.5) == 0.5
+    assert math.isnan(sweep.metric_for_search({}, math.nan))

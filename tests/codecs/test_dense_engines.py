@@ -223,7 +223,7 @@ def what_is_not_finite_is_told(there, coding, bad):
     lengths = (9, 300, 40)
     rows_W, dense = any_numbers(lengths, 3), Dense.of(coding, lengths, 100)
     rows_W[1][2, 207] = bad
-    if there.engine.looks:
+    if there.engine.checks_input:
         with pytest.raises(NonFiniteRow) as caught:
             dense.bytes_by(there, rows_W)
         assert caught.value.row == 2 * len(lengths) + 1

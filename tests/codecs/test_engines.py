@@ -107,7 +107,7 @@ def test_tiles_that_are_not_finite(there, bad):
     forms, rows_W = forms_of(8, 3, False), whole_numbers(NUMELS, 3)
     rows_W[4][2, 50] = bad
     for one in (there, HERE):
-        if one.engine.looks:
+        if one.engine.checks_input:
             with pytest.raises(NonFiniteRow) as caught:
                 tiles_by(one, forms, rows_W)
             assert caught.value.row == 2 * len(SHAPES) + 4

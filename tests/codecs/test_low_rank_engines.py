@@ -102,7 +102,12 @@ def test_high_ranks_are_multiplied_by_torch(triton):
     M_W, F = torch.randn(1, 1, 40, 60), torch.randn(1, 60, 20)
     (found,) = triton.engine.multiply([triton.to(M_W)], [triton.to(F)])
     torch.testing.assert_close(found.cpu(), F.mT @ M_W.mT)
-    assert triton.engine.multiply([], []) == triton.engine.products([], []) == triton.engine.renewed([], []) == []
+    assert (
+        triton.engine.multiply([], [])
+        == triton.engine.products([], [])
+        == triton.engine.replace_degenerate([], [])
+        == []
+    )
 
 
 def test_new_matrices_take_the_place_of_old_ones_unless_they_are_zero(triton, there):
@@ -114,7 +119,7 @@ def test_new_matrices_take_the_place_of_old_ones_unless_they_are_zero(triton, th
     for one in (triton, there):
         for turn in (False, True):
             given = [one.to(new.mT.contiguous()).mT if turn else one.to(new) for new in news]
-            found = one.engine.renewed(given, one.to(olds))
+            found = one.engine.replace_degenerate(given, one.to(olds))
             assert all(torch.equal(own.cpu(), wanted) for own, wanted in zip(found, expected, strict=True))
 
 

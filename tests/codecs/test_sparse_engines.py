@@ -175,7 +175,7 @@ def test_what_is_not_finite(there, name, bad):
     rows_W = numbers(case, 3)
     rows_W[at][1, 17] = bad
     for one in (there, HERE):
-        if one.engine.looks:
+        if one.engine.checks_input:
             with pytest.raises(NonFiniteRow) as caught:
                 encoded(one, case, rows_W)
             assert caught.value.row == len(LENGTHS) + at
@@ -196,7 +196,7 @@ def test_lifted(there, dtype):
         found = []
         for one, of in ((there, laid), (HERE, apart)):
             own_W = one.to([e_W.clone() for e_W in residuals_W])
-            sent_W, scales_W = one.engine.lifted(own_W, of(one.to(news_W)), sizes)
+            sent_W, scales_W = one.engine.select_in_bins(own_W, of(one.to(news_W)), sizes)
             assert scales_W.dtype == torch.float32
             found.append([x_W.cpu() for x_W in (*own_W, *sent_W, scales_W)])
         assert all(map(torch.equal, *found))

@@ -287,7 +287,7 @@ def test_times_go_on_from_the_row_of_another_process():
     """Each column is at least that of the row; those of the process itself that are higher stay."""
     clock = run().clock
     own = clock.columns(True)
-    clock.continue_row({**own, "compute_seconds": own["compute_seconds"] + 50, "policy_seconds": 0.0})
+    clock.raise_totals_to_row({**own, "compute_seconds": own["compute_seconds"] + 50, "policy_seconds": 0.0})
     columns = clock.columns(True)
     assert columns["compute_seconds"] == own["compute_seconds"] + 50
     assert columns["seconds"] == pytest.approx(own["seconds"] + 50)

@@ -5,7 +5,7 @@ import torch
 
 import accordion_bench as ab
 from accordion_bench import conformance
-from accordion_bench.compressors.assemble import Wrapped, pseudo_gradient_compressor, wrapped_compressor
+from accordion_bench.compressors.assemble import CompressorSetup, pseudo_gradient_compressor, wrapped_compressor
 from accordion_bench.compressors.probe import probe, probe_input
 from accordion_bench.conformance import aggregate, placement, randomness
 from accordion_bench.conformance.subject import LATE, Setup, bare
@@ -29,11 +29,11 @@ def node(name: str, **options) -> dict:
     return {**yaml_node("compressor", name), **NEEDS.get(name, {}), "error_feedback": "ef21", **options}
 
 
-def ef21(name: str, **options) -> Wrapped:
+def ef21(name: str, **options) -> CompressorSetup:
     return wrapped_compressor(node(name, **options), PLAIN_SGD)
 
 
-def setup_of(wrapped: Wrapped, workers: int = WORKERS, **options) -> Setup:
+def setup_of(wrapped: CompressorSetup, workers: int = WORKERS, **options) -> Setup:
     return Setup(wrapped, workers=workers, **options)
 
 
@@ -372,7 +372,7 @@ def test_other_workers_share_out_what_there_was_and_the_estimate_stays_their_mea
          for name, entries in setup.exchange.state.items()}
         for w in range(WORKERS)
     ]  # fmt: skip
-    share = setup.compressor.shared_anew(kept_A, 0, 2)
+    share = setup.compressor.redistributed_state(kept_A, 0, 2)
     for name, entries in setup.exchange.state.items():
         if "estimate" in entries:
             own = share[name]["momentum_W"] - share[name]["residual_W"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.engine import Engine
-from accordion_bench.compressors.assemble import Wrapped
+from accordion_bench.compressors.assemble import CompressorSetup
 from accordion_bench.conformance.subject import Setup, from_yaml, levels_of, plain
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.plan import TensorSpec
@@ -47,7 +47,7 @@ class Case(NamedTuple):
     options: dict[str, Any]
     level: float | None
 
-    def wrapped(self) -> Wrapped:
+    def wrapped(self) -> CompressorSetup:
         """Without error feedback and momentum."""
         return plain(from_yaml(self.name, **self.options))
 

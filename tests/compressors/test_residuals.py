@@ -231,7 +231,7 @@ def test_other_workers_get_the_mean_of_what_was_kept_rounded():
         }
         for w in range(4)
     ]
-    share = setup.compressor.shared_anew(kept_A, 0, 2)
+    share = setup.compressor.redistributed_state(kept_A, 0, 2)
     means = {i: e_W.mean(0) for i, e_W in kept_residuals(setup)[0].items()}
     for name, entries in share.items():
         for key, value in entries.items():

@@ -14,7 +14,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import progress
 from tests.kit import composed
-from tests.kit.helpers import typed_beside, yaml_names
+from tests.kit.helpers import changed_options, yaml_names
 from tests.kit.own_data import huggingface_counts, written_tokens
 from tests.kit.paths import SHARED
 from tests.kit.picture_files import folder
@@ -50,7 +50,7 @@ def finished(tmp_path, *overrides) -> RunFolder:
 
 @pytest.mark.parametrize("group, name, extra", [marked(case) for case in CASES])
 def test_trains(tmp_path, group, name, extra):
-    beside = typed_beside(group, name) if group == "sync" else []
+    beside = changed_options(group, name) if group == "sync" else []
     folder = finished(tmp_path, *extra, *beside, f"{group}={name}")
     assert folder.done and len(folder.read_metrics()) == 2
     if name == "wandb":  # offline: everything is inside the run folder

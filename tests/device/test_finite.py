@@ -186,7 +186,7 @@ def test_who_knows_the_cause_tells_the_others():
     class Others(Comm):
         said: list[str] = []
 
-        def everyones(self, said):
+        def gather_objects(self, said):
             self.said.append(said)
             return ["", "the gradient of m on worker 3 is not finite", said]
 

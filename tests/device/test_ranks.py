@@ -9,7 +9,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.conformance.placement import gpt2, resnet50, small
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
 from accordion_bench.conformance.stand_ins import echoed
-from accordion_bench.conformance.subject import Setup, bare, from_yaml, furthest
+from accordion_bench.conformance.subject import Setup, bare, from_yaml, max_relative_difference
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.tensors.same_shape import Blocks
@@ -102,7 +102,7 @@ def both(name: str, workers: int, given, specs=WIDE, processes: int = 1, levels=
             found.append(out)
             logs.append((echo.log, comm.ledger.counts))
     assert logs[0] == logs[1], "other collectives, or other bytes"
-    return furthest(found[1], found[0])
+    return max_relative_difference(found[1], found[0])
 
 
 def drawn(workers: int, specs=WIDE):

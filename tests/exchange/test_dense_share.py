@@ -6,9 +6,9 @@ import pytest
 
 from accordion_bench import train
 from accordion_bench.compressors.assemble import wrapped_compressor
-from accordion_bench.compressors.description import why_dense_of
+from accordion_bench.compressors.description import dense_reason
 from accordion_bench.compressors.sizes import dense_bytes, payload_bytes
-from accordion_bench.exchange.dense_share import goes_dense, why_dense
+from accordion_bench.exchange.dense_share import dense_warning, why_dense
 from accordion_bench.plan import TensorSpec
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read.load import read_run
@@ -27,7 +27,7 @@ def of(name, **options):
 
 def sentence(compressor, level, workers=4, specs=SPECS[:3]) -> str:
     levels = [level if spec.ndim >= compressor.traits.min_ndim else None for spec in specs]
-    return goes_dense(compressor, specs, levels, workers)
+    return dense_warning(compressor, specs, levels, workers)
 
 
 @pytest.mark.parametrize("name", yaml_names("compressor"))
@@ -40,7 +40,7 @@ def test_every_compressor_knows_what_it_sends_dense(name):
             if spec.ndim < compressor.traits.min_ndim:
                 continue
             why, payload = (
-                why_dense_of(compressor, spec, level, workers),
+                dense_reason(compressor, spec, level, workers),
                 payload_bytes(compressor, spec, level, workers),
             )
             assert why is None or payload == dense_bytes(spec)
@@ -76,7 +76,7 @@ def test_small_tensors_are_not_worth_a_word():
 
 
 def test_dense_by_intent_is_no_news():
-    assert goes_dense(of("qsgd", bits=8), SPECS, [None] * 4, 64) == ""
+    assert dense_warning(of("qsgd", bits=8), SPECS, [None] * 4, 64) == ""
     assert sentence(of("none"), 1) == sentence(of("fp16"), 1) == ""
 
 

@@ -73,7 +73,7 @@ def _trained(rank: int, cases: dict, folder: str) -> None:
                 resumed.train_step()
             found["resumed"] = {"parameters": parameters(resumed)}
             assert torch.equal(resumed.ddp.hook_state.own, trainer.ddp.hook_state.own)
-            owns = trainer.comm.everyones(float(trainer.ddp.hook_state.own))
+            owns = trainer.comm.gather_objects(float(trainer.ddp.hook_state.own))
             assert owns[0] != owns[1]
     if rank == 0:
         torch.save(found, f"{folder}/found.pt")

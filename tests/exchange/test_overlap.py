@@ -79,7 +79,7 @@ def left_early(monkeypatch):
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_overlap_equals_the_reference_path_bit_for_bit(tmp_path, compressor, left_early):
-    beside = helpers.typed_beside("compressor", compressor)
+    beside = helpers.changed_options("compressor", compressor)
     own = ["optimizer.momentum=0"] if compressor in WITH_MOMENTUM else beside
     overlapped, reference = (trained(tmp_path, on, f"compressor={compressor}", *own) for on in (True, False))
     assert len(overlapped.exchange.buckets) > 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from accordion_bench.config.no_effect import without_effect
+from accordion_bench.config.no_effect import options_without_effect
 from accordion_bench.datasets.dataset import Dataset
 from accordion_bench.datasets.digits import Digits
 from accordion_bench.datasets.synthetic_text import SyntheticText
@@ -70,7 +70,7 @@ def test_16_bits_that_cost_time_are_told(tmp_path, monkeypatch, slowdown, told):
     monkeypatch.setattr(trial, "slowdown", lambda *args: slowdown)
     cfg = composed.run(tmp_path, "precision=bfloat16")
     parts = composed.validated(cfg)
-    warnings = [said for said in without_effect(RunConfig.from_dict(cfg), set(), parts) if "precision" in said]
+    warnings = [said for said in options_without_effect(RunConfig.from_dict(cfg), set(), parts) if "precision" in said]
     assert warnings == [told] * bool(told)
 
 

@@ -44,7 +44,7 @@ def optimizer_for(group: str, name: str) -> dict:
     return {**SGD, **beside} if beside.get("momentum") != 0 else {**SGD, **beside, "nesterov": False}
 
 
-def typed_beside(group: str, name: str) -> list[str]:
+def changed_options(group: str, name: str) -> list[str]:
     """Return the overrides that a choice requires."""
     beside = target(yaml_node(group, name), group).description.requires.get("optimizer", {})
     return [f"optimizer={beside}"] if isinstance(beside, str) else [f"optimizer.{k}={v}" for k, v in beside.items()]

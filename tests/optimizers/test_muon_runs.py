@@ -13,7 +13,7 @@ from accordion_bench.optimizers.inner import parameter_kinds
 from accordion_bench.optimizers.muon import Muon
 from accordion_bench.optimizers.torch_optim import without_dynamo
 from tests.kit import composed, local, tiny
-from tests.kit.helpers import compressor, typed_beside, yaml_names
+from tests.kit.helpers import changed_options, compressor, yaml_names
 from tests.kit.local import deviation, trained
 
 MUON, EXACT = "optimizer=muon", "optimizer.ns_precision=null"
@@ -85,7 +85,7 @@ def test_every_scheme_runs_or_is_refused_because_it_takes_the_step(sync):
     """With four workers, and groups of two of them."""
     groups = ["sync.groups=[[4,2],[16,4]]"] if sync == "hierarchical" else []
     said = smoke.refusal(composed.cfg(f"sync={sync}", MUON, "schedule.milestones=[30]", *groups), 4)
-    if typed_beside("sync", sync) == ["optimizer=adamw"]:
+    if changed_options("sync", sync) == ["optimizer=adamw"]:
         assert said is not None and f"optimizer must be adamw, because sync={sync} takes the step itself" in said
     else:
         assert said is None

@@ -16,7 +16,7 @@ def table(monkeypatch):
 
 
 def test_the_old_name_works_and_is_told(table, capsys):
-    words = override.overrides_in_todays_words(["+comm.cap_mb=5", "link=10gbit", "link.latency=0", "seed=1", "-m"])
+    words = override.translate_renamed_overrides(["+comm.cap_mb=5", "link=10gbit", "link.latency=0", "seed=1", "-m"])
     assert words == ["+comm.bucket_cap_mb=5", "network=10gbit", "network.latency=0", "seed=1", "-m"]
     told = capsys.readouterr().err.splitlines()
     assert told[0] == ("warning: comm.cap_mb is called comm.bucket_cap_mb since version 0.2; type comm.bucket_cap_mb=5")
@@ -26,13 +26,13 @@ def test_the_old_name_works_and_is_told(table, capsys):
 
 def test_run_folders_are_read(table):
     old = {"comm": {"cap_mb": 5}, "link": {"_target_": "x"}, "seed": 1}
-    assert override.config_in_todays_words(old) == {
+    assert override.translate_renamed_config(old) == {
         "comm": {"bucket_cap_mb": 5},
         "network": {"_target_": "x"},
         "seed": 1,
     }
     assert old["comm"] == {"cap_mb": 5}
-    assert override.config_in_todays_words({"comm": {"cap_mb": 5, "bucket_cap_mb": 7}}) == {
+    assert override.translate_renamed_config({"comm": {"cap_mb": 5, "bucket_cap_mb": 7}}) == {
         "comm": {"bucket_cap_mb": 7}
     }
 
@@ -44,12 +44,12 @@ def test_classes_of_modules_that_have_moved_are_found():
     classes |= {"schedules.constant.Constant", "schedules.warmup_cosine.WarmupCosine", "schedules.multistep.MultiStep"}
     classes |= {"compressors.onebit.OneBit", "datasets.imagenet.ImageNet"}
     for old in classes:
-        config = override.config_in_todays_words({"part": {"_target_": f"accordion_bench.{old}"}})
+        config = override.translate_renamed_config({"part": {"_target_": f"accordion_bench.{old}"}})
         module, _, name = config["part"]["_target_"].rpartition(".")
         assert module != f"accordion_bench.{old}".rpartition(".")[0]
         assert getattr(importlib.import_module(module), name).__module__ == module
     for same in ("accordion_bench.adaptive.accordion.Accordion", "mine.adabatch.AdaBatch", "x", ""):
-        assert override.config_in_todays_words({"_target_": same}) == {"_target_": same}
+        assert override.translate_renamed_config({"_target_": same}) == {"_target_": same}
 
 
 def test_no_old_name_outlives_a_release():

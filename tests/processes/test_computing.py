@@ -10,7 +10,7 @@ from accordion_bench.advise.__main__ import main as advise
 from accordion_bench.cli import dry_run
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.processes import machine
-from accordion_bench.processes.machine import as_in_a_run, computing_with
+from accordion_bench.processes.machine import computing_with, run_settings
 from scripts.bench.arms import trainer_for
 from tests.kit import composed
 
@@ -23,12 +23,12 @@ def test_threads_and_kernels_come_back():
         torch.get_deterministic_debug_mode(),
         torch.backends.cudnn.benchmark,
     )
-    with as_in_a_run("cpu", threads=threads + 1, deterministic=True):
+    with run_settings("cpu", threads=threads + 1, deterministic=True):
         assert torch.get_num_threads() == threads + 1 and torch.get_deterministic_debug_mode() == 2
         with computing_with(None):
             assert torch.get_num_threads() == threads + 1
     assert (torch.get_num_threads(), torch.get_deterministic_debug_mode()) == (threads, mode)
-    with as_in_a_run("cuda"):
+    with run_settings("cuda"):
         assert torch.backends.cudnn.benchmark
     assert torch.backends.cudnn.benchmark == search
 

@@ -12,7 +12,7 @@ from accordion_bench.options.explain import explain
 from accordion_bench.processes import machine
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, local, tiny
-from tests.kit.helpers import typed_beside, yaml_names
+from tests.kit.helpers import changed_options, yaml_names
 
 
 def chosen() -> dict:
@@ -110,7 +110,7 @@ def test_every_compressor_computes_with_them_and_no_digit_changes(compressor, tm
     sums = []
     for deterministic in (False, True):
         with machine.use_deterministic_kernels(deterministic, "cpu"):
-            beside = typed_beside("compressor", compressor) or ["optimizer.momentum=0"]
+            beside = changed_options("compressor", compressor) or ["optimizer.momentum=0"]
             options = [f"compressor={compressor}", *beside, "model._target_=tests.kit.tiny.Net"]
             trainer = local.trainer_for(tmp_path / str(deterministic), "epochs=1", *options)
             trainer.begin_epoch()

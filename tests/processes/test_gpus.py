@@ -51,10 +51,10 @@ def test_two_processes_on_one_gpu_are_told_in_one_sentence(mine, kind, tmp_path)
 
 
 def test_gpus_of_several_kinds_are_told_in_one_sentence():
-    assert machine.unlike_gpus(["H200"] * 8) == machine.unlike_gpus(["H200"]) == ""
-    told = machine.unlike_gpus(["H200"] * 4 + ["A100"] * 2 + ["V100"])
+    assert machine.mixed_gpu_warning(["H200"] * 8) == machine.mixed_gpu_warning(["H200"]) == ""
+    told = machine.mixed_gpu_warning(["H200"] * 4 + ["A100"] * 2 + ["V100"])
     assert told.startswith("this run has GPUs of 3 kinds: H200 (ranks 0-3), A100 (ranks 4-5), V100 (rank 6); ")
-    assert "H200 (ranks 0, 2, 4 ...), A100 (ranks 1, 3, 5 ...)" in machine.unlike_gpus(["H200", "A100"] * 8)
+    assert "H200 (ranks 0, 2, 4 ...), A100 (ranks 1, 3, 5 ...)" in machine.mixed_gpu_warning(["H200", "A100"] * 8)
 
 
 def test_only_one_room_of_the_processes_asks_cuda():

@@ -112,7 +112,7 @@ def test_gpus_of_other_kinds_are_told_by_the_leader(monkeypatch, capsys):
     monkeypatch.setattr(machine, "gpu_model", lambda device: "H200")
     for rank, device in ((0, "cuda:0"), (1, "cuda:0"), (0, "cpu")):
         comm = SimpleNamespace(device=torch.device(device), processes=2, leader=rank == 0)
-        comm.everyones = lambda said: [said, "A100"]
+        comm.gather_objects = lambda said: [said, "A100"]
         launch.warn_of_other_models(comm)  # type: ignore[arg-type]
     told = "warning: this run has GPUs of 2 kinds: H200 (rank 0), A100 (rank 1); the slowest sets the pace, "
     (line,) = capsys.readouterr().err.splitlines()

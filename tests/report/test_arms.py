@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from accordion_bench.network.link_model import Network
-from accordion_bench.report.compare.arms import lab_text
+from accordion_bench.report.compare.arms import describe_netlab
 from accordion_bench.report.compare.beside import describes_its_link
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.times import on_link
@@ -44,7 +44,7 @@ def test_processes_tell_arms_apart():
 
 
 def test_a_link_without_a_limit_is_told():
-    assert lab_text({"rate": None, "delay": 0.005}) == "links of unlimited, 5 ms"
+    assert describe_netlab({"rate": None, "delay": 0.005}) == "links of unlimited, 5 ms"
 
 
 def test_what_most_twins_have_is_not_told():

@@ -8,7 +8,7 @@ from scipy.special import stdtrit
 
 from accordion_bench.report.compare import times
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.intervals import Standing, apart, beaten, standing
+from accordion_bench.report.compare.intervals import ComparisonOutcome, apart, beaten, standing
 from accordion_bench.report.compare.verdicts import answers
 from accordion_bench.report.read.load import Run, read_run
 from tests.report.test_report import grouped, run_folder
@@ -138,13 +138,13 @@ def bare(name, *values):
 def test_margins_of_what_has_no_upper_end_are_relative(name, scale):
     """An interval up to 1 % above dense's value is within the margin, one up to 3 % is not, whatever the number is."""
     dense = bare(name, *[scale] * 3)
-    ends = {0.01: Standing.KEEPS, 0.03: Standing.UNDECIDED}
+    ends = {0.01: ComparisonOutcome.KEEPS, 0.03: ComparisonOutcome.UNDECIDED}
     for end, expected in ends.items():
         step = end / (stdtrit(2, 0.975) / math.sqrt(3))  # values of mean 1 whose interval ends there
         assert standing(bare(name, *(scale * (1 + step * k) for k in (-1, 0, 1))), dense) is expected
-    assert standing(bare(name, *(scale * value for value in (1.009, 1.01, 1.011))), dense) is Standing.LOSES
-    assert standing(bare(name, *(scale * value for value in (0.989, 0.99, 0.991))), dense) is Standing.KEEPS
-    assert standing(bare(name, scale), bare(name, scale)) is Standing.NO_INTERVAL
+    assert standing(bare(name, *(scale * value for value in (1.009, 1.01, 1.011))), dense) is ComparisonOutcome.LOSES
+    assert standing(bare(name, *(scale * value for value in (0.989, 0.99, 0.991))), dense) is ComparisonOutcome.KEEPS
+    assert standing(bare(name, scale), bare(name, scale)) is ComparisonOutcome.NO_INTERVAL
 
 
 def test_measured_time_is_told_where_communication_was_measured(tmp_path):

@@ -24,7 +24,7 @@ from accordion_bench.runs import checkpoint, manifest, weights
 from accordion_bench.runs.checkpoint import GlobalGenerator, Owners
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.manifest import Manifest, Trained
-from accordion_bench.runs.saving import AtOnce, Saving, remove_older
+from accordion_bench.runs.saving import BlockingWriter, Saving, remove_older
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed, tiny
 from tests.kit.processes import in_two
@@ -65,7 +65,9 @@ def owners(number: int = 0) -> Owners:
 def save(run: Path, step: int, comm: Comm | None = None, keep: int = 2) -> Path:
     trained = Trained(step // 6, step, step % 6, 6)
     comm = comm or Comm(2)
-    return checkpoint.save(Saving(run, Manifest(trained, {"seed": 0}, {}), keep), comm, owners(step), AtOnce(comm))
+    return checkpoint.save(
+        Saving(run, Manifest(trained, {"seed": 0}, {}), keep), comm, owners(step), BlockingWriter(comm)
+    )
 
 
 def names(run: Path) -> list[str]:
@@ -247,7 +249,7 @@ def _in_each_process(rank: int, folder: str) -> None:
 
     torch.manual_seed(100 + rank)
     mine = Owners([], [GlobalGenerator(comm.device)])
-    checkpoint.save(Saving(run, Manifest(Trained(4, 24, 0, 6), {}, {}), 2), comm, mine, AtOnce(comm))
+    checkpoint.save(Saving(run, Manifest(Trained(4, 24, 0, 6), {}, {}), 2), comm, mine, BlockingWriter(comm))
     expected = torch.rand(3)
     torch.rand(7 + rank)
     checkpoint.load(run / "checkpoint" / "step-00000024", comm, mine)

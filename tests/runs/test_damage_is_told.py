@@ -67,7 +67,7 @@ def resumed(cfg: dict, folder: Path, **changes: object) -> None:
     """What `resume=` looks at before it trains."""
     asked, typed = {**cfg, **changes, "resume": str(folder)}, {"resume", *changes}
     config = RunConfig.from_dict(continuation.resumed_config(asked, typed))
-    continuation.refuse_other_past(config, train.validate(config, place(config)))
+    continuation.refuse_changed_history(config, train.validate(config, place(config)))
 
 
 def flips(file: Path, digits: bool, most: int) -> list[tuple[int, bytes]]:

@@ -49,7 +49,7 @@ def doors(cfg: dict, folder: Path) -> list[str]:
 
     def resume(asked: dict, typed: set[str]) -> None:
         config = RunConfig.from_dict(continuation.resumed_config(asked, typed))
-        continuation.refuse_other_past(config, train.validate(config, place(config)))
+        continuation.refuse_changed_history(config, train.validate(config, place(config)))
         RunFolder(folder).keep_metrics_before(1)
 
     def sweep() -> None:

@@ -71,7 +71,7 @@ def refused(folder: RunFolder, cfg: dict, epochs: int) -> str:
     asked = {**cfg, "resume": str(folder.path), "epochs": epochs}
     try:
         resumed = RunConfig.from_dict(continuation.resumed_config(asked, {"resume", "epochs"}))
-        continuation.refuse_other_past(resumed, train.validate(resumed, place(resumed)))
+        continuation.refuse_changed_history(resumed, train.validate(resumed, place(resumed)))
     except ConfigError as error:
         return str(error)
     return ""

@@ -21,7 +21,7 @@ from accordion_bench.runs import checkpoint
 from accordion_bench.runs.checkpoint import Owners
 from accordion_bench.runs.folder import RunFolder, log
 from accordion_bench.runs.manifest import Manifest, Trained
-from accordion_bench.runs.saving import AtOnce, Saving
+from accordion_bench.runs.saving import BlockingWriter, Saving
 from tests.kit import tiny
 from tests.kit.processes import killed, start_forking
 from tests.runs import test_checkpoint
@@ -227,7 +227,7 @@ def fuzz(tmp_path: Path, cases: int) -> None:
         common = test_checkpoint.Common(step)
         trained = Trained(step // 6, step, step % 6, 6)
         state = Owners([common], [test_checkpoint.Own(common)])
-        checkpoint.save(Saving(tmp_path, Manifest(trained, {}, {}), 2), comm, state, AtOnce(comm))
+        checkpoint.save(Saving(tmp_path, Manifest(trained, {}, {}), 2), comm, state, BlockingWriter(comm))
     files = sorted((tmp_path / "checkpoint").glob("*/*"))
     whole = {file: file.read_bytes() for file in files}
     for _ in range(cases):

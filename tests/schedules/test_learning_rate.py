@@ -5,7 +5,7 @@ import math
 import pytest
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.component import Surroundings, idle_options
+from accordion_bench.options.component import RunContext, idle_options
 from accordion_bench.schedules.learning_rate import Cosine, MultiStep, WarmupCosine
 
 # ---- decays at milestones, epoch by epoch
@@ -37,7 +37,7 @@ def test_a_warm_up_to_one_delays_the_cosine():
 
 
 def test_so_it_has_an_effect_with_one_worker():
-    told = dict(idle_options(Cosine, {"warmup_epochs": 5, "lr_scaling": "none"}, Surroundings(workers=1, epochs=10)))
+    told = dict(idle_options(Cosine, {"warmup_epochs": 5, "lr_scaling": "none"}, RunContext(workers=1, epochs=10)))
     assert list(told) == ["lr_scaling"]
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from accordion_bench.compressors.assemble import Wrapped
+from accordion_bench.compressors.assemble import CompressorSetup
 from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.compressors.traits import OptimizerPart
@@ -35,10 +35,10 @@ def typed(**options) -> list[str]:
 def identity(monkeypatch):
     """Messages that lose nothing."""
 
-    def messages(self) -> Wrapped:
+    def messages(self) -> CompressorSetup:
         dense = Dense()
         dense.traits = replace(dense.traits, optimizer=OptimizerPart(frozenset({"momentum", "lr"}), fits=("AdamW",)))
-        return Wrapped(dense)
+        return CompressorSetup(dense)
 
     monkeypatch.setattr(ZeroOneAdam, "messages", messages)
 

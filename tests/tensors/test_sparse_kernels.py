@@ -74,5 +74,5 @@ def test_a_bin_that_is_not_finite_makes_its_scale_so():
         grown = torch.ones(2, 1000)
         grown[1, 500] = value
         news = [torch.ones(2, 9), torch.ones(2, 1000)]
-        _, scales_W = engines._on_cpu().lifted([torch.ones(2, 9), grown], news, [9, 50])
+        _, scales_W = engines._on_cpu().select_in_bins([torch.ones(2, 9), grown], news, [9, 50])
         assert scales_W.isfinite().tolist() == [[True, True], [True, False]]

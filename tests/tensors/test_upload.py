@@ -6,7 +6,7 @@ from accordion_bench.codecs.bucket import Bucket, Context
 from accordion_bench.codecs.rates import pattern, rates_of
 from accordion_bench.conformance.pretend_device import DEVICE, pretended, real
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.upload import filled, fresh, noting, table, tables, upload
+from accordion_bench.tensors.upload import capture_uploads, filled, fresh, table, tables, upload
 
 SPECS = [TensorSpec(name, (2, 3)) for name in "abc"]
 
@@ -17,7 +17,7 @@ def context(step: int, *lrs: float) -> Context:
 
 def test_on_a_cpu_nothing_moves():
     x = torch.arange(3.0)
-    with noting() as cells:
+    with capture_uploads() as cells:
         assert upload(x, torch.device("cpu")) is x
         assert fresh(lambda moment: x + moment, 2, torch.device("cpu")).tolist() == [2, 3, 4]
     assert cells == []
@@ -26,7 +26,7 @@ def test_on_a_cpu_nothing_moves():
 def test_captured_work_is_given_cells_that_are_filled_before_each_replay():
     with pretended() as counts:
         assert upload(torch.ones(2), DEVICE).cpu().tolist() == [1, 1]
-        with noting() as cells:
+        with capture_uploads() as cells:
             counts.reset()
             fixed = upload(torch.tensor([5.0, 6.0]), DEVICE)
             moving = fresh(lambda moment: torch.tensor([moment, 2.0 * moment]), 1, DEVICE)
@@ -42,8 +42,8 @@ def test_captured_work_is_given_cells_that_are_filled_before_each_replay():
 
 def test_noting_ends_and_may_stand_within_another():
     with pretended():
-        with noting() as outer:
-            with noting() as inner:
+        with capture_uploads() as outer:
+            with capture_uploads() as inner:
                 upload(torch.ones(1), DEVICE)
             upload(torch.ones(1), DEVICE)
         upload(torch.ones(1), DEVICE)
@@ -55,7 +55,7 @@ def test_rates_are_numbers_on_a_cpu_and_cells_of_a_device():
     assert rates_of(now, range(3), torch.zeros(1)) == [(0.5, [0, 2]), (0.25, [1])]
     with pretended():
         like = torch.zeros(1, device=DEVICE)
-        with noting() as cells:
+        with capture_uploads() as cells:
             (first, ids), (second, others) = rates_of(now, range(3), like)
         assert (ids, others) == ([0, 2], [1])
         filled(cells, lambda: None, later)

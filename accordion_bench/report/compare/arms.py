@@ -167,13 +167,13 @@ def fingerprint(run: Run) -> dict[str, Any]:
     if run.attached:
         kept["attached"] = {name: run.config["choices"].get(name) for name in NAMED}
     if isinstance(lab := run.environment.get("netlab"), dict):
-        kept["link"] = lab_text(lab)
+        kept["link"] = describe_netlab(lab)
     if "processes" in run.summary:  # processes of a launcher are not in the configuration
         kept["processes"] = run.summary["processes"]
     return {**kept, "workers": run.summary.get("workers", run.config.get("workers"))}
 
 
-def lab_text(lab: dict[str, Any]) -> str:
+def describe_netlab(lab: dict[str, Any]) -> str:
     """Describe the links of a netlab: `links of 100 Mbit/s, host 2 20 Mbit/s`."""
 
     def speed(rate: float | None) -> str:

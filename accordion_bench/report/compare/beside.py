@@ -97,7 +97,7 @@ class Reached(NamedTuple):
         return "time not known" if self.seconds else "not reached"
 
 
-class Race(NamedTuple):
+class TargetTimes(NamedTuple):
     """Arms with the target that all their runs share.
 
     target: value of the metric.
@@ -121,7 +121,7 @@ class Race(NamedTuple):
         return len(self.arms) > 1 and any(own.timed for own in self.arms)
 
 
-def race(arms: Sequence[Arm]) -> Race | None:
+def race(arms: Sequence[Arm]) -> TargetTimes | None:
     """Return time and payload of all arms until their target; None if the runs have no common target.
 
     A user's own loop has no target and takes that of the others.
@@ -132,7 +132,7 @@ def race(arms: Sequence[Arm]) -> Race | None:
         return None
     column = "seconds" if all(map(communicates, arms)) else "modelled_seconds"
     shown = metric(arms[0].metric).show(target)
-    return Race(target, column, shown, [reached(arm, target, column) for arm in arms])
+    return TargetTimes(target, column, shown, [reached(arm, target, column) for arm in arms])
 
 
 def reached(arm: Arm, target: float, column: str) -> Reached:

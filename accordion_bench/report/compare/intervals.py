@@ -93,7 +93,7 @@ def _unless_constant(gap: float, half: float, how: str, a: Sequence[float], b: S
 MARGIN = 0.02  # tolerated loss: absolute for an accuracy, relative to dense's value for other metrics
 
 
-class Standing(Enum):
+class ComparisonOutcome(Enum):
     """Result of comparing an arm with dense, by the interval of their difference."""
 
     KEEPS = "its worse end is within the margin, and no loss is shown"
@@ -115,14 +115,14 @@ def shown_better(arm: Arm, other: Arm) -> bool:
     return bool(found.shown) and metric(arm.metric).better(found.gap, 0)
 
 
-def standing(arm: Arm, dense: Arm) -> Standing:
+def standing(arm: Arm, dense: Arm) -> ComparisonOutcome:
     """Return the result of comparing an arm with its baseline."""
     judged, found = metric(arm.metric), against(arm, dense)
     if found.shown is None:
-        return Standing.NO_INTERVAL
+        return ComparisonOutcome.NO_INTERVAL
     if found.shown and not judged.better(found.gap, 0):
-        return Standing.LOSES
-    return Standing.KEEPS if within_margin(arm, dense) else Standing.UNDECIDED
+        return ComparisonOutcome.LOSES
+    return ComparisonOutcome.KEEPS if within_margin(arm, dense) else ComparisonOutcome.UNDECIDED
 
 
 def within_margin(arm: Arm, dense: Arm) -> bool:

@@ -16,8 +16,8 @@ from accordion_bench.report.compare.columns import over, tidy, within_noise
 from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.compare.intervals import (
     MARGIN,
+    ComparisonOutcome,
     Difference,
-    Standing,
     against,
     shown_better,
     standing,
@@ -42,13 +42,13 @@ from accordion_bench.report.read.load import read_runs
 from accordion_bench.runs.metrics import Metric, metric
 
 
-class Rival(NamedTuple):
+class ComparedArm(NamedTuple):
     """An arm, its baseline, and the statistics of their difference."""
 
     arm: Arm
     dense: Arm
     found: Difference
-    standing: Standing
+    standing: ComparisonOutcome
 
     @property
     def label(self) -> str:
@@ -140,17 +140,17 @@ class Rival(NamedTuple):
         return found
 
 
-def rivals(arms: Sequence[Arm]) -> list[Rival]:
+def rivals(arms: Sequence[Arm]) -> list[ComparedArm]:
     """Return each arm of a setting that has a baseline, paired with it."""
     return [one for arm in arms if (one := rival(arm, arms)) is not None]
 
 
-def rival(arm: Arm, arms: Sequence[Arm]) -> Rival | None:
+def rival(arm: Arm, arms: Sequence[Arm]) -> ComparedArm | None:
     """Pair an arm with its baseline among the arms of its setting; None if it has none or is it."""
     dense = baseline(arm, arms)
     if dense is None or dense is arm:
         return None
-    return Rival(arm, dense, against(arm, dense), standing(arm, dense))
+    return ComparedArm(arm, dense, against(arm, dense), standing(arm, dense))
 
 
 def verdicts(arms: Sequence[Arm]) -> list[str]:
@@ -159,7 +159,7 @@ def verdicts(arms: Sequence[Arm]) -> list[str]:
     return [verdict(one, row) for arm, row in rows if (one := rival(arm, arms)) is not None]
 
 
-def verdict(one: Rival, row: dict[Any, Any]) -> str:
+def verdict(one: ComparedArm, row: dict[Any, Any]) -> str:
     """Describe bytes, metric and noise of one arm against dense; `row` is the arm's row of `columns.tidy`."""
     gap = f"{one.judged.words} {one.side()}"
     images = one.arm.runs[0].summary.get("test_size") if one.judged.name == "accuracy" else None
@@ -168,7 +168,7 @@ def verdict(one: Rival, row: dict[Any, Any]) -> str:
     return f"{one.label}: {'; '.join([_sent(row, one), gap, _noise(one), *one.beware()])}."
 
 
-def _sent(row: dict[Any, Any], one: Rival) -> str:
+def _sent(row: dict[Any, Any], one: ComparedArm) -> str:
     """Return `payload 9.19x less than dense, wire 12x less`."""
     if math.isnan(row["payload_bytes"]):
         return f"bytes {NOT_COUNTED}"
@@ -190,7 +190,7 @@ def _count(images: float) -> str:
     return f"{images:.2g}" if images < 99.5 else f"{images:.0f}"
 
 
-def _noise(one: Rival) -> str:
+def _noise(one: ComparedArm) -> str:
     """Return whether the seeds show a difference, and by which interval."""
     found = one.found
     if found.constant:
@@ -210,7 +210,7 @@ def answers(arms: Sequence[Arm]) -> list[str]:
     if not any(arm.dense for arm in arms):
         return [no_dense(arms)]
     by_bytes = sorted((one for one in rivals(arms) if not one.arm.control), key=lambda one: one.sent)
-    keep, lose, undecided, unknown = ([one for one in by_bytes if one.standing is kind] for kind in Standing)
+    keep, lose, undecided, unknown = ([one for one in by_bytes if one.standing is kind] for kind in ComparisonOutcome)
     denser = _better_dense(by_bytes, [arm for arm in arms if arm.dense])
     if keep:
         leanest, *others = keep
@@ -235,7 +235,7 @@ def no_dense(arms: Sequence[Arm]) -> str:
     )
 
 
-def _kept(one: Rival) -> str:
+def _kept(one: ComparedArm) -> str:
     """Describe the arm with the fewest bytes among those that keep dense's metric."""
     better = one.found.shown and one.judged.better(one.found.gap, 0)
     said = f"is better than {one.dense_name} in" if better else f"keeps {one.dense_name}'s"
@@ -243,7 +243,7 @@ def _kept(one: Rival) -> str:
     return f"{'; '.join([*clauses, *one.beware()])}."
 
 
-def _undecided(undecided: Sequence[Rival], lose: Sequence[Rival]) -> str:
+def _undecided(undecided: Sequence[ComparedArm], lose: Sequence[ComparedArm]) -> str:
     """Report the narrowest interval if none is narrow enough; a shown loss may still be within the margin."""
     one = min(undecided, key=lambda one: one.found.half)
     margin = f"{100 * MARGIN:g} {one.judged.points if one.judged.percent else '%'}"
@@ -254,19 +254,19 @@ def _undecided(undecided: Sequence[Rival], lose: Sequence[Rival]) -> str:
     )
 
 
-def _none_keeps(lose: Sequence[Rival]) -> str:
+def _none_keeps(lose: Sequence[ComparedArm]) -> str:
     told = [f"{one.label} is worse by {one.loss()} {one.bytes()}" for one in lose]
     return f"No arm keeps {lose[0].dense_name}'s {lose[0].judged.words}: {listed(told, MOST)}."
 
 
-def _unranked(unknown: Sequence[Rival], denser: Sequence[str]) -> list[str]:
+def _unranked(unknown: Sequence[ComparedArm], denser: Sequence[str]) -> list[str]:
     """List differences without an interval, in the order of the table."""
     single = all(one.arm.n == one.dense.n == 1 for one in unknown)
     told = [f"{one.label} ended {one.side()} {one.bytes()}" for one in reversed(unknown)]
     return [f"{'One seed' if single else 'No interval'}: nothing is ranked.", *_sentence([listed(told, MOST), *denser])]
 
 
-def _too(leanest: Rival, others: Sequence[Rival]) -> list[str]:
+def _too(leanest: ComparedArm, others: Sequence[ComparedArm]) -> list[str]:
     """Name other arms that keep dense's metric: those not separated from the leanest, and better ones."""
     found = [(other, against(other.arm, leanest.arm)) for other in others]
     alike = [other.label for other, gap in found if not gap.shown]
@@ -279,18 +279,18 @@ def _too(leanest: Rival, others: Sequence[Rival]) -> list[str]:
     return told + _clause(better)
 
 
-def _worse(lose: Sequence[Rival]) -> list[str]:
+def _worse(lose: Sequence[ComparedArm]) -> list[str]:
     told = [f"{one.label} is worse by {one.loss()}" for one in lose]
     if len(told) <= MOST + 1:
         return _clause(told)
     return [f"{', '.join(told[:MOST])}; {len(told) - MOST} more are worse, too"]
 
 
-def _open(undecided: Sequence[Rival]) -> list[str]:
+def _open(undecided: Sequence[ComparedArm]) -> list[str]:
     return _clause([f"{one.label} is undecided (from {one.reach()})" for one in undecided])
 
 
-def _without_interval(unknown: Sequence[Rival]) -> list[str]:
+def _without_interval(unknown: Sequence[ComparedArm]) -> list[str]:
     alone = all(min(one.arm.n, one.dense.n) == 1 for one in unknown)
     why = "one seed, so no interval" if alone else "no interval"
     if len(unknown) < 2:
@@ -298,7 +298,7 @@ def _without_interval(unknown: Sequence[Rival]) -> list[str]:
     return [f"{len(unknown)} arms have {why}"]
 
 
-def _better_dense(told: Sequence[Rival], dense: Sequence[Arm]) -> list[str]:
+def _better_dense(told: Sequence[ComparedArm], dense: Sequence[Arm]) -> list[str]:
     """Name dense arms that are shown to be better than a baseline, except those already named as rivals."""
     rivals_too = {one.label for one in told}
     bases = {one.dense.label: one.dense for one in told} or {arm.label: arm for arm in dense}

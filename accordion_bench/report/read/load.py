@@ -12,14 +12,14 @@ import yaml
 
 from accordion_bench.methods.labels import label
 from accordion_bench.options import instantiate
-from accordion_bench.options.override import config_in_todays_words
+from accordion_bench.options.override import translate_renamed_config
 from accordion_bench.report.parallel import each
 from accordion_bench.report.read.metrics_rows import ENDING, MetricsRows, cut_short, is_rows_file, made_of, why_not
 from accordion_bench.report.read.schema import EnvironmentFile, problem, problem_of_rows, wrong_keys
 from accordion_bench.run_config import is_label
 from accordion_bench.runs import untrusted
 from accordion_bench.runs.secrets import masked, masked_command
-from accordion_bench.runs.untrusted import TEXT, needs_no_look, plain, printable
+from accordion_bench.runs.untrusted import TEXT, is_printable_json, plain, printable
 
 METRICS_FILE = "metrics.jsonl"
 FILES = ("config.yaml", METRICS_FILE, "summary.json", "environment.json")
@@ -229,7 +229,7 @@ def trust_classes(paths: Paths) -> None:
         config = _mapping(path / "config.yaml", [])
         if os.path.isfile(path) and (rows := _rows(path, [])):
             config = made_of(rows).config
-        instantiate.trust(config_in_todays_words(config))
+        instantiate.trust(translate_renamed_config(config))
 
 
 def read_run(path: Path) -> Run:
@@ -242,7 +242,7 @@ def _read_folder(path: Path) -> Run:
     config, environment, summary = (
         _mapping(path / name, refused) for name in ("config.yaml", "environment.json", "summary.json")
     )
-    config = masked(config_in_todays_words(config))
+    config = masked(translate_renamed_config(config))
     rows = _rows(path / METRICS_FILE, refused)
     why = refused[0] if refused else problem(config, summary, rows, os.path.exists(path / "done"))
     return Run(path, config, _shown(environment), summary, MetricsRows.of(rows), printable(why, longest=500))
@@ -255,7 +255,7 @@ def _read_file(path: Path) -> Run:
         why = refused[0] if refused else "its first line is not a row of metrics"
         return Run(path, problem=printable(why, longest=500), attached=True)
     config, environment, summary, rows = made_of(found)
-    config, summary = masked(config_in_todays_words(config)), masked(summary)
+    config, summary = masked(translate_renamed_config(config)), masked(summary)
     why = cut_short(path, found) or problem_of_rows(config, summary, rows, path.name)
     return Run(
         path, config, _shown(environment), summary, MetricsRows.of(rows), printable(why, longest=500), attached=True
@@ -292,7 +292,7 @@ def _rows(file: Path, refused: list[str]) -> list[dict[str, Any]]:
         for line, row in untrusted.read_lines(file):
             if not isinstance(row, dict) or not isinstance(row.get("epoch"), int):
                 break
-            rows.append(row if needs_no_look(line) else plain(row))
+            rows.append(row if is_printable_json(line) else plain(row))
     except untrusted.Refused as error:
         refused.append(str(error))
     except OSError:

@@ -1,4 +1,4 @@
-"""Selection in bins of consecutive coordinates on a CPU, see `Engine.lifted`.
+"""Selection in bins of consecutive coordinates on a CPU, see `Engine.select_in_bins`.
 
 A bin belongs to the tile that contains its first coordinate.
 
@@ -20,7 +20,7 @@ from accordion_bench.tensors.kernels.top import MAGNITUDE, limits
 def send_lifted(
     residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
 ) -> tuple[list[Tensor], Tensor]:
-    """See `Engine.lifted`; for tensors of one dtype with contiguous rows."""
+    """See `Engine.select_in_bins`; for tensors of one dtype with contiguous rows."""
     sent_W = [torch.empty_like(x_W, memory_format=torch.contiguous_format) for x_W in residuals_W]
     grown, news, sent = Rows(residuals_W), Rows(news_W), Rows(sent_W)
     like, size = limits(grown.dtype), np.tile(np.asarray(sizes, np.int64), len(residuals_W[0]))
@@ -76,6 +76,6 @@ def _send(rows, news, sent, limits, like, size, scales, first, last):  # type: i
                 largest = _largest(keys[at : at + width], limits[MAGNITUDE], box, number)
                 g, x, y = grown[at : at + width], newest[at : at + width], out[at : at + width]
                 for i in range(g.size):
-                    lifted = abs(g[i] + x[i]) >= largest
-                    y[i] = scale * (i64(lifted & (g[i] > 0)) - i64(lifted & (g[i] < 0)))
+                    select_in_bins = abs(g[i] + x[i]) >= largest
+                    y[i] = scale * (i64(select_in_bins & (g[i] > 0)) - i64(select_in_bins & (g[i] < 0)))
                     g[i] -= y[i]

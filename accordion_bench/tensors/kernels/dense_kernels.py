@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NORMS = ("l1", "l2", "linf", "sum", "below", "count")
 
 
-class Fed(NamedTuple):
+class ResidualInputs(NamedTuple):
     """Residuals and momenta: kernels read p = a x + (d e + b u) in place of x; encoders write e <- m (p - decoded).
 
     Each product and each sum is rounded once, but a sum with a product with the weight or with b is one operation.
@@ -57,10 +57,10 @@ class Coordinates:
     """
 
     rows_W: Sequence[Tensor]
-    fed: Fed | None = None
+    fed: ResidualInputs | None = None
 
     @classmethod
-    def of(cls, rows_W: Sequence[Tensor], fed: Fed | None = None) -> "Coordinates":
+    def of(cls, rows_W: Sequence[Tensor], fed: ResidualInputs | None = None) -> "Coordinates":
         """Return the addresses of any tensors [W, N]; rows that are not contiguous are copied."""
         return cls(list(map(contiguous, rows_W)), fed)
 

@@ -30,7 +30,7 @@ DIGITS = 8  # bits per pass of a radix search
 MAGNITUDE, INFINITE = range(2)  # entries of `limits`
 UPPER, LOWER = range(2)  # columns of bounds
 LARGE, BETWEEN = range(2)  # columns of the counts of a tile: keys from the upper bound on, keys between the bounds
-GREATER, EQUAL = range(2)  # columns of `Chosen.counts`
+GREATER, EQUAL = range(2)  # columns of `ChosenKeys.counts`
 
 
 @functools.cache

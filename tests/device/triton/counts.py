@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 
 from accordion_bench.codecs.rounding import for_kernel
 from accordion_bench.tensors.kernels import rounding as kinds
-from accordion_bench.tensors.kernels.dense_kernels import BlockRule, Coordinates, Decoding, Encoding, Fed
+from accordion_bench.tensors.kernels.dense_kernels import BlockRule, Coordinates, Decoding, Encoding, ResidualInputs
 from accordion_bench.tensors.kernels.on_gpu import casts, drawn, encode, launch, norms, steps, sums, tiles
 from accordion_bench.tensors.kernels.on_gpu.packing import slice_size
 from accordion_bench.tensors.kernels.rounding import KernelRounding
@@ -109,7 +109,7 @@ def main() -> None:
         table, rates = Table([N], [size], 4096, [0], [[4]]), [x[0, 0]] if "rate" in case else ()
         masks, momenta = ([x[0]] if word in case else () for word in ("masked", "led"))
         weight, momentum = (0.1, 0.9) if momenta else (1.0, 0.0)
-        own = Coordinates([x], Fed([x], weight, rates, masks=masks, momenta=momenta, momentum=momentum))
+        own = Coordinates([x], ResidualInputs([x], weight, rates, masks=masks, momenta=momenta, momentum=momentum))
         scales = None if measured else torch.zeros(1, table.buckets)
         values = [np.zeros(rounding.K, np.float32)]
         encode.encode(own, table, message, Encoding(rounding, scales, none, streams, measured, values))

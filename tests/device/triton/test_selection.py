@@ -193,8 +193,8 @@ def test_bins(gpu):
         residuals_W[2] = -news_W[2]
         residuals_W[4][1, 700] = torch.nan
         own_W, newest_W = ([x_W.to(gpu.device) for x_W in xs_W] for xs_W in (residuals_W, news_W))
-        sent_W, scales_W = engines._on_gpu().lifted(own_W, newest_W, sizes)
-        expected_W, scales = Reference().lifted(residuals_W, news_W, sizes)
+        sent_W, scales_W = engines._on_gpu().select_in_bins(own_W, newest_W, sizes)
+        expected_W, scales = Reference().select_in_bins(residuals_W, news_W, sizes)
         for found_W, other_W in zip([*own_W, *sent_W, scales_W], [*residuals_W, *expected_W, scales], strict=True):
             torch.testing.assert_close(found_W.cpu(), other_W, rtol=0, atol=0, equal_nan=True)
 

@@ -32,7 +32,7 @@ def compare(gpu, rows_W: list[Tensor], shapes, forms: list[TileForm], laid=list)
     for engine, there in both:
         messages.append(Message.empty(layout, len(rows_W[0]), there))
         own_W = laid([x_W.to(there) for x_W in rows_W])
-        engine.looks = False
+        engine.checks_input = False
         engine.encode_tiles(bucket_of(own_W, shapes), messages[-1], forms)
     assert torch.equal(messages[0].rows.cpu(), messages[1].rows)
     for rows in {1, len(rows_W[0])}:

@@ -15,7 +15,14 @@ from triton.compiler import ASTSource
 from accordion_bench.codecs.index_codes import code_shapes
 from accordion_bench.codecs.rounding import for_kernel
 from accordion_bench.tensors.kernels import rounding as kinds
-from accordion_bench.tensors.kernels.dense_kernels import NORMS, BlockRule, Coordinates, Decoding, Encoding, Fed
+from accordion_bench.tensors.kernels.dense_kernels import (
+    NORMS,
+    BlockRule,
+    Coordinates,
+    Decoding,
+    Encoding,
+    ResidualInputs,
+)
 from accordion_bench.tensors.kernels.on_gpu import (
     bins,
     block_numbers,
@@ -33,7 +40,7 @@ from accordion_bench.tensors.kernels.on_gpu import (
     thresholds,
     tiles,
 )
-from accordion_bench.tensors.kernels.on_gpu.fed import WEIGHTED
+from accordion_bench.tensors.kernels.on_gpu.residual_inputs import WEIGHTED
 from accordion_bench.tensors.kernels.rounding import KernelRounding
 from accordion_bench.tensors.kernels.table import LONGEST, Table
 from accordion_bench.tensors.permutations import Draws
@@ -109,8 +116,8 @@ def main() -> None:
     message, scales, none = torch.zeros(2, 10, dtype=torch.uint8), torch.zeros(2, 1), torch.zeros(0)
     streams, book = torch.zeros(2, 1, dtype=torch.int64), np.zeros(256, np.float32)
     plain, small = Coordinates([x]), Table([4096], [512], 4096, [0], [[4]])
-    fed = [Fed([x]), Fed([x], 0.1, decay=0.5), Fed([x], rates=[x[0, 0]], masks=[x[0]])]
-    led = Fed([x], 0.1, momenta=[x[0]], momentum=0.9)
+    fed = [ResidualInputs([x]), ResidualInputs([x], 0.1, decay=0.5), ResidualInputs([x], rates=[x[0, 0]], masks=[x[0]])]
+    led = ResidualInputs([x], 0.1, momenta=[x[0]], momentum=0.9)
     for number, rounding in enumerate(roundings()):
         values = [book[: rounding.K]] * (2 if rounding.kind == kinds.POWERS else 1)
         encoding = Encoding(rounding, scales, scales, streams)
@@ -185,7 +192,7 @@ def main() -> None:
     for rank in (2, 8):
         for passes in (1, 2):
             orthonormal.orthonormalise([torch.zeros(1, 300, rank)], passes, numbers)
-    orthonormal.renewed([L], [L])
+    orthonormal.replace_degenerate([L], [L])
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def draw(
     gc.freeze()  # keeps the garbage collector from scanning the millions of objects of all runs
     try:
         register()  # once for all processes
-        drawn = parallel.each_apart(_draw, todo, "drawing", _killed)
+        drawn = parallel.map_isolated(_draw, todo, "drawing", _killed)
     finally:
         gc.unfreeze()
         _parts = ()

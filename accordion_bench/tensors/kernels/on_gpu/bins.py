@@ -1,4 +1,4 @@
-"""Selection in bins of consecutive coordinates on a GPU, see `Engine.lifted`.
+"""Selection in bins of consecutive coordinates on a GPU, see `Engine.select_in_bins`.
 
 A program processes bins of one tensor with about 4,096 coordinates, each padded to a power of two. Tensors of equal
 padded bins share launches.
@@ -29,7 +29,7 @@ N, SIZE, FIRST = (tl.constexpr(column) for column in range(COLUMNS.value))
 def send_lifted(
     residuals_W: Sequence[Tensor], news_W: Sequence[Tensor], sizes: Sequence[int]
 ) -> tuple[list[Tensor], Tensor]:
-    """See `Engine.lifted`; for bins of at most WIDEST coordinates. One launch, and two per padded size of bins."""
+    """See `Engine.select_in_bins`; for bins of at most WIDEST coordinates. One launch, and two per padded size."""
     grown, news, like = Coordinates(residuals_W), Coordinates.of(news_W), residuals_W[0]
     (W, T), there = grown.addresses.shape, like.device
     sent_W = [torch.empty(x_W.shape, dtype=x_W.dtype, device=there) for x_W in residuals_W]
@@ -120,9 +120,9 @@ def _send(  # type: ignore[no-untyped-def]
 ):
     w, t, _, _, where, exists, at, x, newest = _bins(addresses, T, rows, parts, TYPE, WIDE, BINS)
     W = tl.num_programs(1)
-    lifted = tl.abs(x + newest) >= _largest(x, TYPE)[:, None]
+    select_in_bins = tl.abs(x + newest) >= _largest(x, TYPE)[:, None]
     scale = tl.load(scales + w * T + t).to(TYPE)
-    sign = (lifted & (x > 0)).to(TYPE) - (lifted & (x < 0)).to(TYPE)
+    sign = (select_in_bins & (x > 0)).to(TYPE) - (select_in_bins & (x < 0)).to(TYPE)
     out = tl.load(addresses + (2 * W + w) * T + t).to(tl.pointer_type(TYPE)) + where
     tl.store(out, sign * scale, mask=exists)
     tl.store(at, x - sign * scale, mask=exists)

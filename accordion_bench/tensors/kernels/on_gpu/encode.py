@@ -9,7 +9,6 @@ from accordion_bench.tensors.kernels import rounding as kinds
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding
 from accordion_bench.tensors.kernels.on_gpu.block_numbers import above, constants_of, factor_of, scale_of
 from accordion_bench.tensors.kernels.on_gpu.counter_hash import draw, lanes_on
-from accordion_bench.tensors.kernels.on_gpu.fed import NOT, fed_by, rate_of, row_at, told
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
 from accordion_bench.tensors.kernels.on_gpu.packing import (
     GROUPS,
@@ -20,6 +19,7 @@ from accordion_bench.tensors.kernels.on_gpu.packing import (
     slice_size,
     write_slice,
 )
+from accordion_bench.tensors.kernels.on_gpu.residual_inputs import NOT, rate_of, row_at, told, with_residuals
 from accordion_bench.tensors.kernels.on_gpu.sums import books_on, value_of, write_float, write_headers
 from accordion_bench.tensors.kernels.on_gpu.table import (
     BUCKET,
@@ -244,7 +244,7 @@ def _encode(  # type: ignore[no-untyped-def]
         u = kept
         if LED:
             u = read_slice(row_at(addresses, 2 * W + 2, T, t, TYPE, ALIGNED) + begin + j, begin, j, n, exists, K)
-        whole = fed_by(whole, kept, u, weight, decay, momentum, rate, FED, DECAYED, LED)
+        whole = with_residuals(whole, kept, u, weight, decay, momentum, rate, FED, DECAYED, LED)
     r = whole.to(tl.float32)
     exists = exists & (begin + j < n)
     negative = (r < 0).to(tl.int32)

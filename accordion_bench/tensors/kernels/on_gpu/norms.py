@@ -23,8 +23,8 @@ from accordion_bench.tensors.kernels.on_gpu.block_numbers import (
     means_of,
     scale_of,
 )
-from accordion_bench.tensors.kernels.on_gpu.fed import NOT, fed_by, rate_of, row_at, told
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
+from accordion_bench.tensors.kernels.on_gpu.residual_inputs import NOT, rate_of, row_at, told, with_residuals
 from accordion_bench.tensors.kernels.on_gpu.table import KEPT
 from accordion_bench.tensors.kernels.table import BUCKET, LONGEST, SIZE, N, Table
 
@@ -179,14 +179,14 @@ def _sum_pieces(  # type: ignore[no-untyped-def]
         if FED != NOT:
             kept = tl.load(e + start + j)
             led = tl.load(u + start + j) if LED else kept
-            own = fed_by(own, kept, led, weight, decay, momentum, rate, FED, DECAYED, LED)
+            own = with_residuals(own, kept, led, weight, decay, momentum, rate, FED, DECAYED, LED)
         totals = _with(totals, own, MASK)
     if full < n:
         own = tl.load(x + full + j, mask=full + j < n, other=0)
         if FED != NOT:
             kept = tl.load(e + full + j, mask=full + j < n, other=0)
             led = tl.load(u + full + j, mask=full + j < n, other=0) if LED else kept
-            own = fed_by(own, kept, led, weight, decay, momentum, rate, FED, DECAYED, LED)
+            own = with_residuals(own, kept, led, weight, decay, momentum, rate, FED, DECAYED, LED)
         totals = _with(totals, own, MASK)
     sums, one = (), tl.arange(0, 1)
     for kind in tl.static_range(KINDS):

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
-from accordion_bench.tensors.kernels.on_gpu.products import rooms
+from accordion_bench.tensors.kernels.on_gpu.products import empty_tensors
 from accordion_bench.tensors.upload import upload
 
 WARPS = 8
@@ -65,7 +65,7 @@ def orthonormalise(factors: Sequence[Tensor], passes: int, numbers: Numbers) -> 
         passes: 1 or 2.
         numbers: constants.
     """
-    found, there = rooms([(len(X), X.shape[2], X.shape[1]) for X in factors], factors[0]), factors[0].device
+    found, there = empty_tensors([(len(X), X.shape[2], X.shape[1]) for X in factors], factors[0]), factors[0].device
     rows, highest = _table(factors, found, factors), max(X.shape[2] for X in factors)
     launch(
         _orthonormalise,
@@ -85,9 +85,9 @@ def orthonormalise(factors: Sequence[Tensor], passes: int, numbers: Numbers) -> 
     return [rows.mT for rows in found]
 
 
-def renewed(news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
-    """See `Engine.renewed`; results are contiguous. One launch."""
-    found, there = rooms([new.shape for new in news], news[0]), news[0].device
+def replace_degenerate(news: Sequence[Tensor], olds: Sequence[Tensor]) -> list[Tensor]:
+    """See `Engine.replace_degenerate`; results are contiguous. One launch."""
+    found, there = empty_tensors([new.shape for new in news], news[0]), news[0].device
     rows = _table(news, found, olds)
     launch(
         _renew,

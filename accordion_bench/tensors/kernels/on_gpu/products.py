@@ -87,7 +87,7 @@ def in_rows(factors: Tensor) -> Tensor:
     return rows.contiguous() if apart else rows
 
 
-def rooms(shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
+def empty_tensors(shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
     """Return uninitialised tensors in one allocation."""
     sizes = [-(-int(np.prod(shape)) // EDGE) * EDGE for shape in shapes]
     parts = torch.empty(sum(sizes), dtype=like.dtype, device=like.device).split(sizes)
@@ -97,7 +97,7 @@ def rooms(shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
 def multiply(matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:
     """See `Engine.multiply`. One launch; one more for partial sums, one more if only some matrices are transposed."""
     shapes = [(*M_W.shape[:2], F.shape[2], M_W.shape[2]) for M_W, F in zip(matrices_W, factors, strict=True)]
-    found = rooms(shapes, matrices_W[0])
+    found = empty_tensors(shapes, matrices_W[0])
     lying: list[tuple[ProductBatch, Tensor]] = []
     standing: list[tuple[ProductBatch, Tensor]] = []
     for M_W, F, out_W in zip(matrices_W, factors, found, strict=True):
@@ -137,7 +137,9 @@ def _multiplied(kernel: triton.JITFunction, batches: Sequence[ProductBatch], col
     split = [-(-batch.matrices_W.shape[axis] // span) for batch in batches]
     sides = [b.lefts_W if left else b.rights_W for b in batches]
     many = [number for number, parts in enumerate(split) if parts > 1]
-    places = rooms([(*sides[b].shape[:2], split[b], sides[b][0, 0].numel()) for b in many], like) if many else []
+    places = (
+        empty_tensors([(*sides[b].shape[:2], split[b], sides[b][0, 0].numel()) for b in many], like) if many else []
+    )
     sums = [Sums(place, sides[b]) for b, place in zip(many, places, strict=True)]
     tables = [batch.rows() for batch in batches]
     for b, place in zip(many, places, strict=True):

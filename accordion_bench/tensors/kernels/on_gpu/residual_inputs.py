@@ -1,4 +1,4 @@
-"""Reads of coordinates with residuals, see `Fed`.
+"""Reads of coordinates with residuals, see `ResidualInputs`.
 
 Kernels receive one table of addresses, int64 [2 W + 3, T]: coordinates of each worker, residuals of each worker, rates,
 masks and momenta; 0 = none. Without residuals the table has the first W rows only.
@@ -52,7 +52,7 @@ def rate_of(addresses, W, T, t, TYPE: tl.constexpr, FED: tl.constexpr):  # type:
 
 
 @triton.jit
-def fed_by(  # type: ignore[no-untyped-def]
+def with_residuals(  # type: ignore[no-untyped-def]
     x, kept, u, weight, decay, momentum, rate, FED: tl.constexpr, DECAYED: tl.constexpr, LED: tl.constexpr
 ):
     """p, rounded as by torch: a weight is fused with the sum, a rate is not; `u` is used if LED."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accordion_bench.advising.arms import arm_of
-from accordion_bench.advising.rehearsal import OneOfMany
+from accordion_bench.advising.rehearsal import RehearsalComm
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.exchange.exchange import Exchange
@@ -32,17 +32,17 @@ def exchanged(name: str, comm: Comm, times: int = 2) -> tuple[list[torch.Tensor]
 @pytest.mark.parametrize("workers", [2, 3, 8])
 @pytest.mark.parametrize("name", sorted(yaml_files("compressor")))
 def test_the_bytes_are_those_of_all_workers(name, workers):
-    update, own = exchanged(name, OneOfMany(workers), 1)
-    together, everyones = exchanged(name, Comm(workers), 1)
+    update, own = exchanged(name, RehearsalComm(workers), 1)
+    together, from_all = exchanged(name, Comm(workers), 1)
     exact = wrapped_compressor(arm_of(name).chosen.compressor).compressor.traits.fixed_size
     for account in ("payload", "wire", "rounds"):
-        assert own[account] == (everyones[account] if exact else pytest.approx(everyones[account], rel=0.02))
+        assert own[account] == (from_all[account] if exact else pytest.approx(from_all[account], rel=0.02))
     assert [u.shape for u in update] == [u.shape for u in together]
 
 
 @pytest.mark.parametrize("name", WITHOUT_DRAWS)
 def test_of_equal_workers_the_update_is_that_of_one_of_them(name):
-    alone, _ = exchanged(name, OneOfMany(4))
+    alone, _ = exchanged(name, RehearsalComm(4))
     together, _ = exchanged(name, Comm(4))
     for own, other in zip(alone, together, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
@@ -50,7 +50,7 @@ def test_of_equal_workers_the_update_is_that_of_one_of_them(name):
 
 @pytest.mark.parametrize("workers", [2, 5])
 def test_what_arrives_is_as_if_all_had_sent_the_same(workers):
-    comm = OneOfMany(workers)
+    comm = RehearsalComm(workers)
     (mean,) = comm.all_reduce_mean([torch.full((1, 3), 7.0)])
     assert torch.equal(mean, torch.full((3,), 7.0))
     message = torch.arange(6, dtype=torch.uint8)[None]

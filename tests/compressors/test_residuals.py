@@ -259,7 +259,9 @@ def test_values_are_refused_before_the_run(option):
 
 
 def test_estimates_are_not_rounded():
-    with pytest.raises(ConfigError, match="residual_bits must be null or 32 with error_feedback=ef21, because others"):
+    with pytest.raises(
+        ConfigError, match="residual_bits must be null or 32 with error_feedback=ef21, because other workers"
+    ):
         node = yaml_node("compressor", "topk") | {"error_feedback": "ef21", "residual_bits": 8}
         wrapped_compressor(node, optimizer_for("compressor", "topk") | {"momentum": 0})
 

@@ -26,6 +26,7 @@ SMALLEST = {
     "bench.codec": ["--floats", "1", "--only", "topk", *ONCE],
     "bench.compose": [],
     "bench.data": ["batch", *TWICE],
+    "bench.elastic": ["changes", *ONCE],
     "bench.local": ["step", *TWICE],
     "bench.memory": [*ONCE, "--images", "64"],
     "bench.powersgd": TWICE,
@@ -70,8 +71,11 @@ STUDIES = (
 SHOWN = {"demo_report", "studies.draw_kept"}  # from what is kept here: tested below
 KEPT = {"studies.report_kept", "few_colours"}  # what stays of a report: the end of `papers`; test_claims.py
 # make install; demo and compressors, one after another; make wheel; a package index; test_try_cases; test_option;
-# test_site; test_kill_loop; a GPU
-OTHERWISE = {"gpu.next", "setup", "studies.figures", "try_wheel", "lock", "try_cases", "options", "site", "kill_loop"}
+# test_site; test_kill_loop; test_elastic_links; a GPU
+OTHERWISE = {
+    *("gpu.next", "setup", "studies.figures", "try_wheel", "lock", "try_cases", "options", "site", "kill_loop"),
+    "behind_links",
+}
 
 
 def test_every_script_is_tried():

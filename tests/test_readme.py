@@ -28,6 +28,17 @@ def test_its_links_lead_somewhere():
     assert all((ROOT / path).exists() for path in linked if path != "results/runs")
 
 
+@pytest.mark.parametrize("page", [page for page in pages.PROSE if page.name != "CHANGELOG.md"], ids=str)
+def test_modules_that_a_page_names_exist(page):
+    package = ROOT / "accordion_bench"
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = re.findall(r"`(?:accordion_bench/)?(\w+(?:/\w+)+)(?:\.py)?`", text)
+    named = [path for path in named if (package / path.partition("/")[0]).is_dir()]
+    places = [(package, path) for path in named] + [(ROOT, path) for path in named]
+    there = {path for folder, path in places if (folder / path).exists() or (folder / f"{path}.py").exists()}
+    assert sorted(set(named) - there) == []
+
+
 def test_its_counts_are_true():
     kinds = r"(\d+)\s(compressors|adaptive policies|ways|models|data sets)"
     told = {kind: int(count) for count, kind in re.findall(kinds, README)}

@@ -1,8 +1,8 @@
-"""Graphs: work that a device is told once and then repeats by itself, without the host that told it.
+"""Graphs: capture of GPU work, and its replay without a launch of each kernel by the host.
 
-The only room that captures with torch.cuda. A CPU is told everything each time: there nothing is captured.
+This is the only module that captures with torch.cuda. On a CPU nothing is captured.
 
-Work may go to lanes, which a device works at side by side: streams, each with a random generator of its own.
+Work can be submitted to lanes that run concurrently: streams, each with its own random generator.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ WORKERS, EXCHANGE, UPDATE, EVALUATION = "workers", "exchange", "update", "evalua
 
 
 class NotCapturable(RuntimeError):
-    """Work that a device cannot repeat by itself; the message is a clause that says why."""
+    """Raised for work that cannot be captured; the message is a clause with the reason."""
 
 
 class ReplayedMark(NamedTuple):
-    """A point in time within a graph; each replay takes it anew, so that it is read before the next one."""
+    """A timing event within a graph. Each replay records it again, so read it before the next replay."""
 
     event: Any
 
 
 class CaptureStage(NamedTuple):
-    """A stretch of work that becomes one graph.
+    """A part of work that is captured as one graph.
 
-    prepare: what the host does each time before the device begins: it seeds generators, writes rates.
-    run: tells the device the work; returns the tensors that it leaves.
+    prepare: host code that runs before each execution, for example seeding generators or writing learning rates.
+    run: launches the work; returns its result tensors.
     """
 
     prepare: Callable[[], object]
@@ -45,15 +45,15 @@ class CaptureStage(NamedTuple):
 
 @dataclass(frozen=True)
 class CapturedWork:
-    """What is done once in a step, or for one batch of an evaluation, and may be captured.
+    """Work of one step, or of one batch of an evaluation, that can be captured.
 
     Args:
-        name: of its kind; what cannot be captured stays eager by kind.
-        key: two pieces of work with equal keys ask the device for the same operations on the same memory.
-        stages: in their order; the last one's result is that of the work.
-        changes: the tensors that it writes besides its result.
-        lane: that it is done in; 0 = the training's own stream.
-        moment: from which the numbers come that the host makes for it, see `tensors.upload`.
+        name: kind of work; if capture fails, all work of this kind stays eager.
+        key: work with equal keys launches the same operations on the same memory.
+        stages: stages in order; the result of the last stage is the result of the work.
+        changes: returns the tensors that the work writes besides its result.
+        lane: lane in which it runs; 0 = the training's own stream.
+        moment: source of the numbers that the host computes for it, see `tensors.upload`.
     """
 
     name: str
@@ -65,7 +65,7 @@ class CapturedWork:
 
 
 def eagerly(work: CapturedWork) -> Any:
-    """Do the work operation by operation; returns what its last stage returns."""
+    """Run the work without capture, and return the result of its last stage."""
     out = None
     for stage in work.stages:
         stage.prepare()
@@ -74,13 +74,13 @@ def eagerly(work: CapturedWork) -> Any:
 
 
 class Graphs:
-    """Captures nothing, as on a CPU.
+    """Implementation without capture, for a CPU.
 
     Args:
-        streams: of the device.
+        streams: streams of the device.
 
     Class attributes:
-        captures: whether work can be captured here.
+        captures: whether work can be captured.
     """
 
     captures = False
@@ -88,18 +88,18 @@ class Graphs:
     def __init__(self, streams: Streams | None = None) -> None:
         self.streams = streams or Streams()
         self._lanes: dict[int, tuple[Any, Any]] = {}  # stream and generator
-        self._told: dict[int, Any] = {}  # events: the ends of what lanes were told since the last `join`
-        self._lane = 0  # that is told work now
+        self._told: dict[int, Any] = {}  # lane -> event at the end of its work since `join`
+        self._lane = 0  # the current lane
 
     @contextlib.contextmanager
     def lane(self, number: int) -> Iterator[None]:
-        """Inside, work goes to a lane; it begins after everything that was told before, but for the other lanes'.
+        """Return a context in which work is launched in a lane, after all earlier work except that of other lanes.
 
-        torch's default generator draws in there from the lane's own: graphs that share one, and that are replayed side
-        by side, would overwrite each other's seed.
+        torch's default generator draws from the lane's generator inside: graphs that share a generator and are replayed
+        concurrently would overwrite each other's seed.
 
         Args:
-            number: of the lane; 0 = none, the training's own stream.
+            number: number of the lane; 0 = the training's own stream.
         """
         if not number:
             yield
@@ -118,52 +118,53 @@ class Graphs:
             self._lane = 0
 
     def join(self) -> None:
-        """What is told from here on begins after everything that lanes were told."""
+        """Make later work wait for all work of the lanes."""
         for end in self._told.values():
             self.streams.wait(end)
         self._told.clear()
 
     def new_generator(self) -> Any:
-        """One more random generator of the device."""
+        """Create a random generator of the device."""
         return None
 
     def drawing_from(self, generator: Any) -> contextlib.AbstractContextManager[Any]:
-        """Inside, torch's default generator of the device draws from this one, and seeds it."""
+        """Return a context in which torch's default generator of the device uses the state of this one."""
         return contextlib.nullcontext()
 
     def training(self) -> contextlib.AbstractContextManager[Any]:
-        """Around a training whose work is to be captured."""
+        """Return a context for a training whose work is captured."""
         return contextlib.nullcontext()
 
     def capture(self, run: Callable[[], T], pool: str) -> tuple[Callable[..., None], T]:
-        """Note what `run` asks of the device, which does nothing of it yet.
+        """Capture the work that `run` launches, without executing it.
 
         Args:
-            run: tells the device the work.
-            pool: graphs of one pool and one lane share their memory: they are replayed one after another, and what one
-                leaves is used up before another one of the pool begins.
+            run: launches the work.
+            pool: graphs of one pool and one lane share memory. They are replayed one after another, and the result of
+                one is consumed before the next one of the pool starts.
 
         Returns:
-            what repeats the work, called with the moment of `CapturedWork`; and the tensors that it leaves each time.
+            a function that replays the work, given the moment of `CapturedWork`; and the tensors that each replay
+            writes.
 
         Raises:
-            NotCapturable: it reads numbers of the device, say.
+            NotCapturable: the work cannot be captured, for example because the host reads a tensor of the device.
         """
         raise NotCapturable("there is no device that could repeat it")
 
     def mark(self) -> ReplayedMark | None:
-        """A point in time within the graph that is being captured; None where none is."""
+        """Record a timing event in the graph that is being captured; None if no graph is."""
         return None
 
 
 @dataclass(frozen=True)
 class CudaReplay:
-    """Repeats captured work.
+    """Replay of captured work.
 
     Args:
-        graph: of torch.cuda.
-        cells: whose numbers it reads.
-        kept: what it would read or write where it had been: events that it records, and tables that caches may drop.
+        graph: CUDA graph.
+        cells: cells of numbers that the graph reads.
+        kept: objects whose memory the graph uses and which must stay alive: events, and tables that caches may drop.
     """
 
     graph: Any
@@ -177,11 +178,11 @@ class CudaReplay:
 class CudaGraphs(Graphs):
     """CUDA graphs of one GPU.
 
-    All of the training runs in one stream of its own, in which its graphs are captured, too: a node of autograd that
-    was made in another stream would make the capture fail.
+    The whole training runs in one side stream, in which its graphs are also captured, because an autograd node that was
+    created in another stream makes the capture fail.
 
     Args:
-        device: which.
+        device: the GPU.
     """
 
     captures = True
@@ -190,7 +191,7 @@ class CudaGraphs(Graphs):
         super().__init__(CudaStreams(device))
         self.device, self._stream = device, self.streams.new()
         self._pools: dict[tuple[str, int], Any] = {}
-        self._marks: list[Any] | None = None  # events of the graph that is being captured, which writes to them
+        self._marks: list[Any] | None = None  # events of the graph that is being captured
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
@@ -247,7 +248,7 @@ class CudaGraphs(Graphs):
 
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Inside, Python looks for no garbage: a graph of before that is destroyed would end the capture."""
+    """Disable Python's garbage collection inside, because destroying an older graph would abort the capture."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -258,14 +259,14 @@ def _nothing_collected() -> Iterator[None]:
 
 
 def _elsewhere(x: Tensor, to: torch.device) -> Tensor:
-    """Memory on a device that is none of the graph's which is being captured, from a thread that captures nothing.
+    """Allocate device memory outside the pool of the graph that is being captured, from a thread without a capture.
 
-    The host fills cells before a replay begins. Memory of the graph may belong to something else until they are read.
+    The host fills cells before a replay starts. Memory of the graph's pool could be reused before they are read.
     """
     with ThreadPoolExecutor(1) as other:
         return other.submit(torch.empty, x.shape, dtype=x.dtype, device=to).result()
 
 
 def graphs_of(device: torch.device) -> Graphs:
-    """What captures work of a device."""
+    """Return the `Graphs` of a device."""
     return CudaGraphs(device) if device.type == "cuda" else Graphs()

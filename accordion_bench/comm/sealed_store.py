@@ -1,7 +1,7 @@
-"""The store of a run: what processes tell each other there; its values are authenticated and validated.
+"""The key-value store of a run, whose values are authenticated and validated.
 
-Every program that reaches the port of one of torch's stores may read and write in it. So a value counts only if it has
-the seal of the run's secret, where there is one, and if it can be what its key says. Any other one counts as absent.
+Every program that can reach the port of a torch store can read and write it. A value is therefore accepted only if it
+is signed (sealed) with the run's secret, if there is one, and if it is valid for its key. Other values count as absent.
 """
 
 import hmac
@@ -13,25 +13,25 @@ from typing import Any, TypeVar
 
 from accordion_bench.options.checks import ConfigError
 
-SECRET = "ACCORDION_BENCH_SECRET"  # the environment's variable
-SHORTEST = 16  # characters of a secret
-LONGEST = 1 << 20  # bytes of a value
+SECRET = "ACCORDION_BENCH_SECRET"  # environment variable
+SHORTEST = 16  # minimum number of characters of a secret
+LONGEST = 1 << 20  # maximum number of bytes of a value
 SEALED = b"sealed:"
-# what the meaning of a text may raise where it has none
+# exceptions of parsers for invalid text
 NO_MEANING = (ValueError, TypeError, LookupError, RecursionError)
 
 T = TypeVar("T")
 
 
 class _WrongSeal(Exception):
-    """The text says what is wrong."""
+    """Raised for a value with a wrong seal; the text says what is wrong."""
 
 
 def shared_secret(environ: Mapping[str, str] = os.environ) -> str:
-    """The secret that all processes of a run have been given; "" where there is none.
+    """Return the secret that the environment gives to all processes of a run; "" if there is none.
 
     Raises:
-        ConfigError: it is so short that it can be guessed.
+        ConfigError: the secret is so short that it can be guessed.
     """
     secret = environ.get(SECRET, "")
     if secret and len(secret) < SHORTEST:
@@ -43,16 +43,16 @@ def shared_secret(environ: Mapping[str, str] = os.environ) -> str:
 
 
 class SealedStore:
-    """A store of torch.distributed, whose values are sealed when they are written and looked at when they are read.
+    """A store of torch.distributed whose values are sealed when written and validated when read.
 
-    A value with a wrong seal, or without the meaning that its key promises, counts as absent and is told once. Counters
-    bear no seal, since the store's server counts by itself: believe them no more than that something may be there.
+    A value with a wrong seal, or that is invalid for its key, counts as absent and gives one warning. Counters have no
+    seal, because the store's server increments them. Use them only as a hint that a value may be available.
 
     Args:
         base: store of torch.distributed.
-        processes: how many share it.
-        secret: that they share; "" = no seals.
-        path: where in the store of all launches it lies; a seal is worth nothing elsewhere.
+        processes: number of processes that share it.
+        secret: secret that they share; "" = no seals.
+        path: prefix of the keys; a seal is valid only under this prefix.
     """
 
     def __init__(self, base: Any, processes: int, secret: str = "", path: str = "") -> None:
@@ -61,15 +61,15 @@ class SealedStore:
         self._told: set[str] = set()
 
     def under(self, name: str) -> "SealedStore":
-        """A part of it, with keys of its own."""
+        """Return the part of the store with this further prefix."""
         return self._alike(self.base, f"{self._path}{name}/")
 
     def clone(self) -> "SealedStore":
-        """The same store by a connection of its own, for another thread."""
+        """Return the same store with a new connection, for another thread."""
         return self._alike(self.base.clone(), self._path)
 
     def of_torch(self) -> Any:
-        """The same part of the store as torch.distributed knows it, without seals."""
+        """Return a part of the store for torch.distributed itself, without seals."""
         import torch.distributed as dist
 
         return dist.PrefixStore(f"{self._path}torch", self.base)
@@ -79,21 +79,21 @@ class SealedStore:
         self.base.set(self._path + key, self._seal(key, value))
 
     def add(self, key: str, amount: int) -> int:
-        """Count on, by 0 to look; returns the counter. Counters bear no seal."""
+        """Increment a counter, by 0 to read it, and return it. Counters have no seal."""
         return int(self.base.add(self._path + key, amount))
 
     def read(self, key: str, meaning: Callable[[str], T]) -> T | None:
-        """A value, or None where there is none that counts; waits for nothing.
+        """Return a value, or None if there is no valid one, without waiting.
 
         Args:
-            key: where it stands.
-            meaning: makes of the text what is meant, `str` the text itself; raises ValueError where it cannot.
+            key: key of the value.
+            meaning: parser of the text, `str` for the text itself; raises ValueError for invalid text.
         """
         there = self._path + key
         return self._open(key, self.base.get(there), meaning) if self.base.check([there]) else None
 
     def read_all(self, keys: Sequence[str], meaning: Callable[[str], T]) -> list[T | None] | None:
-        """As `read`, of several keys in one go; None where one of them is not there."""
+        """Read several keys at once, as `read` does; None if one of them is missing."""
         there = [self._path + key for key in keys]
         if not there:
             return []
@@ -103,20 +103,20 @@ class SealedStore:
         return [self._open(key, value, meaning) for key, value in zip(keys, found, strict=True)]
 
     def replace(self, key: str, before: str, value: str, meaning: Callable[[str], T]) -> T | None:
-        """Write a value where `before` stands, "" for nothing; returns what stands there now, as `read` does."""
+        """Replace the value `before` ("" = none) atomically; return the value that is stored now, as `read` does."""
         expected = self._seal(key, before) if before else ""
         found = self.base.compare_set(self._path + key, expected, self._seal(key, value))
         return self._open(key, found, meaning)
 
     def first(self, key: str, value: str, meaning: Callable[[str], T]) -> T:
-        """Write a value unless there is one that counts; returns the one that stands there now."""
+        """Write a value unless there is a valid one; return the value that is stored now."""
         found = self.replace(key, "", value, meaning)
         if found is None:
             self.set(key, value)
         return meaning(value) if found is None else found
 
     def distrust(self, key: str, why: str) -> None:
-        """Tell once that a value is passed over."""
+        """Warn once that a value is ignored."""
         if key not in self._told:
             self._told.add(key)
             print(
@@ -162,10 +162,10 @@ class SealedStore:
 
 
 def whole_number(text: str) -> int:
-    """A number of steps, processes or the like, as a text in a store says it.
+    """Parse a non-negative integer of at most 18 digits.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not such a number.
     """
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise ValueError(text)
@@ -173,45 +173,46 @@ def whole_number(text: str) -> int:
 
 
 def printable(text: str) -> str:
-    """The text without signs that a terminal obeys."""
+    """Return the text with control characters, which a terminal would execute, replaced by "?"."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else "?" for sign in text)
 
 
-LOOK = 0.2  # seconds between two looks into the store
-CROWD = 200  # processes that look that often; of more of them each looks less often, so that the store can serve them
+LOOK = 0.2  # seconds between two reads of the store
+CROWD = 200  # processes that read that often; with more processes each reads less often, so that the store keeps up
 GO, LAST = "go", "last"
 
 
 class AgreedStep:
-    """A process asks in the store, which all read a few times per second; how long steps take is not foreseen.
+    """Agreement of all processes on one step, without a barrier, by requests in the store.
 
-    The store holds the highest step that any process has gone on to since it was asked. None goes on without reading
-    it, and raising it where it is lower. When all have read the question, that step is declared the last one, in one
-    atomic exchange: no process is beyond it, each reads it before going beyond it, and none has waited for another.
+    A process requests a common step in the store, which every process reads a few times per second. From then on the
+    store contains the highest step that any process has started; each process reads it before it starts a step, and
+    raises it if it is lower. When all processes have read the request, this step is declared the agreed one by one
+    atomic exchange. No process has passed it, and none has waited for another.
 
-    Where processes exchange something in every step, all of them reach that step within `LOOK` and four steps, as long
-    as steps are then: a step to notice, `LOOK` and a step until all have read the question, two steps to the last one.
-    If all processes want it at once, as after a signal to all, two steps do. With local steps those come on top by
-    which the slowest process is behind the fastest one. With more than `CROWD` processes `LOOK` grows in proportion.
+    If processes communicate in every step, all reach the agreed step within `LOOK` seconds and four steps: one step to
+    notice, `LOOK` and one step until all have read the request, and two steps to the agreed one. If all processes
+    request it at once, as after a signal to all, two steps suffice. With local steps, add the steps by which the
+    slowest process is behind the fastest one. With more than `CROWD` processes, `LOOK` grows in proportion.
 
     Args:
-        name: of what is done then.
-        store: of the run; None with one process.
+        name: name of the action at that step.
+        store: store of the run; None with one process.
     """
 
     def __init__(self, name: str, store: SealedStore | None = None) -> None:
         self.name, self.store = name, store
-        self._round = 0  # steps that have been agreed on and are over
-        self._asked = False  # and this process knows it
-        self._last: int | None = None  # the step
+        self._round = 0  # number of agreed steps that have passed
+        self._asked = False  # whether this process has seen the request
+        self._last: int | None = None  # the agreed step
         self._next_look = 0.0
 
     def due(self, step: int, wanted: Callable[[], bool]) -> bool:
-        """Whether this is the step; call it after every step, in every process.
+        """Return whether this is the agreed step; every process must call it after every step.
 
         Args:
-            step: steps taken.
-            wanted: whether this process asks for it; called after every step until one has.
+            step: number of steps taken.
+            wanted: returns whether this process requests it; called after every step until a process has.
         """
         if self.store is None:
             return wanted()
@@ -227,7 +228,7 @@ class AgreedStep:
         return f"{self.name}-{self._round}"
 
     def _hears(self, store: SealedStore) -> bool:
-        """Whether another process has asked."""
+        """Return whether another process has requested it."""
         now = time.monotonic()
         if now < self._next_look:
             return False
@@ -235,8 +236,8 @@ class AgreedStep:
         return store.read(self._key, _state) is not None
 
     def _go_on(self, store: SealedStore, step: int) -> None:
-        """Go on to the next step with the others' knowledge, or learn which one is the last."""
-        found = store.replace(self._key, "", f"{GO} {step + 1}", _state)  # asks, unless another process has
+        """Announce the next step of this process, or read the agreed step."""
+        found = store.replace(self._key, "", f"{GO} {step + 1}", _state)  # requests it, unless another process has
         while found is not None and found[0] == GO and found[1] <= step:
             found = store.replace(self._key, f"{GO} {found[1]}", f"{GO} {step + 1}", _state)
         if not self._asked:
@@ -252,7 +253,7 @@ class AgreedStep:
 
 
 def _state(text: str) -> tuple[str, int]:
-    """What the store holds: `go` and the highest step that any process has gone on to, or `last` and the step."""
+    """Parse the state: `go` and the highest step that any process has started, or `last` and the agreed step."""
     word, _, step = text.partition(" ")
     if word not in (GO, LAST):
         raise ValueError(text)

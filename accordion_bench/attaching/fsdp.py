@@ -1,4 +1,4 @@
-"""FSDP2's shard axis: gradients are reduced to their shards by codes of few bits, instead of a dense reduce-scatter."""
+"""FSDP2's shard axis: reduction of gradients to their shards by low-bit codes instead of a dense reduce-scatter."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,11 +35,11 @@ class ShardOptions:
     """How gradients are reduced to their shards.
 
     Args:
-        compressor: all options of the code, as a YAML file in conf/compressor has them.
-        inside: those of the code between processes of one machine, where there are two levels.
-        machine: processes of a machine, consecutive on the shard axis; None = one level.
-        exempt: what travels as it is, see `exempt_names`.
-        seed: for keyed draws, the same on all processes.
+        compressor: all options of the compressor, as in a YAML file in conf/compressor.
+        inside: options of the compressor between processes of one machine, if there are two levels.
+        machine: number of processes of a machine, consecutive on the shard axis; None = one level.
+        exempt: parameters whose gradients are not compressed, see `exempt_names`.
+        seed: seed of keyed draws, equal on all processes.
     """
 
     compressor: Config
@@ -50,12 +50,12 @@ class ShardOptions:
 
 
 class Level(NamedTuple):
-    """Processes that hand each other codes at the same time.
+    """A level of the reduction: a group of processes that exchange codes.
 
-    comm: collectives between them.
-    config: options of their code.
-    seed: of their draws; processes that exchange beside them, and other levels, draw differently.
-    number_of: of these processes, which one gets what is on its way to the process with each rank on the shard axis.
+    comm: collectives between these processes.
+    config: options of their compressor.
+    seed: seed of their draws; concurrent groups and other levels have different seeds.
+    number_of: for each rank on the shard axis, the process of this group that receives the shards of that rank.
     """
 
     comm: Comm
@@ -67,9 +67,9 @@ class Level(NamedTuple):
 class LevelExchange(NamedTuple):
     """The exchange of one level of a group.
 
-    exchange: of all shards that are still on their way here; it owns the residuals.
-    plan: its one level.
-    kept: by index, those that come to this process.
+    exchange: exchange of the shards that remain at this level; contains the residuals.
+    plan: plan with its only level.
+    kept: indices of the shards that this process receives.
     """
 
     exchange: Exchange
@@ -80,17 +80,18 @@ class LevelExchange(NamedTuple):
 class GroupReduction:
     """The reduce-scatter of one FSDP group: g <- mean of C(g) over the shard axis, each shard for its owner alone.
 
-    Every process sends every other one a code of that one's shards; who gets the codes adds up in float32 what they
-    stand for. With two levels, processes of one machine do so first, then those with the same number in each machine.
-    Each parameter's shard is a tensor by itself: the shard of rank 1 of `layer.weight` is `layer.weight[1]`.
+    Every process sends to every other process the compressed shards that it owns; the receiver sums the decoded values
+    in float32. With two levels, this is done first within each machine, then between processes with equal numbers in
+    their machines. Each parameter's shard is compressed as one tensor: the shard of rank 1 of `layer.weight` is
+    `layer.weight[1]`.
 
     Args:
-        group: whose gradients.
-        levels: in the order in which gradients pass them.
-        exempt: names of parameters whose gradients travel as they are.
+        group: FSDP group.
+        levels: levels in order.
+        exempt: names of parameters whose gradients are not compressed.
 
     Attributes:
-        step: reductions so far.
+        step: number of reductions so far.
     """
 
     def __init__(self, group: FSDPGroup, levels: Sequence[Level], exempt: frozenset[str]) -> None:
@@ -114,7 +115,7 @@ class GroupReduction:
             coming = [coming[i] for i in kept]
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for what FSDP2 hands over, and for what it gets."""
+        """Allocate the input and output buffers for FSDP2."""
         memory: Tensor = self.before.allocate(size, dtype=dtype, device=device)
         return memory
 
@@ -125,15 +126,15 @@ class GroupReduction:
         """Reduce the gradients of a group; called by FSDP2.
 
         Args:
-            output_tensor: [n], gets this process's shards; in half precision they are added up in float32.
+            output_tensor: [n], receives this process's shards; half precision is summed in float32.
             input_tensor: [shards n], the gradients of this process.
-            group: the shard axis.
-            op: a sum or a mean.
-            async_op: it never is.
+            group: process group of the shard axis.
+            op: sum or mean.
+            async_op: must be False.
 
         Raises:
-            NonFinite: a gradient is NaN or infinite; on a CPU this process has sent nothing, and others wait for it.
-            RuntimeError: torch has handed over something else than the gradients of the group's parameters.
+            NonFinite: a gradient is NaN or infinite. On a CPU this process has sent nothing; the others wait for it.
+            RuntimeError: torch did not pass the gradients of the group's parameters.
         """
         if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
             raise ConfigError(
@@ -152,7 +153,7 @@ class GroupReduction:
         self.step += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints, on the CPU: steps, and per level and shard the compressor's tensors."""
+        """Return the state for checkpoints, on the CPU: steps, and the compressor's tensors by level and shard."""
         return {"step": self.step, "levels": [_copied(stage.exchange.state) for stage in self.stages]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -163,17 +164,17 @@ class GroupReduction:
 
 
 class ShardAxis:
-    """What was attached to the shard axis of an FSDP2 model, until `detach`.
+    """Low-bit reduction on the shard axis of an FSDP2 model, active until `detach`.
 
-    Every process holds the residuals of its own gradients, and saves them.
+    Every process stores and saves the residuals of its own gradients.
 
     Args:
-        reductions: one for each FSDP group.
-        levels: what they pass.
+        reductions: one reduction per FSDP group.
+        levels: levels of the reductions.
 
     Attributes:
-        ledger: what this process has sent; with two levels, to other machines.
-        inside_ledger: with two levels, what it has sent within its machine; else None.
+        ledger: bytes that this process sent; with two levels, to other machines.
+        inside_ledger: with two levels, bytes that it sent within its machine; else None.
     """
 
     def __init__(self, reductions: Sequence[GroupReduction], levels: Sequence[Level]) -> None:
@@ -211,7 +212,7 @@ class ShardAxis:
             comm.ledger.load_state_dict(saved)
 
     def detach(self) -> None:
-        """Let FSDP2 reduce gradients as before."""
+        """Restore FSDP2's own reduction."""
         for reduction in self.reductions:
             reduction.group.module.set_custom_reduce_scatter(reduction.before)
         for comm in self._comms:
@@ -219,17 +220,17 @@ class ShardAxis:
 
 
 def attach_to_shards(model: nn.Module, options: ShardOptions) -> ShardAxis:
-    """Let codes reduce the gradients of an FSDP2 model along its shard axis. Every process calls this at one point.
+    """Reduce the gradients of an FSDP2 model along its shard axis by a compressor. All processes must call it.
 
     Args:
-        model: wrapped by `fully_shard(..., mesh=mesh["shard"])`; which parameters are trained is settled.
-        options: how.
+        model: wrapped by `fully_shard(..., mesh=mesh["shard"])`; its trained parameters must not change afterwards.
+        options: options of the reduction.
 
     Returns:
-        what was attached.
+        the attached reduction.
 
     Raises:
-        ConfigError: the code or the model do not fit, or the processes have passed different things.
+        ConfigError: the compressor or the model is not supported, or the processes passed different arguments.
     """
     groups = groups_of(model)
     if any(isinstance(group.reduce_scatter, GroupReduction) for group in groups):
@@ -250,19 +251,19 @@ def attach_to_shards(model: nn.Module, options: ShardOptions) -> ShardAxis:
 
 
 def scattered(config: Config, owners: Mapping[str, int]) -> CompressorSetup:
-    """A code, whose messages go to the owners of tensors, within its error feedback.
+    """Create a compressor, with its error feedback, whose messages are sent to the owners of the tensors only.
 
     Raises:
-        ConfigError: a value breaks its rule.
+        ConfigError: an option has a wrong value.
     """
     return wrapped_compressor(config, carried=lambda inner: Scattered(inner, owners))
 
 
 def _refuse_compressor(wrapped: CompressorSetup) -> None:
-    """Refuse what has no code of a tensor that stands for it alone, or needs more than its own gradients.
+    """Refuse a compressor that cannot encode each tensor independently, or that needs more than the gradients.
 
     Raises:
-        ConfigError: with another one.
+        ConfigError: suggests another compressor.
     """
     compressor = wrapped.compressor
     inner = _within(compressor).inner
@@ -287,14 +288,14 @@ def _refuse_compressor(wrapped: CompressorSetup) -> None:
 
 
 def _within(compressor: Compressor) -> Scattered:
-    """What carries the messages, within the wrappers of error feedback."""
+    """Return the innermost part, which sends the messages, without its error feedback."""
     while not isinstance(compressor, Scattered):
         compressor = compressor.inner  # type: ignore[attr-defined]
     return compressor
 
 
 def _levels(groups: Sequence[FSDPGroup], options: ShardOptions) -> list[Level]:
-    """All processes of the shard axis; or those of a machine, then those with the same number in each machine.
+    """Return the levels: all processes of the shard axis; or one machine, then equal numbers in each machine.
 
     Raises:
         ConfigError: groups have different shard axes, or `machine` does not divide their size.
@@ -336,7 +337,7 @@ def _seed(seed: int, ranks: Sequence[int]) -> int:
 
 
 def _comm_of(ranks: list[int], number: int, device: str) -> Comm:
-    """Collectives in a group made of some processes, which alone call this."""
+    """Create a communicator of some processes; only these call it."""
     comm = Comm(1, len(ranks), number, device)
     made = dist.new_group(ranks, use_local_synchronization=True)
     assert isinstance(made, dist.ProcessGroup)
@@ -354,7 +355,7 @@ def _copied(state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 
 
 def _put(exchange: Exchange, state: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put what `_copied` has read into the state of an exchange."""
+    """Restore a state that `_copied` returned."""
     for name, entries in state.items():
         kept = exchange.state.setdefault(name, {})
         for key, value in entries.items():

@@ -151,6 +151,10 @@ class ElasticMembership(Membership):
             with self._store_told():
                 self._settle(self._next(waiting))
 
+    @property
+    def changed(self) -> bool:  # type: ignore[override]
+        return self.joined > 0 or self.lost > 0
+
     def columns(self) -> dict[str, Any]:
         return {
             "members": self.comm.workers,

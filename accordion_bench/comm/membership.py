@@ -16,9 +16,11 @@ class Membership:
 
     Class attributes:
         elastic: whether processes may be lost and others may enter during the run.
+        changed: whether a process has been lost or has entered since the run started.
     """
 
     elastic = False
+    changed = False
 
     def together(self, do: Callable[[], T], undo: Undo = nothing) -> T:
         """Run a collective operation, which all members call at the same point, and return its result.

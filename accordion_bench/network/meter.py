@@ -92,10 +92,11 @@ class Meter:
         """Return `link_sent_bytes` and `link_received_bytes`, means over the processes. Every process must call it.
 
         The counts include all traffic of the interface: each of several processes on a host counts the bytes of all.
-        See `Interface` for what is excluded. Without an interface both are None.
+        See `Interface` for what is excluded. Without an interface both are None; also once the processes have changed,
+        because those that entered later have counted less, and the counts of lost ones are missing.
         """
         sent = received = None
-        if self.interface is not None:
+        if self.interface is not None and not self.comm.membership.changed:
             counted = torch.tensor(self.totals, dtype=torch.int64, device=self.comm.device)
             sent, received = (self.comm.sum_(counted, "eval") // self.comm.processes).tolist()
         return {"link_sent_bytes": sent, "link_received_bytes": received}

@@ -220,6 +220,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ends", nargs="+", choices=[*SIGNALS, CUT], default=list(SIGNALS), help="cut needs root")
     arguments = parser.parse_args(argv)
+    if unknown := [scheme for scheme in arguments.schemes if scheme not in SCHEMES]:
+        parser.error(f"SCHEME must be one of {', '.join(SCHEMES)}, got {unknown[0]}")
     if CUT in arguments.ends:
         try:
             netlab.refuse()

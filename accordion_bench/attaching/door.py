@@ -117,12 +117,12 @@ def door_of(passed: PassedArguments) -> Door | None:
     outer = unwrapped(passed.model)
     if isinstance(outer, DistributedDataParallel) or (isinstance(outer, nn.Module) and is_fsdp(outer)):
         got = "DistributedDataParallel" if isinstance(outer, DistributedDataParallel) else "one of FSDP2"
-        raise ConfigError(f"model must be a plain module where workers come and go, got {got}; pass elastic=False")
+        raise ConfigError(f"model must be a plain module where workers join and leave, got {got}; pass elastic=False")
     if passed.scaler is not None:
-        raise ConfigError("scaler must be None where workers come and go, got a GradScaler; train in bfloat16")
+        raise ConfigError("scaler must be None where workers join and leave, got a GradScaler; train in bfloat16")
     if dist.is_available() and dist.is_initialized():
         raise ConfigError(
-            "torch.distributed must have no process group where workers come and go, got one; leave out "
+            "torch.distributed must have no process group where workers join and leave, got one; leave out "
             "init_process_group: one is made of the workers that are there"
         )
     least = checks.integer("min_workers", options.get("min_workers") or 1, at_least=1, instead=2)

@@ -108,12 +108,14 @@ def _refuse_elastic(config: RunConfig, where: Placement) -> None:
             {"sync.elastic": False},
         )
     if config.comm.engine == "ddp":
-        raise ValueRefused("comm.engine", "own where workers may come and go (sync.elastic)", "ddp", "own")
+        raise ValueRefused("comm.engine", "own where workers may join and leave (sync.elastic)", "ddp", "own")
     if config.precision == "float16":
-        rule = "float32 or bfloat16 where workers may come and go (sync.elastic), because workers skip a step together"
+        rule = (
+            "float32 or bfloat16 where workers may join and leave (sync.elastic), because workers skip a step together"
+        )
         raise ValueRefused("precision", rule, "float16", "bfloat16")
     if config.bn == "recompute":
-        raise ValueRefused("bn", "pooled where workers may come and go (sync.elastic)", config.bn, "pooled")
+        raise ValueRefused("bn", "pooled where workers may join and leave (sync.elastic)", config.bn, "pooled")
 
 
 def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -> Components:

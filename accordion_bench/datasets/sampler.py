@@ -73,7 +73,7 @@ class Sampler:
             ValueRefused: `sharding` assigns fixed samples to each worker.
         """
         if self.consecutive or self.shards or self.unequal is not None:
-            rule = "reshuffled or static where workers may come and go (sync.elastic)"
+            rule = "reshuffled or static where workers may join and leave (sync.elastic)"
             raise ValueRefused("dataset.sharding", rule, self.sharding.how, "reshuffled")
         self.deal = SampleAssignment(self.size, batch_size, self.seed, self.workers, self.sharding.how == "static")
 

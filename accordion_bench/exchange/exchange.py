@@ -351,12 +351,12 @@ class Exchange:
         """Exchange one bucket.
 
         Args:
-            number: of the bucket.
+            number: number of the bucket.
             xs_W: its tensors [W, ...], one for each of its `members`.
-            ctx: of the whole step.
+            ctx: context of the whole step.
 
         Returns:
-            their updates [...].
+            the updates [...] of these tensors.
         """
         units = self.buckets[number]
         own = replace(
@@ -381,9 +381,7 @@ class Exchange:
             of_unit: list[float] = [lr] * len(self.units)
         else:
             if any(lr[i] != lr[unit[0]] for unit in self.units for i in unit):
-                raise ValueError(
-                    "tensors that are exchanged as one vector must have one learning rate; use scope=tensor"
-                )
+                raise ValueError("tensors that form one vector must have one learning rate; use scope=tensor")
             of_unit = [lr[unit[0]] for unit in self.units]
         return Context(info.step, self.sent, self.levels(info), self.seed, of_unit, info.plan.codebooks)
 

@@ -156,7 +156,9 @@ class Gossip(Round):
     def check(self, run: RunFacts, workers_per_process: int) -> None:
         super().check(run, workers_per_process)
         if self.elastic and self.late:
-            rule = "0 where workers may come and go (sync.elastic), because a lost worker's messages would be under way"
+            rule = (
+                "0 where workers may join and leave (sync.elastic), because a lost worker's messages would be in flight"
+            )
             raise ValueRefused("sync.delay", rule, self.delay, 0)
 
     def at_the_start(self) -> list[Tensor]:
@@ -233,7 +235,7 @@ class Gossip(Round):
         return {"received": self.who.named(received)} if received else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of `Round`; where workers come and go also the parameters of the first local worker."""
+        """Return the state of `Round`; in elastic runs also the parameters of the first local worker."""
         peer = {"peer": [copy_on_cpu(x) for x in self.axis.values(0)]} if self.elastic and self.forked else {}
         return {**super().state_dict(), **peer}
 

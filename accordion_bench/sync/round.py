@@ -192,7 +192,7 @@ class Round(Sync):
             value = getattr(self, key)
             if value in (good, None) or (key == "buffers" and value == "reset"):
                 continue
-            rule = f"{checks.show(good)} where workers may come and go (sync.elastic)"
+            rule = f"{checks.show(good)} where workers may join and leave (sync.elastic)"
             raise ValueRefused(f"sync.{key}", rule, value, good)
 
     @property

@@ -1,4 +1,4 @@
-"""What it costs that workers may come and go: in every step, when one is lost, and when one enters; prints Markdown.
+"""Cost of elastic workers: in every step, when one is lost, and when one enters; prints Markdown.
 
     python -m scripts.bench.elastic              # all
     python -m scripts.bench.elastic steps        # a step with `sync.elastic=true` over one without

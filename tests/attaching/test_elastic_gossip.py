@@ -88,7 +88,7 @@ def test_a_new_worker_has_the_parameters_of_one_peer(tmp_path: Path) -> None:
 
 def test_messages_under_way_are_refused() -> None:
     model, store = Constant(), torch.distributed.HashStore()
-    with pytest.raises(ConfigError, match="delay must be 0 where workers may come and go"):
+    with pytest.raises(ConfigError, match="delay must be 0 where workers may join and leave"):
         ab.local(
             model, torch.optim.SGD(model.parameters(), LR), "gossip", delay=1, elastic=True, store=store, batch_size=2
         )

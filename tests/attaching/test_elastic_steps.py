@@ -89,7 +89,7 @@ def test_who_returns_too_late_is_told(tmp_path: Path) -> None:
     [
         ({"adaptive": "accordion", "compressor": "topk"}, "elastic must be False with adaptive=accordion, because"),
         ({"min_workers": 0}, "min_workers must be an integer of at least 1, got 0; pass min_workers=2"),
-        ({"scaler": torch.amp.GradScaler(enabled=False)}, "scaler must be None where workers come and go, got"),
+        ({"scaler": torch.amp.GradScaler(enabled=False)}, "scaler must be None where workers join and leave, got"),
     ],
 )
 def test_what_does_not_go_together_is_refused(passed: dict[str, Any], said: str) -> None:

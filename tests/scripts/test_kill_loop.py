@@ -28,6 +28,12 @@ def test_the_command_is_ended_after_its_time(tmp_path: Path) -> None:
     assert outcome.orphans == [] and outcome.rows == [] and not outcome.ends
 
 
+def test_an_unknown_scheme_is_refused(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        kill_loop.main(["diloco", "dilocoo"])
+    assert capsys.readouterr().err.endswith(f"SCHEME must be one of {', '.join(kill_loop.SCHEMES)}, got dilocoo\n")
+
+
 def test_links_are_not_cut_without_namespaces(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     """One sentence, before anything is run."""
 

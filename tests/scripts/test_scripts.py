@@ -26,7 +26,7 @@ SMALLEST = {
     "bench.codec": ["--floats", "1", "--only", "topk", *ONCE],
     "bench.compose": [],
     "bench.data": ["batch", *TWICE],
-    "bench.elastic": ["changes", *ONCE],
+    "bench.elastic": ["steps", "changes", *TWICE],
     "bench.local": ["step", *TWICE],
     "bench.memory": [*ONCE, "--images", "64"],
     "bench.powersgd": TWICE,

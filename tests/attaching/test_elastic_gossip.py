@@ -60,7 +60,8 @@ def test_a_lost_worker_costs_a_repeated_round(tmp_path: Path, end: str, graph: s
         assert list(own["members"].values()) == [4] * 3 + [3] * 5
         assert own["took"]["3"] < 5 + 2
         assert (own["row"]["members"], own["row"]["joined"], own["row"]["lost"]) == (3, 0, 1)
-        assert own["row"]["consensus_distance"] > 0
+        distance = own["row"]["consensus_distance"]  # a complete graph mixes everything in each round
+        assert distance < 1e-6 if graph == "complete" else distance > 0
     assert len({own["row"]["payload_bytes"] for own in found.values()}) == 1
 
 

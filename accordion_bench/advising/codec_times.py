@@ -19,7 +19,7 @@ from accordion_bench.advising.arms import AdvisedArm
 from accordion_bench.advising.predict import BucketCost, Messages, MethodCost
 from accordion_bench.advising.rehearsal import BucketTimes, Rehearsal, RehearsalResult, Units, optimizer_of
 from accordion_bench.advising.step_times import MakeOptimizer, counted, is_out_of_memory, timed, usual
-from accordion_bench.compressors.sizes import payload_bytes
+from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import target

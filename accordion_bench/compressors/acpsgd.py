@@ -5,7 +5,6 @@ Tensor suffixes: W local workers.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.orthonormal import fixed_numbers
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Context, Exchanged, State, subtract_
+from accordion_bench.compressors.compressor import Context, Exchanged, Kept, State, subtract_
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.compressors.low_rank import LowRank, batches, keyed_normal, of_batches, together, with_columns
 from accordion_bench.compressors.powersgd import PowerSGD
@@ -53,9 +52,7 @@ class ACPSGD(LowRank):
 
     # ---- bytes
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         """Return the all-reduce of the factor that is sent next; half of both factors if the turn is unknown."""
         rank, sides = self.factor_rank(spec, level) or 0, spec.matrix
         side = sum(sides) / 2 if kept is None else sides[is_even({spec.name: dict(kept)}, spec)]

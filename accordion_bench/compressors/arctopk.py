@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,18 +15,10 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.selection import kept_at_least
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import (
-    Compressor,
-    Context,
-    Exchanged,
-    State,
-    paying_levels,
-    remembered,
-    subtract_,
-)
+from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, State, paying_levels, subtract_
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL, WhyDense, shorter_messages
 from accordion_bench.compressors.low_rank import batches, keyed_normal
-from accordion_bench.compressors.sizes import cheaper_than_dense
+from accordion_bench.compressors.probe import cheaper_than_dense
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
@@ -89,15 +80,11 @@ class ARCTopK(Compressor):
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return super().compresses(spec, level) and spec.numel > 0
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         m, n = spec.matrix
         return [Transfer("all_reduce", 4 * m * self.sketch), Transfer("all_reduce", 4 * self.rows(spec, level) * n)]
 
-    @remembered
-    def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
-        return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
+    pays = cheaper_than_dense
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         levels = paying_levels(self, ctx, comm.workers)

@@ -12,7 +12,7 @@ from accordion_bench.codecs.non_finite import refuse_non_finite
 from accordion_bench.compressors.compressor import Context
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.oneshot import OneShot
-from accordion_bench.compressors.sizes import dense_bytes
+from accordion_bench.compressors.probe import dense_bytes
 from accordion_bench.options.option import NEAREST, Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng

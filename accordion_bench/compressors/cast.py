@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, State, subtract_
+from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, State, subtract_
 from accordion_bench.compressors.description import KEPT, NO_EF21, with_claims
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.option import Choice, option, with_options
@@ -60,7 +59,5 @@ class Cast(Compressor):
 
         return Exchanged([next(narrow if c else whole) for c in cast], subtract_sent_)
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         return [Transfer("all_reduce", 2 * spec.numel)]

@@ -24,6 +24,10 @@ from accordion_bench.tensors.same_shape import Blocks
 
 State = dict[str, dict[str, Any]]
 """Per parameter name, the compressor's tensors; a key ending in `_W` has one row per local worker."""
+Saved = Mapping[str, Mapping[str, Tensor]]
+"""One worker's state without a worker axis."""
+Kept = Mapping[str, Any] | None
+"""State of one tensor, which determines the turn if exchanges take turns; None = the mean over the turns."""
 
 
 class NonFinite(RuntimeError):
@@ -120,13 +124,11 @@ class Compressor(Component):
         """Exchange tensors [W, ...]; may change `state`, but never `xs_W`."""
         raise NotImplementedError
 
-    def redistributed_state(
-        self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
-    ) -> dict[str, dict[str, Tensor]]:
+    def redistributed_state(self, kept_A: Sequence[Saved], worker: int, workers: int) -> dict[str, dict[str, Tensor]]:
         """Return one worker's share of a state that another number of workers stored: the mean of each tensor.
 
         Args:
-            kept_A: of every previous worker, its tensors by parameter name and state key, without a worker axis.
+            kept_A: of every previous worker.
             worker, workers: index of the worker, and number of workers.
         """
         return {
@@ -134,17 +136,8 @@ class Compressor(Component):
             for name, entries in kept_A[0].items()
         }
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
-        """Return the collectives that carry a compressed tensor, with upper bounds if `fixed_size` is false.
-
-        Args:
-            spec, level: of the tensor.
-            workers: of the run.
-            kept: state of the tensor, which determines the turn if exchanges take turns; None = the mean over the
-                turns.
-        """
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
+        """Return the collectives that carry a compressed tensor, with upper bounds if `fixed_size` is false."""
         raise NotImplementedError
 
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:

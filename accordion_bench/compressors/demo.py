@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from accordion_bench.codecs.non_finite import NonFiniteRow, refuse_non_finite
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.codecs.tiles import Tiles
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, State, zeros_in_state
+from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, State, zeros_in_state
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.gathered import non_finite
 from accordion_bench.compressors.probe import Probed, probe_exchanged
@@ -242,9 +242,7 @@ class DeMo(Compressor):
         """Whether an all-gather costs fewer wire bytes than a dense all-reduce: (A-1) B < 2 (A-1)/A 4N."""
         return self.chunk_bytes(chunks, k) * max(workers, 2) < 8 * chunks.numel
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         chunks, k = self.chunks(spec), int(level)
         nbytes = chunks.count * self.chunk_bytes(chunks, k)
         if self.gathers(chunks, k, workers):

@@ -15,7 +15,15 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, State, subtract_, zeros_in_state
+from accordion_bench.compressors.compressor import (
+    Compressor,
+    Context,
+    Exchanged,
+    Kept,
+    State,
+    subtract_,
+    zeros_in_state,
+)
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.low_rank import batches, keep_queries, keyed_normal, of_batches, together, with_columns
 from accordion_bench.compressors.probe import Probed, probe_exchanged
@@ -175,9 +183,7 @@ class Dion(OrthonormalSteps):
         rank = min(*spec.matrix, int(level))
         return MatrixKind(rank, rank * sum(spec.matrix) >= spec.numel)
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         kind = self.kind(spec, level)
         assert kind is not None
         sides = [spec.numel] if kind.whole else [kind.rank * side for side in spec.matrix]

@@ -6,7 +6,7 @@ Tensor suffixes: W local workers.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Context, Exchanged, State, subtract_
+from accordion_bench.compressors.compressor import Context, Exchanged, Kept, State, subtract_
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.dion import OrthonormalSteps
 from accordion_bench.compressors.low_rank import batches
@@ -136,9 +136,7 @@ class Dion2(OrthonormalSteps):
         shorter = min(spec.matrix)
         return min(shorter, max(1, math.ceil(level * shorter - 1e-9)))
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         shorter, k = min(spec.matrix), self.rows(spec, level)
         if k == shorter:
             return [Transfer("all_reduce", 4 * spec.numel)]

@@ -10,7 +10,7 @@ from torch import Tensor
 from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.rates import rate_of_each
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Context, Exchanged, State
+from accordion_bench.compressors.compressor import Context, Exchanged, Saved, State
 from accordion_bench.compressors.residuals import EightBits, Floats
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import Wrapper
@@ -111,9 +111,7 @@ class ErrorFeedback(Wrapper):
             state.setdefault(name, {}).update(entries)
         return state
 
-    def redistributed_state(
-        self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
-    ) -> dict[str, dict[str, Tensor]]:
+    def redistributed_state(self, kept_A: Sequence[Saved], worker: int, workers: int) -> dict[str, dict[str, Tensor]]:
         opened_A = [self.residual_storage.opened(kept) for kept in kept_A]
         return self.residual_storage.closed(super().redistributed_state(opened_A, worker, workers))
 

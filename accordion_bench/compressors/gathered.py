@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from accordion_bench.compressors.compressor import (
     Compressor,
     Context,
     Exchanged,
+    Kept,
     NonFinite,
     State,
     compressed_levels,
@@ -28,7 +29,7 @@ from accordion_bench.compressors.compressor import (
     subtract_,
 )
 from accordion_bench.compressors.description import WhyDense, shorter_messages
-from accordion_bench.compressors.sizes import cheaper_than_dense
+from accordion_bench.compressors.probe import cheaper_than_dense
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
@@ -112,14 +113,10 @@ class Gathered(Compressor):
         """Return the length of one tensor's message, or the largest possible length if `fixed_size` is false."""
         return self.layout((spec,), (level,)).nbytes
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         return [Transfer("all_gather", self.message_bytes(spec, level))]
 
-    @remembered
-    def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
-        return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
+    pays = cheaper_than_dense
 
     def gather(self, message: Message, bucket: Bucket, comm: Comm) -> Message:
         """Return all workers' messages of the first tensors of a bucket, given those of the local workers.

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, State, paying_levels
+from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, State, paying_levels
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL, WhyDense, shorter_messages
-from accordion_bench.compressors.sizes import dense_bytes
+from accordion_bench.compressors.probe import dense_bytes
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import Config
@@ -89,9 +89,7 @@ class GradiVeQ(Compressor):
         """Return r, the number of coefficients per vector."""
         return min(int(level), self.length)
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         short = 4 * self.coefficients(level) * -(-spec.numel // self.length)
         if kept is not None:
             return [Transfer("all_reduce", dense_bytes(spec) if self.is_dense(kept) else short)]

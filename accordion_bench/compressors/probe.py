@@ -1,4 +1,4 @@
-"""Probe the bytes and the error of a level, and the buckets of a quantiser, without communication."""
+"""Bytes of a level's messages, and probes of its error and of the buckets of a quantiser, without communication."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -8,11 +8,59 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import Context
+from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Compressor, State
-from accordion_bench.compressors.sizes import payload_bytes, wire_bytes
-from accordion_bench.plan import Measured
+from accordion_bench.compressors.compressor import Compressor, Kept, State, remembered
+from accordion_bench.plan import Measured, TensorSpec
 from accordion_bench.tensors.same_shape import in_rows
+
+
+def carried(
+    compressor: Compressor, spec: TensorSpec, level: float | None, workers: int, kept: Kept = None
+) -> Sequence[Transfer]:
+    """Return the collectives that carry a tensor, compressed or dense; `level` None = dense."""
+    if level is None or not compressor.compresses(spec, level) or not compressor.pays(spec, level, workers):
+        return [Transfer("all_reduce", dense_bytes(spec))]
+    return compressor.transfers(spec, level, workers, kept)
+
+
+def payload_bytes(compressor: Compressor, spec: TensorSpec, level: float | None, workers: int) -> float:
+    """Return the payload bytes of one worker for this tensor (mean over workers and turns); `level` None = dense."""
+    return sum(transfer.payload(workers) for transfer in carried(compressor, spec, level, workers))
+
+
+def next_payload_bytes(
+    compressor: Compressor, spec: TensorSpec, level: float | None, workers: int, state: State
+) -> float:
+    """Return the payload bytes of the next exchange, whose turn is stored in `state`."""
+    transfers = carried(compressor, spec, level, workers, state.get(spec.name, {}))
+    return sum(transfer.payload(workers) for transfer in transfers)
+
+
+def wire_bytes(compressor: Compressor, spec: TensorSpec, level: float | None, workers: int) -> float:
+    """Return the bytes that one worker's link sends for this tensor (mean over workers)."""
+    return wire(carried(compressor, spec, level, workers), workers) / workers
+
+
+def wire(transfers: Sequence[Transfer], workers: int) -> float:
+    """Return the bytes that the links of all workers send."""
+    return sum(transfer.wire(workers) for transfer in transfers)
+
+
+@remembered
+def cheaper_than_dense(compressor: Compressor, spec: TensorSpec, level: float, workers: int) -> bool:
+    """Whether a tensor's messages cost fewer wire bytes than a dense all-reduce; one worker counts as two."""
+    workers = max(workers, 2)
+    dense = Transfer("all_reduce", dense_bytes(spec))
+    return wire(compressor.transfers(spec, level, workers), workers) < wire([dense], workers)
+
+
+def dense_bytes(spec: TensorSpec) -> int:
+    """Return the payload bytes of an fp32 all-reduce of one tensor."""
+    return 4 * spec.numel
+
+
+# ---- probes
 
 
 class Buckets(NamedTuple):

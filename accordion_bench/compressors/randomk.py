@@ -13,7 +13,7 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Compressor, Exchanged, State, subtract_
+from accordion_bench.compressors.compressor import Compressor, Exchanged, Kept, State, subtract_
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.compressors.gathered import target_like
 from accordion_bench.compressors.traits import OptimizerPart, Traits
@@ -88,9 +88,7 @@ class RandomK(Compressor):
         """Return c, the factor of an exchanged entry."""
         return spec.numel / max(1, self.kept(spec, level)) if self.traits.unbiased else 1.0
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         return [Transfer("all_reduce", 4 * self.kept(spec, level))]
 
     def places(self, engine: Engine, bucket: Bucket, device: torch.device) -> Any:

@@ -4,7 +4,6 @@ Tensor suffixes: W local workers, A all workers, N elements.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +12,9 @@ from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Context, Exchanged, State, paying_levels, subtract_
+from accordion_bench.compressors.compressor import Context, Exchanged, Kept, State, paying_levels, subtract_
 from accordion_bench.compressors.gathered import Gathered, non_finite, reduce_to_owners
-from accordion_bench.compressors.sizes import dense_bytes
+from accordion_bench.compressors.probe import dense_bytes
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.option import with_options
 from accordion_bench.plan import TensorSpec
@@ -36,9 +35,7 @@ class Scattered(Wrapper):
 
     owners: Mapping[str, int]
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         assert isinstance(self.inner, Gathered)
         return [Transfer("all_to_all", self.inner.message_bytes(spec, level))]
 

@@ -3,9 +3,8 @@
 Tensor suffixes: W local workers, A all workers, T tensors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from accordion_bench.codecs.engine import Engine, Selection
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Layout, Message, SparseLayout, Transfer, sparse_layout
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.compressor import Kept
 from accordion_bench.compressors.gathered import Gathered
 from accordion_bench.plan import TensorSpec
 
@@ -55,9 +55,7 @@ class Uneven(Sparse):
     traits = replace(Gathered.traits, collectives=("all_gather",), fixed_size=False)
     signs = False  # whether all entries of a tensor have one magnitude, so that only signs are sent
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         return [Transfer("all_gather", SIZE), *super().transfers(spec, level, workers)]
 
     def encode_bucket(self, bucket: Bucket) -> Message:

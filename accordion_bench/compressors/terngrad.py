@@ -1,8 +1,7 @@
 """TernGrad: three levels and one scale per tensor, shared by all workers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
@@ -12,19 +11,11 @@ from accordion_bench.codecs.coding import Coding, to_levels
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer, whole_layout
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import (
-    Compressor,
-    Context,
-    Exchanged,
-    NonFinite,
-    State,
-    paying_levels,
-    remembered,
-)
+from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, NonFinite, State, paying_levels
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.compressors.description import KEPT, NO_EF21, TRAVEL, WhyDense
 from accordion_bench.compressors.entropy import METHODS, check_entropy
-from accordion_bench.compressors.sizes import cheaper_than_dense
+from accordion_bench.compressors.probe import cheaper_than_dense
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.units import counted
@@ -107,14 +98,10 @@ class TernGrad(Compressor):
         self.codes = TernaryCodes(check_entropy(self.entropy))
         self.rule = LARGEST if self.clip is None else BlockRule("largest", ("linf", "l2", "sum"), clip=self.clip)
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         return [Transfer("all_reduce", 4), Transfer("all_gather", self.codes.message_bytes(spec, level))]
 
-    @remembered
-    def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
-        return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
+    pays = cheaper_than_dense
 
     def largest_of(self, bucket: Bucket) -> list[Tensor]:
         """Return the maximum over the local workers of min(max |v_w|, clip sigma_w), for each tensor."""

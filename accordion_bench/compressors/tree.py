@@ -5,7 +5,7 @@ Tensor suffixes: W local workers, R rows, N coordinates, B bytes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,10 @@ from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.layout import Message, Transfer
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Context, Exchanged, State, paying_levels, subtract_
+from accordion_bench.compressors.compressor import Context, Exchanged, Kept, State, paying_levels, subtract_
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.gathered import non_finite, target_like
-from accordion_bench.compressors.probe import probe_exchanged
-from accordion_bench.compressors.sizes import cheaper_than_dense
+from accordion_bench.compressors.probe import cheaper_than_dense, probe_exchanged
 from accordion_bench.compressors.sparse import Sparse
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.units import counted
@@ -86,14 +85,11 @@ class Tree(Wrapper):
         super().__post_init__()
         self.traits = replace(self.inner.traits, replays=False)  # point-to-point messages are not captured
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         sent = sum(target is not None for targets_A in rounds(workers) for target in targets_A)
         return [Transfer("send_receive", self.inner.message_bytes(spec, level) * sent / workers)]
 
-    def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
-        return cheaper_than_dense(self.transfers(spec, level, max(workers, 2)), spec, workers)
+    pays = cheaper_than_dense
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         levels = paying_levels(self, ctx, comm.workers)

@@ -21,16 +21,16 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import (
     Context,
     Exchanged,
+    Kept,
+    Saved,
     State,
     forget,
     paying_levels,
-    remembered,
     subtract_,
 )
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.gathered import Gathered, non_finite, reduce_to_owners, target_like
-from accordion_bench.compressors.probe import Probed, probe_exchanged
-from accordion_bench.compressors.sizes import cheaper_than_dense, payload_bytes, wire_bytes
+from accordion_bench.compressors.probe import Probed, cheaper_than_dense, payload_bytes, probe_exchanged, wire_bytes
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
@@ -208,9 +208,7 @@ class TwoWay(Wrapper):
             self.kept_in.update(dict.fromkeys(by_name, key))
         return state
 
-    def redistributed_state(
-        self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
-    ) -> dict[str, dict[str, Tensor]]:
+    def redistributed_state(self, kept_A: Sequence[Saved], worker: int, workers: int) -> dict[str, dict[str, Tensor]]:
         """Return one worker's share; owners' residuals follow their coordinates, and are dropped if buckets differ."""
         prefix = f"{STATE} from "
         others_A = [{name: kept[name] for name in kept if not name.startswith(prefix)} for kept in kept_A]
@@ -239,9 +237,7 @@ class TwoWay(Wrapper):
                 moved[piece.offset : piece.offset + len(part)] = part
         return moved
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         pieces = self.pieces.get(spec.name, [Piece("", 0, spec.numel, 0)])
         nbytes = sum(self.inner.message_bytes(piece.spec, level) for piece in pieces)
         return [Transfer("all_to_all", nbytes), Transfer("all_gather_shards", nbytes)]
@@ -251,9 +247,7 @@ class TwoWay(Wrapper):
         taken = level is not None and self.inner.takes_feedback(spec, level, workers)
         return taken and level is not None and self.pays(spec, level, workers)
 
-    @remembered
-    def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:
-        return cheaper_than_dense(self.transfers(spec, level, workers), spec, workers)
+    pays = cheaper_than_dense
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         W, first, named = comm.local_workers, comm.first_worker, comm.first_named

@@ -1,6 +1,6 @@
 """Wrapper: base class of compressors around another compressor."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Compressor, Context, State
+from accordion_bench.compressors.compressor import Compressor, Context, Kept, Saved, State
 from accordion_bench.compressors.description import Claims, WhyDense, dense_reason, paper_floats, with_claims
 from accordion_bench.compressors.probe import Buckets, Probed, buckets_of, probe_input
 from accordion_bench.options.option import with_options
@@ -88,14 +88,10 @@ class Wrapper(Compressor):
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         return self.inner.init(specs, comm, like)
 
-    def redistributed_state(
-        self, kept_A: Sequence[Mapping[str, Mapping[str, Tensor]]], worker: int, workers: int
-    ) -> dict[str, dict[str, Tensor]]:
+    def redistributed_state(self, kept_A: Sequence[Saved], worker: int, workers: int) -> dict[str, dict[str, Tensor]]:
         return self.inner.redistributed_state(kept_A, worker, workers)
 
-    def transfers(
-        self, spec: TensorSpec, level: float, workers: int, kept: Mapping[str, Any] | None = None
-    ) -> Sequence[Transfer]:
+    def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         return self.inner.transfers(spec, level, workers, kept)
 
     def pays(self, spec: TensorSpec, level: float, workers: int) -> bool:

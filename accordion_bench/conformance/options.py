@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.compressors.residuals import FLOATS
-from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.compressors.traits import COLLECTIVES
 from accordion_bench.conformance.subject import (
     SPECS,

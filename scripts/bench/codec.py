@@ -29,7 +29,7 @@ import torch
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context
 from accordion_bench.compressors.oneshot import OneShot
-from accordion_bench.compressors.sizes import payload_bytes
+from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.conformance.subject import with_optimizer
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.partition import levelled

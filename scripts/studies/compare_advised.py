@@ -31,7 +31,7 @@ from accordion_bench import train
 from accordion_bench.adaptive.advised import Advised, meanwhile, send_slots_of
 from accordion_bench.adaptive.lgreco import Turn, choose, end, total
 from accordion_bench.compressors.compressor import Compressor
-from accordion_bench.compressors.sizes import wire_bytes
+from accordion_bench.compressors.probe import wire_bytes
 from accordion_bench.config.components import build_components, build_model
 from accordion_bench.config.compose import compose
 from accordion_bench.network.timeline_file import RecordedStep, read_timeline

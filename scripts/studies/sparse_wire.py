@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from accordion_bench.compressors.assemble import wrapped_compressor
-from accordion_bench.compressors.sizes import dense_bytes, wire
+from accordion_bench.compressors.probe import dense_bytes, wire
 from accordion_bench.options.conf_dir import read_options, yaml_files
 from accordion_bench.plan import TensorSpec
 from accordion_bench.report.render.figures.sheet import save, styled

@@ -14,8 +14,7 @@ from accordion_bench.adaptive.level_policies import AdaQS, GraVAC
 from accordion_bench.adaptive.lgreco import LGreCo
 from accordion_bench.adaptive.policy import notify_refiners
 from accordion_bench.adaptive.schedule import LevelSchedule
-from accordion_bench.compressors.probe import probe, probe_input
-from accordion_bench.compressors.sizes import wire_bytes
+from accordion_bench.compressors.probe import probe, probe_input, wire_bytes
 from accordion_bench.exchange.dry_exchange import compressor_input, measure_level, state_of_first
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Signals

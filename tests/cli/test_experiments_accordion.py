@@ -14,7 +14,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.compressors.description import paper_floats
-from accordion_bench.compressors.sizes import payload_bytes
+from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.config import validate
 from accordion_bench.config.components import build_model
 from accordion_bench.config.compose import SCALES, compose, resolve

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accordion_bench.compressors.arctopk import ARCTopK
-from accordion_bench.compressors.sizes import payload_bytes
+from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo

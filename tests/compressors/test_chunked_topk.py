@@ -11,7 +11,7 @@ from accordion_bench.codecs.layout import Message
 from accordion_bench.codecs.tiles import Tiles, in_order, pack_numbers, quantised, unpack_numbers
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.members import Present
-from accordion_bench.compressors.sizes import payload_bytes
+from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.compressors.topk import TopK, form_of
 from accordion_bench.conformance.devices import check_devices
 from accordion_bench.conformance.pretend_device import DEVICE, pretended

@@ -22,7 +22,7 @@ from accordion_bench.compressors.demo import (
     pack_signs,
     unpack_signs,
 )
-from accordion_bench.compressors.sizes import payload_bytes
+from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.config.components import build_components
 from accordion_bench.exchange.dry_exchange import probe_exchange
 from accordion_bench.options.checks import ConfigError

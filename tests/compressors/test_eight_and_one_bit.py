@@ -8,8 +8,8 @@ import torch
 from accordion_bench.codecs.reference import FORMATS
 from accordion_bench.compressors.eight_bit import Blockwise, coding_of
 from accordion_bench.compressors.natural import Natural
+from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.compressors.sign import OneBit, Sign
-from accordion_bench.compressors.sizes import payload_bytes
 from accordion_bench.compressors.terngrad import TernGrad
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo

@@ -5,7 +5,7 @@ import torch
 
 from accordion_bench import conformance
 from accordion_bench.compressors.gradiveq import GradiVeQ
-from accordion_bench.compressors.sizes import payload_bytes
+from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.conformance import placement
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accordion_bench.compressors.sizes import payload_bytes
+from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.models.resnet import ResNet18
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from accordion_bench import conformance
-from accordion_bench.compressors.sizes import payload_bytes, wire_bytes
+from accordion_bench.compressors.probe import payload_bytes, wire_bytes
 from accordion_bench.compressors.tree import rounds
 from accordion_bench.conformance import placement
 from accordion_bench.conformance.subject import Setup

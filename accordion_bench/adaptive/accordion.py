@@ -107,10 +107,6 @@ class CriticalRegime:
         self.saved, self.steps, self.last_drop = state["saved"], state["steps"], state["last_drop"]
 
 
-def _smoke_options(options: Config, knob: str) -> Config:
-    return {"interval": 1}
-
-
 @with_options
 class Detecting(Policy):
     """Base class of policies that run the detector at the ends of epochs; a subclass acts on the result.
@@ -137,7 +133,7 @@ class Detecting(Policy):
     )
     min_hold: int | None = option("epochs after a drop without a check; null = interval", default=None, at_least=0)
 
-    description = replace(Policy.description, smoke_options=_smoke_options)
+    description = replace(Policy.description, smoke_options=lambda options, knob: {"interval": 1})
 
     detects = True
     intervals = 1
@@ -182,16 +178,16 @@ class Detecting(Policy):
         return critical
 
     def state_dict(self) -> dict[str, Any]:
-        return self.detector.state_dict()
+        return {**self.detector.state_dict(), **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.detector.load_state_dict(state)
+        super().load_state_dict(state)
 
 
 def _level_smoke_options(options: Config, knob: str) -> Config:
     # a codebook is fitted for every selectable number of bits, and 8 bits take seconds
-    few = {"strong": 2, "weak": 3} if knob == "bits" else {}
-    return Detecting.description.smoke_options(options, knob) | few
+    return {"interval": 1, **({"strong": 2, "weak": 3} if knob == "bits" else {})}
 
 
 @with_options
@@ -290,10 +286,6 @@ def _batch_idle(cls: Any, options: Config, context: RunContext) -> Idle:
             yield key, "fixed_switch is set"
 
 
-def _batch_smoke_options(options: Config, knob: str) -> Config:
-    return Detecting.description.smoke_options(options, knob) | {"factor": 2}
-
-
 @with_options
 class AccordionBatch(Detecting):
     """Accordion for batch sizes: switch to the large batch for good at the first check that is not critical.
@@ -330,9 +322,12 @@ class AccordionBatch(Detecting):
         "accordion_batch": Choice("the small batch in critical regimes, a large one afterwards (Agarwal et al. 2021)")
     }
 
-    description = replace(Detecting.description, idle=_batch_idle, smoke_options=_batch_smoke_options)
+    description = replace(
+        Detecting.description, idle=_batch_idle, smoke_options=lambda options, knob: {"interval": 1, "factor": 2}
+    )
 
     drives = "batch"
+    keeps = ("switched",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -415,10 +410,3 @@ class AccordionBatch(Detecting):
         if self._decision:
             self._decision["critical"] = critical
         return critical
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "switched": self.switched}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.switched = state["switched"]

@@ -57,10 +57,6 @@ def _adabatch_idle(cls: Any, options: Config, context: RunContext) -> Idle:
         yield "freq", f"the run has {counted(context.epochs, 'epoch')}"
 
 
-def _adabatch_smoke_options(options: Config, knob: str) -> Config:
-    return {"freq": 1}
-
-
 @with_options
 class AdaBatch(Policy):
     """Every `freq` epochs B <- beta B and LR <- gamma LR; B is at most the number of samples of a worker.
@@ -96,7 +92,7 @@ class AdaBatch(Policy):
         Policy.description,
         requires={"schedule": {"milestones": []}},
         idle=_adabatch_idle,
-        smoke_options=_adabatch_smoke_options,
+        smoke_options=lambda options, knob: {"freq": 1},
     )
 
     drives = "batch"
@@ -130,10 +126,6 @@ class AdaBatch(Policy):
         return {self.after(k, first)[0] for k in range(1, (self.epochs - 1) // self.freq + 1)}
 
 
-def _grow_batch_smoke_options(options: Config, knob: str) -> Config:
-    return {"cap": 8}
-
-
 @with_options
 class GrowBatch(Policy):
     """Where the schedule divides the learning rate by f, multiply the batch by f and keep the learning rate.
@@ -162,9 +154,10 @@ class GrowBatch(Policy):
         )
     }
 
-    description = replace(Policy.description, smoke_options=_grow_batch_smoke_options)
+    description = replace(Policy.description, smoke_options=lambda options, knob: {"cap": 8})
 
     drives = "batch"
+    keeps = ("wanted",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -210,12 +203,6 @@ class GrowBatch(Policy):
                 batches.append(self.at(wanted, batches[-1]))
         return batches[1:]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"wanted": self.wanted}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.wanted = state["wanted"]
-
 
 def ratio(before: float, after: float) -> float:
     """Return before / after for two learning rates, infinity where `after` is 0."""
@@ -231,10 +218,6 @@ def lowering(schedule: Any) -> dict[str, Any]:
     if hasattr(schedule, "final"):
         return {"schedule.final": 0} if schedule.final == 1 else {"schedule.warmup_epochs": 0}
     return {"schedule": "multistep"}
-
-
-def _noise_scale_smoke_options(options: Config, knob: str) -> Config:
-    return {"every": 1}
 
 
 @with_options
@@ -275,10 +258,11 @@ class NoiseScale(Policy):
         "noise_scale": Choice("double the batch while the gradient noise scale exceeds it (McCandlish et al. 2018)")
     }
 
-    description = replace(Policy.description, smoke_options=_noise_scale_smoke_options)
+    description = replace(Policy.description, smoke_options=lambda options, knob: {"every": 1})
 
     drives = "batch"
     needs_gradients = True
+    keeps = ("noise", "signal", "weight")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -347,12 +331,6 @@ class NoiseScale(Policy):
     def later_batches(self, first: int) -> Iterable[int]:
         doublings = int(math.log2(self.most / first)) if first <= self.most else 0
         return [first * 2**k for k in range(1, min(doublings, self.epochs - 1) + 1)]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"noise": self.noise, "signal": self.signal, "weight": self.weight}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.noise, self.signal, self.weight = state["noise"], state["signal"], state["weight"]
 
 
 def noise_and_signal(found: SquareNorms, workers: int) -> tuple[float, float]:

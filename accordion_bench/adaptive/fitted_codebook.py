@@ -11,7 +11,7 @@ from torch import Tensor
 from accordion_bench.adaptive.distributions import POWER, Distribution, Histogram, TruncatedNormals
 from accordion_bench.adaptive.level_solvers import Fit, alq, alqg, amq, psi
 from accordion_bench.adaptive.policy import Policy
-from accordion_bench.compressors import codebooks
+from accordion_bench.compressors.quantiser import exponential
 from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
@@ -33,10 +33,6 @@ def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
         yield "sweeps", f"{context.group}.method is amq"
     elif options.get("solver") == "official":
         yield "sweeps", f"{context.group}.solver is official, which has a fixed number of sweeps"
-
-
-def _smoke_options(options: Config, knob: str) -> Config:
-    return {"stat_samples": 1, "update_at": [0], "num_components": 2}
 
 
 @with_options
@@ -106,7 +102,7 @@ class FittedCodebook(Policy):
         Policy.description,
         display_names={"alq": "ALQ", "alqn": "ALQ-N", "alqg": "ALQ-G", "amq": "AMQ", "amqn": "AMQ-N"},
         idle=_idle,
-        smoke_options=_smoke_options,
+        smoke_options=lambda options, knob: {"stat_samples": 1, "update_at": [0], "num_components": 2},
     )
 
     drives = "codebook"
@@ -143,7 +139,7 @@ class FittedCodebook(Policy):
             rule = "exact where the codebook has a zero level (compressor.zero_level=true)"
             raise checks.ValueRefused("solver", rule, "official", "exact")
         if self.initial == "exponential":
-            books = {bits: rounded(codebooks.exponential(bits, 0.0 in book)) for bits, book in books.items()}
+            books = {bits: rounded(exponential(bits, 0.0 in book)) for bits, book in books.items()}
         return replace(plan, codebooks=books)
 
     def distribution(self, statistics: Mapping[BucketStatistic, Tensor]) -> Distribution | None:

@@ -22,10 +22,6 @@ def _adaqs_idle(cls: Any, options: Config, context: RunContext) -> Idle:
             yield key, "initial = cap leaves no bit to add"
 
 
-def _adaqs_smoke_options(options: Config, knob: str) -> Config:
-    return {"interval": 1, "factor": 2, "cap": 4}
-
-
 @with_options
 class AdaQS(Policy):
     """Add one bit, b <- b + 1, when MSDR(e) <= MSDR(at the last change) / factor, up to `cap`; never remove one.
@@ -55,12 +51,17 @@ class AdaQS(Policy):
         )
     }
 
-    description = replace(Policy.description, idle=_adaqs_idle, smoke_options=_adaqs_smoke_options)
+    description = replace(
+        Policy.description,
+        idle=_adaqs_idle,
+        smoke_options=lambda options, knob: {"interval": 1, "factor": 2, "cap": 4},
+    )
 
     knobs = ("bits",)
     intervals = 2  # the first measurement decides nothing
     level_keys = ("initial", "cap")
     signal = "msdr_local"
+    keeps = ("bits", "saved", "steps")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,18 +123,8 @@ class AdaQS(Policy):
         whole = self.scope == WHOLE_MODEL
         return plan.with_levels({name: self._index[self.bits[WHOLE_MODEL if whole else name]] for name in plan.levels})
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"bits": dict(self.bits), "saved": dict(self.saved), "steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.bits, self.saved, self.steps = dict(state["bits"]), dict(state["saved"]), state["steps"]
-
 
 DENSE = 1.0
-
-
-def _gravac_smoke_options(options: Config, knob: str) -> Config:
-    return {"interval": 1, "every": 1, "smallest": 0.02}
 
 
 @with_options
@@ -184,11 +175,14 @@ class GraVAC(Policy):
         )
     }
 
-    description = replace(Policy.description, smoke_options=_gravac_smoke_options)
+    description = replace(
+        Policy.description, smoke_options=lambda options, knob: {"interval": 1, "every": 1, "smallest": 0.02}
+    )
 
     when = "exchange"
     knobs = ("density",)
     level_keys = ("smallest", "mildest")
+    keeps = ("candidate", "since", "searching", "level", "scores", "sums")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -285,13 +279,3 @@ class GraVAC(Policy):
         if self.candidate not in (0, i):
             self.sums.pop(self.candidate, None)  # outdated measurement
         self._decision["next_candidate"] = self.densities[self.candidate]
-
-    def state_dict(self) -> dict[str, Any]:
-        kept = ("candidate", "since", "searching", "level")
-        return {**{key: getattr(self, key) for key in kept}, "scores": dict(self.scores), "sums": dict(self.sums)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.candidate, self.since = state["candidate"], state["since"]
-        self.searching, self.level = state["searching"], state["level"]
-        self.scores = dict(state["scores"])
-        self.sums = {i: (sent, norm) for i, (sent, norm) in state["sums"].items()}

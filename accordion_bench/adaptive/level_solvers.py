@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.adaptive.distributions import Distribution, Histogram, increasing_root
-from accordion_bench.compressors.codebooks import codebook, exponential, positive_count, uniform
+from accordion_bench.compressors.quantiser import codebook, exponential, positive_count, uniform
 
 GAP = 2.0**-22  # smallest distance of neighbours: keeps levels strictly ascending in fp32 (spacing 2^-24 below 1)
 RANGE = (1e-3, 0.999)  # of the multiplier p
@@ -44,14 +44,6 @@ def psi(dist: Distribution, levels: Sequence[float] | Tensor) -> Tensor:
     """Return psi(L) of full codebooks [..., K] ascending from -1 to 1, shape [...]."""
     levels = torch.as_tensor(levels, dtype=torch.float64, device=dist.like.device)
     return interval_variance(dist, levels[..., :-1], levels[..., 1:]).sum(-1)
-
-
-def beta(dist: Distribution, a: Tensor, c: Tensor) -> Tensor:
-    """Return the best level between fixed neighbours a < c, elementwise; the midpoint where [a, c] has no mass.
-
-    beta(a, c) = F^-1(F(c) - (M1 - a M0) / (c - a))
-    """
-    return _between(dist, a, c, torch.zeros_like(a, dtype=torch.bool), (a + c) / 2)
 
 
 # ---------------------------------------------------------------------------------------------- free levels

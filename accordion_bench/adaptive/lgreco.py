@@ -134,8 +134,8 @@ MOST = 9  # upper bound on the number of default levels
 
 
 def _smoke_options(options: Config, knob: str) -> Config:
-    few = {"levels": [2, 3]} if knob == "bits" else {}  # codebooks of many bits take seconds to fit
-    return {"samples": 1, "every": 1, **few}
+    # codebooks of many bits take seconds to fit
+    return {"samples": 1, "every": 1, **({"levels": [2, 3]} if knob == "bits" else {})}
 
 
 @with_options
@@ -188,6 +188,7 @@ class LGreCo(Policy):
     description = replace(Policy.description, display_names={"lgreco": "L-GreCo"}, smoke_options=_smoke_options)
 
     refines = True
+    keeps = ("budget", "window", "begun", "first", "last")
     when = "exchange"
 
     def __post_init__(self) -> None:
@@ -302,11 +303,3 @@ class LGreCo(Policy):
             limit: upper bound on the sum of errors.
         """
         return choose(errors, wire, refined, limit, [Turn(0.0, 0.0, range(len(refined)))]), {}
-
-    def state_dict(self) -> dict[str, Any]:
-        kept = ("window", "begun", "first", "last")
-        return {"budget": dict(self.budget), **{key: getattr(self, key) for key in kept}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.budget = dict(state["budget"])
-        self.window, self.begun, self.first, self.last = (state[k] for k in ("window", "begun", "first", "last"))

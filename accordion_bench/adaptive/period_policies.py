@@ -133,10 +133,6 @@ def _adacomm_idle(cls: Any, options: Config, context: RunContext) -> Idle:
         yield "sync.period", f"{context.group}.initial sets the first one"
 
 
-def _adacomm_smoke_options(options: Config, knob: str) -> Config:
-    return {"every": 1}
-
-
 @with_options
 class AdaComm(Policy):
     """Shorten the averaging period as the training loss falls: tau_l = ceil(sqrt(eta_0 / eta_l x F_l / F_0) tau_0).
@@ -174,9 +170,10 @@ class AdaComm(Policy):
         )
     }
 
-    description = replace(Policy.description, idle=_adacomm_idle, smoke_options=_adacomm_smoke_options)
+    description = replace(Policy.description, idle=_adacomm_idle, smoke_options=lambda options, knob: {"every": 1})
 
     drives = "period"
+    keeps = ("first", "last_lr", "loss_sum", "begun", "read")
     required_facts = frozenset({"epochs", "steps_per_epoch", "loss"})
     when = "exchange"
 
@@ -259,11 +256,3 @@ class AdaComm(Policy):
         if same:
             return -(-period // 2), "halved"
         return (root, "learning-rate drop") if dropped else (period, "learning-rate rise")
-
-    def state_dict(self) -> dict[str, Any]:
-        kept = ("first", "last_lr", "loss_sum", "begun", "read")
-        return {key: getattr(self, key) for key in kept}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for key, value in state.items():
-            setattr(self, key, value)

@@ -1,5 +1,6 @@
 """Base class of policies, checks of the plans that they return, and the valid levels of a compressor's knob."""
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -47,6 +48,7 @@ class Policy(Component):
         required_facts: facts about the training that it must know in advance, besides workers and tensors: `epochs`,
             `steps_per_epoch`, `schedule` (future learning rates), `loss` (of every step).
         intervals: number of periods of its option `interval`, in epochs, before its first decision; 0 = no such option.
+        keeps: names of the attributes that make up its state.
 
     Example:
         >>> class StrongFromEpoch1(Policy):
@@ -70,6 +72,7 @@ class Policy(Component):
     detects: bool = False
     required_facts: frozenset[str] = frozenset()
     intervals: int = 0
+    keeps: tuple[str, ...] = ()
     _decision: dict[str, Any] = {}
 
     def ladder(self, knob: str, pair: tuple[float, float]) -> tuple[float, ...]:
@@ -135,11 +138,13 @@ class Policy(Component):
         return self._decision
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as tensors, numbers, strings and containers of them."""
-        return {}
+        """Return the state as tensors, numbers, strings and containers of them: copies of the attributes in `keeps`."""
+        return {name: copy.deepcopy(getattr(self, name)) for name in self.keeps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state returned by `state_dict()`."""
+        for name in self.keeps:
+            setattr(self, name, copy.deepcopy(state[name]))
 
 
 def checked(name: str, before: Plan, plan: Any, ladder: Ladder) -> Plan:

@@ -49,13 +49,12 @@ class Stack(NamedTuple):
     """Matrices of one shape and kind.
 
     ids: indices of G tensors.
-    rank, whole: as in `MatrixKind`.
+    kind: of all of them.
     Ms_W: their momenta [W, G, n, m].
     """
 
     ids: list[int]
-    rank: int
-    whole: bool
+    kind: MatrixKind
     Ms_W: Tensor
 
     @property
@@ -198,16 +197,16 @@ class Dion(OrthonormalSteps):
         momenta_W = {i: entries["momentum_W"] for i, entries in own.items()}
         if momenta_W:
             torch._foreach_add_(list(momenta_W.values()), [xs_W[i] for i in momenta_W])
-        found = batches([momenta_W.get(i, x_W) for i, x_W in enumerate(xs_W)], ctx.specs, kinds)
-        stacks = [Stack(ids, kind.rank, kind.whole, Ms_W) for ids, kind, Ms_W in found]
+        every_W = [momenta_W.get(i, x_W) for i, x_W in enumerate(xs_W)]
+        stacks = [Stack(*found) for found in batches(every_W, ctx.specs, kinds)]
         olds = together(  # [G, l, r]
-            [[self._query(ctx, i, stack.rank, own[i].get("q"), xs_W[i]) for i in stack.ids] for stack in stacks]
+            [[self._query(ctx, i, stack.kind.rank, own[i].get("q"), xs_W[i]) for i in stack.ids] for stack in stacks]
         )
         engine = engine_for(xs_W)
         Qs = engine.orthonormalise(olds)  # only the span of leading columns matters; this improves the conditioning
 
         # (M_w Q)^T [W, G, r, k], or M_w
-        sent = [number for number, stack in enumerate(stacks) if not stack.whole]
+        sent = [number for number, stack in enumerate(stacks) if not stack.kind.whole]
         firsts_W = [stack.Ms_W for stack in stacks]
         talls_W = [stack.tall(stack.Ms_W) for stack in stacks]
         found_W = engine.multiply([talls_W[number] for number in sent], [Qs[number] for number in sent])
@@ -216,7 +215,7 @@ class Dion(OrthonormalSteps):
         means = comm.all_reduce_mean([*firsts_W, *(xs_W[i] for i in dense)])
         of_stacks, of_dense = means[: len(stacks)], means[len(stacks) :]
         products = [  # mean_w M_w Q [G, k, r]
-            stack.tall(mean) @ Q if stack.whole else mean.mT
+            stack.tall(mean) @ Q if stack.kind.whole else mean.mT
             for stack, mean, Q in zip(stacks, of_stacks, Qs, strict=True)
         ]
         alive = [product.abs().amax(dim=(-2, -1), keepdim=True) > 0 for product in products]
@@ -224,10 +223,10 @@ class Dion(OrthonormalSteps):
 
         Rts_W = engine.multiply([tall_W.mT for tall_W in talls_W], Ps)  # [W, G, r, l]
         reduced = iter(
-            comm.all_reduce_mean([Rt_W for stack, Rt_W in zip(stacks, Rts_W, strict=True) if not stack.whole])
+            comm.all_reduce_mean([Rt_W for stack, Rt_W in zip(stacks, Rts_W, strict=True) if not stack.kind.whole])
         )
         Rts = [
-            P.mT @ stack.tall(mean) if stack.whole else next(reduced)
+            P.mT @ stack.tall(mean) if stack.kind.whole else next(reduced)
             for stack, mean, P in zip(stacks, of_stacks, Ps, strict=True)
         ]
 

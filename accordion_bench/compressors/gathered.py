@@ -3,9 +3,10 @@
 Tensor suffixes: W local workers, A all workers, R rows of a target, N elements, B bytes.
 """
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -244,13 +245,9 @@ class Sent:
         ids = [*gathered, *others]
         self.compressor, self.place = compressor, {i: k for k, i in enumerate(ids)}
         self.bucket = Bucket.of(xs_W, ctx, ids, comm.local)
-        if not ids:
-            return
-        try:
-            self.message = compressor.encode_for(self.bucket, len(gathered), comm)
-        except NonFiniteRow as bad:
-            worker, k = divmod(bad.row, len(ids))
-            raise non_finite(ctx, ids[k], comm.first_named + worker) from None
+        if ids:
+            with naming(ctx, ids, comm.first_named):
+                self.message = compressor.encode_for(self.bucket, len(gathered), comm)
 
     def decoded(self, ids: Sequence[int]) -> list[Tensor]:
         """Return the decoded messages of the local workers for some tensors, [W, ...], adjacent in memory."""
@@ -278,6 +275,16 @@ def target_like(xs: Sequence[Tensor], may_be_empty: bool, rows: int = 1, divisor
     make = torch.empty if empty else large_pages.zeros
     parts = make(1, sum(sizes), device=xs[0].device, dtype=xs[0].dtype)[0].split(sizes)
     return Target([part.view(rows, -1) for part in parts], divisor=divisor, empty=empty)
+
+
+@contextlib.contextmanager
+def naming(ctx: Context, ids: Sequence[int], first_named: int) -> Iterator[None]:
+    """Turn an error in the encoding of some tensors into one that names the tensor and the worker."""
+    try:
+        yield
+    except NonFiniteRow as bad:
+        worker, k = divmod(bad.row, len(ids))
+        raise non_finite(ctx, ids[k], first_named + worker) from None
 
 
 def non_finite(ctx: Context, i: int, worker: int) -> NonFinite:

@@ -17,7 +17,6 @@ from accordion_bench.compressors.description import FEEDBACK, TRAVEL, WhyDense, 
 from accordion_bench.compressors.probe import dense_bytes
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 
@@ -30,10 +29,6 @@ def _why_dense(compressor: "GradiVeQ", spec: TensorSpec, level: float, workers: 
         return None
     reason = f"{level:g} coefficients of vectors of {compressor.length} would be no shorter than the tensor"
     return WhyDense(reason, shorter_messages(compressor))
-
-
-def _smoke_options(options: Config, knob: str) -> Config:
-    return {"basis_steps": 1, "period": 4}
 
 
 @with_options
@@ -68,7 +63,7 @@ class GradiVeQ(Compressor):
         display_names={"gradiveq": "GradiVeQ"},
         advised_levels=(4,),
         why_dense=_why_dense,
-        smoke_options=_smoke_options,
+        smoke_options=lambda options, knob: {"basis_steps": 1, "period": 4},
         claims=replace(Compressor.description.claims, other_options=({"basis_steps": 1, "period": 3},)),
     )
     traits = Traits(knob="rank", pair=(4, 16), min_ndim=2)

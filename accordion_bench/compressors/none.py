@@ -20,17 +20,15 @@ def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
     yield "error_feedback", "nothing is lost"
 
 
-def _paper_floats(compressor: "Dense", spec: TensorSpec, level: float | None, workers: int) -> int:
-    return spec.numel
-
-
 @with_options
 class Dense(Compressor):
     """Uncompressed all-reduce of the gradient: update = mean_w g_w."""
 
     chosen_as = {"none": Choice("the dense baseline: fp32 all-reduce")}
 
-    description = replace(Compressor.description, idle=_idle, paper_floats=_paper_floats)
+    description = replace(
+        Compressor.description, idle=_idle, paper_floats=lambda compressor, spec, level, workers: spec.numel
+    )
 
     traits = Traits(whole_model=True, unbiased=True, contracts=True, grouping="alone", replays=True)
 

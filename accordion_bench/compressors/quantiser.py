@@ -1,10 +1,12 @@
 """Quantisers: divide coordinates by their bucket's norm, and round them at random to the levels of a codebook."""
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +14,6 @@ from accordion_bench.codecs.bucket import Context
 from accordion_bench.codecs.coding import Coding, to_levels
 from accordion_bench.codecs.non_finite import refuse_non_finite
 from accordion_bench.codecs.reference import ORDERS, in_blocks
-from accordion_bench.compressors import codebooks
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.compressors.description import KEPT, TRAVEL
 from accordion_bench.compressors.entropy import METHODS, check_entropy
@@ -136,7 +137,7 @@ class Quantiser(DenseCodes):
     def __post_init__(self) -> None:
         super().__post_init__()
         named = self.levels in ("uniform", "exponential")
-        self.custom = None if named else codebooks.check_codebook("levels", self.levels)
+        self.custom = None if named else check_codebook("levels", self.levels)
         if self.custom:
             typed: dict[str, Any] = {"compressor.levels": "uniform"}
             if self.bits in (None, 2):  # 2 bits with a zero level leave no level for a policy to fit
@@ -144,13 +145,13 @@ class Quantiser(DenseCodes):
             self.traits = replace(self.traits, knob=None)
             self.description = replace(self.description, knob_with=("bits", typed))
             if self.bits is None:
-                self.bits = codebooks.bits_of(self.custom)
+                self.bits = bits_of(self.custom)
         self.bits = self.check_level("bits", self.bits)
         check_entropy(self.entropy)
 
     def check_level(self, key: str, value: Any) -> int:
         if self.custom:
-            own = codebooks.bits_of(self.custom)
+            own = bits_of(self.custom)
             if value != own:
                 rule = f"{own} or {{null}}, as compressor.levels has {len(self.custom)} levels"
                 raise ValueRefused(key, rule, value, own)
@@ -158,7 +159,7 @@ class Quantiser(DenseCodes):
         if not isinstance(value, int | float) or isinstance(value, bool) or value not in range(2, 9):
             nearest = min(max(int(value), 2), 8) if isinstance(value, int | float) and abs(value) < 1e9 else 4
             raise ValueRefused(key, "an integer from 2 to 8", value, nearest)
-        if self.levels == "exponential" and not codebooks.ascending(self.codebook(int(value))):
+        if self.levels == "exponential" and not ascending(self.codebook(int(value))):
             rule = f"so large that {2 ** int(value)} levels differ in float32"
             raise ValueRefused("p", rule, self.p, 0.5)
         return int(value)
@@ -167,8 +168,8 @@ class Quantiser(DenseCodes):
         if self.custom:
             return self.custom
         if self.levels == "uniform":
-            return codebooks.uniform(bits, self.zero_level)
-        return codebooks.exponential(bits, self.zero_level, self.p)
+            return uniform(bits, self.zero_level)
+        return exponential(bits, self.zero_level, self.p)
 
     def _in_force(self, level: float, fitted: Codebooks) -> tuple[float, ...]:
         """Return the policy's codebook for this level, or the compressor's own."""
@@ -199,3 +200,71 @@ class Quantiser(DenseCodes):
 def coding_of(levels: tuple[float, ...], norm: str) -> Coding:
     """Return the coding that divides coordinates by their bucket's norm and rounds them at random to levels."""
     return to_levels(levels, norm, Quantiser.stream)
+
+
+# ---- codebooks: the levels in [-1, 1] to which normalised coordinates are rounded
+
+
+@functools.lru_cache(maxsize=64)
+def uniform(bits: int, zero_level: bool) -> tuple[float, ...]:
+    """Return evenly spaced levels; 3 bits: +-1/7, 3/7, 5/7, 1, or 0, +-1/3, 2/3, 1. `uniform(2, True)` is ternary."""
+    count = positive_count(bits, zero_level)
+    if zero_level:
+        return codebook([j / count for j in range(1, count + 1)], zero_level)
+    return codebook([(2 * j - 1) / (2 * count - 1) for j in range(1, count + 1)], zero_level)
+
+
+@functools.lru_cache(maxsize=64)
+def exponential(bits: int, zero_level: bool, p: float = 0.5) -> tuple[float, ...]:
+    """Return levels +-p^j, j = 0, 1, ..., and 0 if `zero_level`; p in (0, 1)."""
+    return codebook([p**j for j in reversed(range(positive_count(bits, zero_level)))], zero_level)
+
+
+def codebook(positives: Sequence[float], zero_level: bool) -> tuple[float, ...]:
+    """Return the full codebook for the given ascending positive levels."""
+    negatives = [-level for level in reversed(positives)]
+    if zero_level:
+        return (*negatives, 0.0, *positives)
+    return (*negatives, *positives)
+
+
+def positive_count(bits: int, zero_level: bool) -> int:
+    """Return the number of positive levels, including 1."""
+    fewest, kind = (2, "with") if zero_level else (1, "without")
+    if bits < fewest:
+        raise ValueError(f"a codebook {kind} a zero level needs {fewest} bits")
+    if zero_level:
+        return 2 ** (bits - 1) - 1
+    return 2 ** (bits - 1)
+
+
+def bits_of(levels: Sequence[float]) -> int:
+    """Return the bits per code of a fixed-width code for a codebook."""
+    return max(1, math.ceil(math.log2(len(levels))))
+
+
+def check_codebook(key: str, value: Any) -> tuple[float, ...]:
+    """Return a codebook as floats, after checking that it ascends from -1 to 1 and has at most 256 levels.
+
+    Raises:
+        ValueRefused: with key, rule, value and a suggestion.
+    """
+    numbers = isinstance(value, list | tuple) and all(
+        isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in value
+    )
+    levels = tuple(float(x) for x in value) if numbers else ()
+    if not 2 <= len(levels) <= 256 or not ascending(levels) or (levels[0], levels[-1]) != (-1.0, 1.0):
+        rule = "uniform, exponential, or 2 to 256 numbers in ascending order (in float32) from -1 to 1"
+        raise ValueRefused(key, rule, value, _repaired(levels))
+    return levels
+
+
+def ascending(levels: Sequence[float]) -> bool:
+    """Whether each level exceeds the previous one in float32."""
+    return bool((np.diff(np.array(levels, np.float32)) > 0).all())
+
+
+def _repaired(levels: tuple[float, ...]) -> list[float] | str:
+    """Return the nearest valid codebook to the given levels."""
+    inner = sorted({x for x in levels if -1 < x < 1})
+    return [-1, *inner, 1] if 0 < len(inner) <= 30 else "uniform"

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Context, Target
 from accordion_bench.codecs.layout import Message
-from accordion_bench.codecs.non_finite import NonFiniteRow
-from accordion_bench.compressors.compressor import State
+from accordion_bench.compressors.compressor import Saved, State
 from accordion_bench.compressors.eight_bit import Blockwise
-from accordion_bench.compressors.gathered import non_finite
+from accordion_bench.compressors.gathered import naming
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 
@@ -41,11 +40,11 @@ class Floats:
     def write(self, residuals_W: Mapping[int, Tensor], ctx: Context, state: State, first_worker: int) -> None:
         """Store residuals that `read` returned and the exchange changed; a no-op for floats, which change in place."""
 
-    def opened(self, kept: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    def opened(self, kept: Saved) -> dict[str, dict[str, Tensor]]:
         """Return one worker's state entries with residuals as floats."""
         return {name: dict(entries) for name, entries in kept.items()}
 
-    def closed(self, kept: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    def closed(self, kept: Saved) -> dict[str, dict[str, Tensor]]:
         """Return one worker's state entries in the stored format."""
         return self.opened(kept)
 
@@ -83,26 +82,21 @@ class EightBits(Floats):
             NonFinite: a residual is not finite.
         """
         ids = list(residuals_W)
-        try:
+        with naming(ctx, ids, first_worker):
             coded = self._encoded([ctx.specs[i] for i in ids], [residuals_W[i] for i in ids])
-        except NonFiniteRow as bad:
-            worker, k = divmod(bad.row, len(ids))
-            raise non_finite(ctx, ids[k], first_worker + worker) from None
         if ids:
             torch._foreach_copy_([state[ctx.specs[i].name][BYTES] for i in ids], coded)
 
-    def opened(self, kept: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    def opened(self, kept: Saved) -> dict[str, dict[str, Tensor]]:
         return self._changed(
             kept, lambda specs, x_W: self._decoded(specs, x_W, x_W[0].new_zeros((), dtype=torch.float64))
         )
 
-    def closed(self, kept: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    def closed(self, kept: Saved) -> dict[str, dict[str, Tensor]]:
         return self._changed(kept, self._encoded)
 
     def _changed(
-        self,
-        kept: Mapping[str, Mapping[str, Tensor]],
-        change: Callable[[Sequence[TensorSpec], Sequence[Tensor]], list[Tensor]],
+        self, kept: Saved, change: Callable[[Sequence[TensorSpec], Sequence[Tensor]], list[Tensor]]
     ) -> dict[str, dict[str, Tensor]]:
         """Return one worker's state entries with converted residuals."""
         found = {name: dict(entries) for name, entries in kept.items()}

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.layout import Transfer
-from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context, Exchanged, Kept, State, paying_levels, subtract_
-from accordion_bench.compressors.gathered import Gathered, non_finite, reduce_to_owners
+from accordion_bench.compressors.gathered import Gathered, naming, reduce_to_owners
 from accordion_bench.compressors.probe import dense_bytes
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.option import with_options
@@ -43,8 +42,7 @@ class Scattered(Wrapper):
         return sum(transfer.nbytes for transfer in self.transfers(spec, level, workers)) < dense_bytes(spec)
 
     def takes_feedback(self, spec: TensorSpec, level: float | None, workers: int) -> bool:
-        taken = level is not None and self.inner.takes_feedback(spec, level, workers)
-        return taken and level is not None and self.pays(spec, level, workers)
+        return level is not None and self.inner.takes_feedback(spec, level, workers) and self.pays(spec, level, workers)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         owned = [[i for i, spec in enumerate(ctx.specs) if self.owners[spec.name] == w] for w in range(comm.workers)]
@@ -56,11 +54,8 @@ class Scattered(Wrapper):
         bucket = Bucket.of(xs_W, ctx, ids, comm.local)
         if ids:
             assert isinstance(self.inner, Gathered)
-            try:
+            with naming(ctx, ids, comm.first_named):
                 handed = reduce_to_owners(self.inner, bucket, list(map(len, coded)), comm)
-            except NonFiniteRow as bad:
-                worker, k = divmod(bad.row, len(ids))
-                raise non_finite(ctx, ids[k], comm.first_named + worker) from None
             for owner, means in zip(comm.local, handed.means_W, strict=True):
                 for i, mean in zip(coded[owner], means, strict=True):
                     update[i] = mean.view(ctx.specs[i].shape)

@@ -136,10 +136,6 @@ class Sign(DenseCodes):
         return Coding("sign", SIGNS, self.scale, "mean" if self.scale == "l1" else "root mean")
 
 
-def _onebit_contraction(compressor: "OneBit", spec: TensorSpec, level: float) -> float:
-    return 1 / compressor.blocks(spec)
-
-
 @with_options
 class OneBit(DenseCodes):
     """C(v)_i = c+ if v_i >= 0 else c-, per column: c+ the mean of its non-negative entries, c- of its negative ones.
@@ -166,7 +162,9 @@ class OneBit(DenseCodes):
         display_names={"onebit": "1-bit SGD"},
         kernels=("cpu", "cuda"),
         collective_reason="signs cannot be summed in one bit",
-        claims=replace(DenseCodes.description.claims, contraction=_onebit_contraction),
+        claims=replace(
+            DenseCodes.description.claims, contraction=lambda compressor, spec, level: 1 / compressor.blocks(spec)
+        ),
     )
 
     stream = "OneBit"

@@ -3,10 +3,9 @@
 Tensor suffixes: W local workers, A all workers, N elements, B bytes.
 """
 
-import contextlib
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from torch import Tensor
 from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.layout import Message, Transfer
-from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import (
     Context,
@@ -29,7 +27,7 @@ from accordion_bench.compressors.compressor import (
     subtract_,
 )
 from accordion_bench.compressors.description import WhyDense, shorter_messages
-from accordion_bench.compressors.gathered import Gathered, non_finite, reduce_to_owners, target_like
+from accordion_bench.compressors.gathered import Gathered, naming, reduce_to_owners, target_like
 from accordion_bench.compressors.probe import Probed, cheaper_than_dense, payload_bytes, probe_exchanged, wire_bytes
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.component import Idle, RunContext
@@ -243,9 +241,7 @@ class TwoWay(Wrapper):
         return [Transfer("all_to_all", nbytes), Transfer("all_gather_shards", nbytes)]
 
     def takes_feedback(self, spec: TensorSpec, level: float | None, workers: int) -> bool:
-        """Whether the inner compressor takes feedback, for tensors that are sent through owners."""
-        taken = level is not None and self.inner.takes_feedback(spec, level, workers)
-        return taken and level is not None and self.pays(spec, level, workers)
+        return level is not None and self.inner.takes_feedback(spec, level, workers) and self.pays(spec, level, workers)
 
     pays = cheaper_than_dense
 
@@ -271,7 +267,7 @@ class TwoWay(Wrapper):
         bucket = replace(bucket, feedback=feedback)
 
         # 2. the owner of a piece receives it from all workers, and averages
-        with _naming(everything, ctx, named):
+        with naming(ctx, [i for _, i in everything], named):
             handed = reduce_to_owners(self.inner, bucket, list(map(len, owned)), comm)
         sent, sizes = handed.message, [layout.nbytes for layout in handed.layouts]
 
@@ -289,7 +285,7 @@ class TwoWay(Wrapper):
                 begin = sum(map(len, owned[:owner]))
                 masks = feedback.masks[begin : begin + len(entries)] if feedback else ()
                 shard = replace(shard, feedback=Feedback(kept, [1.0] * len(kept), masks=masks))
-            with _naming(entries, ctx, named + row):
+            with naming(ctx, [i for _, i in entries], named + row):
                 answers.append(self.inner.encode_fed(shard).rows[0])
 
         # 4. all workers receive all pieces
@@ -329,19 +325,5 @@ class TwoWay(Wrapper):
         entries: Sequence[tuple[Piece, int]], ctx: Context, xs_W: Sequence[Tensor], workers: Sequence[int]
     ) -> Bucket:
         """Return a bucket of pieces [W, N] as separate tensors."""
-        specs, levels = _specs_and_levels(entries, ctx)
+        specs, levels = [piece.spec for piece, _ in entries], [ctx.levels[i] for _, i in entries]
         return Bucket(ctx.step, specs, levels, ctx.seed, (), ctx.codebooks, xs_W=xs_W, workers=workers)
-
-
-@contextlib.contextmanager
-def _naming(entries: Sequence[tuple[Piece, int]], ctx: Context, first_named: int) -> Iterator[None]:
-    """Turn an error in the encoding of pieces into one that names the tensor of the piece, and the worker."""
-    try:
-        yield
-    except NonFiniteRow as bad:
-        worker, k = divmod(bad.row, len(entries))
-        raise non_finite(ctx, entries[k][1], first_named + worker) from None
-
-
-def _specs_and_levels(entries: Sequence[tuple[Piece, int]], ctx: Context) -> tuple[list[TensorSpec], list[float]]:
-    return [piece.spec for piece, _ in entries], [ctx.levels[i] for _, i in entries]

@@ -1,43 +1,28 @@
-"""Wrapper: base class of compressors around another compressor."""
+"""Wrapper: base class of compressors around another compressor; the optimizer's momentum on each worker."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from accordion_bench.codecs.engine import Momenta
+from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Compressor, Context, Kept, Saved, State
-from accordion_bench.compressors.description import Claims, WhyDense, dense_reason, paper_floats, with_claims
-from accordion_bench.compressors.probe import Buckets, Probed, buckets_of, probe_input
-from accordion_bench.options.option import with_options
+from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, Saved, State, zeros_in_state
+from accordion_bench.compressors.description import Claims, dense_reason, paper_floats, with_claims
+from accordion_bench.compressors.probe import buckets_of, probe_input
+from accordion_bench.options.component import Idle, RunContext
+from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
 
 
-def _paper_floats(compressor: "Wrapper", spec: TensorSpec, level: float | None, workers: int) -> int | None:
-    return paper_floats(compressor.inner, spec, level, workers)
-
-
-def _why_dense(compressor: "Wrapper", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-    return dense_reason(compressor.inner, spec, level, workers)
-
-
-def _contraction(compressor: "Wrapper", spec: TensorSpec, level: float) -> float | None:
-    return compressor.inner.description.claims.contraction(compressor.inner, spec, level)
-
-
-def _variance(compressor: "Wrapper", x_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor | None:
-    found: Tensor | None = compressor.inner.description.claims.variance(compressor.inner, x_R, spec, level, ctx)
-    return found
-
-
-def _buckets_of(compressor: "Wrapper", xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]] | None:
-    return buckets_of(compressor.inner, xs_W, ctx)
-
-
-def _probe_input(compressor: "Wrapper", ps_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> Probed:
-    return probe_input(compressor.inner, ps_W, ctx, state, workers)
+def _of_inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a wrapper that calls a function of its inner compressor."""
+    return lambda compressor, *arguments: function(compressor.inner, *arguments)
 
 
 @with_options
@@ -52,11 +37,14 @@ class Wrapper(Compressor):
 
     description = replace(
         Compressor.description,
-        paper_floats=_paper_floats,
-        why_dense=_why_dense,
-        probe_input=_probe_input,
-        buckets_of=_buckets_of,
-        claims=Claims(contraction=_contraction, variance=_variance),
+        paper_floats=_of_inner(paper_floats),
+        why_dense=_of_inner(dense_reason),
+        probe_input=_of_inner(probe_input),
+        buckets_of=_of_inner(buckets_of),
+        claims=Claims(
+            contraction=_of_inner(lambda inner, *of: inner.description.claims.contraction(inner, *of)),
+            variance=_of_inner(lambda inner, *of: inner.description.claims.variance(inner, *of)),
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -99,3 +87,53 @@ class Wrapper(Compressor):
 
     def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
         return self.inner.compressor_input(xs_W, ctx, state, workers)
+
+
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
+    if not context.gradients:
+        yield "worker_momentum", "no gradients are exchanged"
+        yield "weight_decay_mode", "no gradients are exchanged"
+    if not options.get("worker_momentum"):
+        yield "weight_decay_mode", "compressor.worker_momentum is false"
+    if not context.weight_decay:
+        yield "weight_decay_mode", "optimizer.weight_decay is 0"
+
+
+@with_options
+class WorkerMomentum(Wrapper):
+    """m_w <- mu m_w + g_w; exchange g_w + mu m_w (nesterov) or m_w, instead of g_w.
+
+    The optimizer then applies no momentum. It only applies weight decay, according to `weight_decay_mode`:
+
+    `after_decode`: w <- mu w + lambda x, x <- x - lr (lambda x + mu w), uncompressed, in addition to the exchanged
+        step;
+    `decoupled`: x <- x - lr lambda x; `in_gradient`: compressed as part of the gradient. mu is the optimizer's.
+
+    Source: Zheng, Huang, Kwok 2019 (arXiv 1905.10936); Bernstein et al. 2018 (Signum).
+    """
+
+    momentum: float = option(default=0.9, at_least=0, below=1, shown=False)
+    nesterov: bool = option(default=False, shown=False)
+    weight_decay_mode: str = option(default="after_decode", choices=("after_decode", "decoupled", "in_gradient"))
+
+    description = replace(Wrapper.description, idle=_idle)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        optimizer = self.inner.traits.optimizer
+        owns, mode = optimizer.owns | {"momentum"}, self.weight_decay_mode
+        self.traits = replace(self.inner.traits, optimizer=replace(optimizer, owns=owns, weight_decay_mode=mode))
+
+    def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
+        return zeros_in_state(self.inner.init(specs, comm, like), "momentum_W", specs, comm, like)
+
+    @torch.no_grad()
+    def compressor_input(self, xs_W: Sequence[Tensor], ctx: Context, state: State, workers: int) -> list[Tensor]:
+        ms_W = [state[spec.name]["momentum_W"].clone() for spec in ctx.specs]
+        sent_W = engine_for(xs_W).add_momenta(Momenta(ms_W, xs_W, self.momentum, self.nesterov)) if ms_W else ms_W
+        return self.inner.compressor_input(sent_W, ctx, state, workers)
+
+    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        ms_W = [state[spec.name]["momentum_W"] for spec in ctx.specs]
+        sent_W = engine_for(xs_W).add_momenta(Momenta(ms_W, xs_W, self.momentum, self.nesterov)) if ms_W else ms_W
+        return self.inner.exchange(sent_W, ctx, state, comm)

@@ -362,7 +362,7 @@ def kept_residuals(setup: Setup) -> tuple[dict[int, Tensor], bool]:
     ctx, state = setup.context(), setup.exchange.state
     for layer in layers(setup.compressor):
         if isinstance(layer, ErrorFeedback):
-            kept_W = layer.residuals(ctx, state, torch.zeros((), dtype=torch.float64))
+            kept_W = layer.residual_storage.read(ctx, state, torch.zeros((), dtype=torch.float64))
             return kept_W, isinstance(layer.residual_storage, EightBits)
     found = enumerate(state.get(spec.name, {}).get(FLOATS) for spec in ctx.specs)
     return {i: e_W for i, e_W in found if e_W is not None}, False

@@ -105,8 +105,7 @@ def refuse_pairs(chosen: MethodOptions, compressor: Compressor, policies: dict[s
         check_scheme(policy_name, policies, sync, chosen.sync_name)
         check_averages(policy_name, policy, sync, chosen.sync_name)
         check_knob(policy_name, policy, compressor, name)
-        check_gradients(policy_name, policy, sync, chosen.sync_name)
-        check_all_tensors(policy_name, policy, sync, chosen.sync_name)
+        check_exchanges(policy_name, policy, sync, chosen.sync_name)
     own_messages = sync.messages() is not None
     leaves_nothing = "which defines its own messages" if own_messages else sync.without_averages
     if leaves_nothing and name != "none":
@@ -142,12 +141,7 @@ def refuse_clipping_after(sync: Sync, compressor: Compressor) -> None:
 
 
 def check_quorum(wrapped: CompressorSetup, name: str) -> None:
-    """Refuse a compressor whose messages depend on the participants, for schemes that leave out late workers.
-
-    Args:
-        wrapped: the compressor.
-        name: its name.
-    """
+    """Refuse a compressor whose messages depend on the participants, for schemes that leave out late workers."""
     why = ""
     if wrapped.collective == "two_way":
         why = "whose messages are sharded over all workers"
@@ -163,12 +157,7 @@ def check_quorum(wrapped: CompressorSetup, name: str) -> None:
 
 
 def refuse_state_of_all_workers(wrapped: CompressorSetup, name: str) -> None:
-    """Refuse a compressor whose state depends on the set of all workers, for elastic schemes.
-
-    Args:
-        wrapped: the compressor.
-        name: its name.
-    """
+    """Refuse a compressor whose state depends on the set of all workers, for elastic schemes."""
     why: str = ""
     instead: Config = {"compressor": "topk"}
     if wrapped.collective == "two_way":
@@ -227,41 +216,28 @@ def check_scheme(name: str, policies: dict[str, Policy], sync: Sync, scheme: str
         )
     if policy.drives != "period":
         return
+    driven, why = "the period between averagings", ""
     if not sync.local:
-        raise ConfigError(
-            f"adaptive={name} drives the period between averagings, got sync={scheme}, which exchanges in every step",
-            {"sync": "local_sgd", "adaptive": name},
-        )
-    if sync.grows:
-        raise ConfigError(
-            f"adaptive={name} drives the period between averagings, got sync={scheme}, whose period grows by itself",
-            {"sync": "local_sgd", "adaptive": name},
-        )
-    if sync.without_averages:
-        raise ConfigError(
-            f"adaptive={name} drives the period between averagings of all workers, got sync={scheme}, "
-            f"{sync.without_averages}",
-            {"sync": "local_sgd", "adaptive": name},
-        )
-    if sync.groups:
-        raise ConfigError(
-            f"adaptive={name} drives one period, got sync={scheme}, whose groups have one period each",
-            {"sync": "local_sgd", "adaptive": name},
-        )
+        why = "which exchanges in every step"
+    elif sync.grows:
+        why = "whose period grows by itself"
+    elif sync.without_averages:
+        driven, why = f"{driven} of all workers", sync.without_averages
+    elif sync.groups:
+        driven, why = "one period", "whose groups have one period each"
+    if why:
+        instead = {"sync": "local_sgd", "adaptive": name}
+        raise ConfigError(f"adaptive={name} drives {driven}, got sync={scheme}, {why}", instead)
 
 
-def check_gradients(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
-    """Refuse a policy that compares gradients if they are not exchanged in every step."""
+def check_exchanges(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
+    """Refuse a policy that needs gradients, or all tensors in each exchange, if the scheme does not exchange them."""
     if policy.needs_gradients and sync.local:
         raise ConfigError(
             f"adaptive={name} needs sync=every_step, got sync={scheme}, whose workers exchange differences of "
             f"parameters, not gradients",
             {"sync": "every_step", "adaptive": name},
         )
-
-
-def check_all_tensors(name: str, policy: Policy, sync: Sync, scheme: str) -> None:
-    """Refuse a policy that compares all tensors after each exchange if exchanges contain some of them."""
     if sync.partial and policy.when == "exchange" and policy.drives != "period":
         raise ConfigError(
             f"adaptive={name} needs all tensors in each exchange, got sync={scheme}, which averages some of them at "

@@ -182,10 +182,6 @@ class LocalSGD(Round):
             raise ValueRefused("buffers", rule, self.buffers, "keep")
 
 
-def _smoke_options_of_streaming(options: Config, knob: str) -> Config:
-    return {"period": 4, "fragments": 2, "delay": 1}
-
-
 @with_options
 class StreamingDiLoCo(Round):
     """DiLoCo in P fragments: each slot of H/P steps averages the next one, with a delay of tau steps.
@@ -229,7 +225,7 @@ class StreamingDiLoCo(Round):
         Round.description,
         display_names={"streaming_diloco": "Streaming DiLoCo"},
         shares={"sparta": "SPARTA"},
-        smoke_options=_smoke_options_of_streaming,
+        smoke_options=lambda options, knob: {"period": 4, "fragments": 2, "delay": 1},
     )
 
     late = True
@@ -376,10 +372,6 @@ class OverlapLocalSGD(Round):
         return {key: self.who.named([x_W[row] for x_W in xs_W]) if xs_W else {} for key, xs_W in kept.items()}
 
 
-def _smoke_options_of_sparta(options: Config, knob: str) -> Config:
-    return {}
-
-
 @with_options
 class Sparta(Round):
     """Local steps, each followed by x_w[mask] <- mean_w x_w[mask], with a common random mask.
@@ -409,7 +401,7 @@ class Sparta(Round):
         Round.description,
         display_names={"sparta": "SPARTA"},
         shares={"sparta": "SPARTA"},
-        smoke_options=_smoke_options_of_sparta,
+        smoke_options=lambda options, knob: {},
     )
 
     every_local_step = True

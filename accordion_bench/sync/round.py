@@ -92,9 +92,7 @@ def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
 
 
 def _smoke_options(options: Config, knob: str) -> Config:
-    if options.get("groups"):
-        return {"groups": [[1, 2], [2, 4]]}
-    return {"period": 2}
+    return {"groups": [[1, 2], [2, 4]]} if options.get("groups") else {"period": 2}
 
 
 @with_options

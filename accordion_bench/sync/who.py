@@ -187,12 +187,6 @@ class Pairs(All):
         pairs.finite = runner.finite
         return pairs
 
-    def resized(self) -> None:
-        """Adapt to a new number of workers."""
-        *smaller, (_, groups) = self.tiers
-        self.tiers = [*smaller, Tier(self.runner.comm.workers, groups)]
-        groups[0].exchange.resized()
-
     def placed(self) -> list[Placed]:
         return [Placed(f"pseudo_gradient-{t.size}", self.exchange, range(len(t.groups))) for t in self.tiers]
 

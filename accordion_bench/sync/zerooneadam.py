@@ -12,25 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.adam_signs import AdamSigns, declare_dead, inverse_root
 from accordion_bench.compressors.assemble import CompressorSetup
 from accordion_bench.compressors.none import Dense
-from accordion_bench.compressors.onebitadam import OneBitAdam, warm_up_steps
+from accordion_bench.compressors.onebitadam import AdamSigns, OneBitAdam, declare_dead, inverse_root, warm_up_steps
 from accordion_bench.compressors.traits import OptimizerPart
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.options.checks import ValueRefused
-from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import RunFacts
 from accordion_bench.position import Rate
 from accordion_bench.sync.outer import exact_average
 from accordion_bench.sync.scheme import Placed, Sync, SyncContext
 from accordion_bench.tensors.same_shape import Blocks
-
-
-def _smoke_options(options: Config, knob: str) -> Config:
-    return {"freeze_step": 3, "refreshes": 1, "doubling_steps": 1, "longest_period": 2}
 
 
 @with_options
@@ -73,7 +67,12 @@ class ZeroOneAdam(Sync):
         Sync.description,
         display_names={"zerooneadam": "0/1 Adam"},
         requires={"optimizer": "adamw"},
-        smoke_options=_smoke_options,
+        smoke_options=lambda options, knob: {
+            "freeze_step": 3,
+            "refreshes": 1,
+            "doubling_steps": 1,
+            "longest_period": 2,
+        },
     )
 
     local = True

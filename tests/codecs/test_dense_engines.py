@@ -17,8 +17,8 @@ from accordion_bench.codecs.layout import Layout, Message
 from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.reference import Reference
 from accordion_bench.compressors import eight_bit, fp4, natural
-from accordion_bench.compressors.codebooks import exponential, uniform
 from accordion_bench.compressors.dense import dense_layout
+from accordion_bench.compressors.quantiser import exponential, uniform
 from accordion_bench.conformance.pretend_device import Pretend
 from accordion_bench.tensors.kernels.dense_kernels import BlockRule
 from accordion_bench.tensors.kernels.table import LONGEST

@@ -13,10 +13,10 @@ from accordion_bench.adaptive.level_solvers import alq
 from accordion_bench.codecs import packed_codes
 from accordion_bench.codecs.bucket import Bucket
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import codebooks, entropy
+from accordion_bench.compressors import entropy
 from accordion_bench.compressors.compressor import Context, NonFinite
 from accordion_bench.compressors.probe import Buckets, buckets_of
-from accordion_bench.compressors.quantiser import Quantiser
+from accordion_bench.compressors.quantiser import Quantiser, exponential, uniform
 from accordion_bench.config.components import build_components
 from accordion_bench.exchange.dry_exchange import probe_exchange
 from accordion_bench.options.checks import ConfigError
@@ -139,7 +139,7 @@ def test_impossible_pairs_are_refused(overrides, told):
 
 @pytest.mark.parametrize("zero_level", [True, False])
 def test_elias_lengths_count_levels_from_zero(zero_level):
-    lengths = entropy.elias_code_lengths(codebooks.uniform(3, zero_level)).tolist()
+    lengths = entropy.elias_code_lengths(uniform(3, zero_level)).tolist()
     # omega: 1, 2-3, 4-7 take 1, 3, 6 bits; a sign bit where there are two signs
     assert lengths == ([7, 4, 4, 1, 4, 4, 7] if zero_level else [7, 4, 4, 2, 2, 4, 4, 7])
 
@@ -215,7 +215,7 @@ def test_fitted_levels_lose_less(method, fit, zero_level):
     for norm in ["l2"] if method == "alqg" else ["l2", "linf"]:  # 30 sweeps of alqg do not always arrive
         quantiser = Quantiser(bits=3, bucket_size=1024, norm=norm, zero_level=zero_level)
         policy = FittedCodebook(method, fit, num_components=160)  # all: under linf the largest are not typical
-        own = {3: codebooks.uniform(3, zero_level)}
+        own = {3: uniform(3, zero_level)}
         plan = policy.start(Plan(codebooks=own), Ladder("bits", (3,)), RunFacts())
         statistics, control = statistics_of(policy, x, quantiser)
         assert control == {"mixture": 40 * 40, "single": 24, "empirical": 3 * 8 * 4096}[fit]
@@ -313,7 +313,7 @@ def test_short_buckets_do_not_decide_the_levels():
         policy, collected = FittedCodebook(fit=fit), BucketStatistics(Comm(1))
         collected.add(policy.signals, buckets_of(quantiser, xs, context))
         dist = policy.distribution(collected.read(policy.signals))
-        lost[fit] = expected_error(quantiser, xs, policy.solve(dist, 3, codebooks.exponential(3, True)).levels)
+        lost[fit] = expected_error(quantiser, xs, policy.solve(dist, 3, exponential(3, True)).levels)
     assert max(lost.values()) < 0.66
     assert lost[None] == lost["empirical"]
     equal = FittedCodebook().signals
@@ -342,13 +342,13 @@ def test_schedule_and_nothing_but_zeros():
     policy = FittedCodebook(update_at=[0, 100, 2000], update_every=10_000, stat_samples=10)
     assert [s for s in range(30_001) if policy.due(s)] == [0, 100, 2000, 10_000, 20_000, 30_000]
     assert [s for s in range(150) if policy.needs_at(s)] == [0, *range(91, 101)]
-    plan = Plan(codebooks={3: codebooks.uniform(3, True)})
+    plan = Plan(codebooks={3: uniform(3, True)})
     zeros = {statistic: torch.zeros(20, 3, dtype=torch.float64) for statistic in policy.signals}
     assert policy.update(Signals(0, 0.1, 0.1, statistics=zeros), plan) is plan
 
 
 def test_plan_with_codebooks_survives_the_broadcast():
-    books = {3: tuple(torch.tensor(codebooks.uniform(3, True)).tolist()), 2: (-1.0, 0.0, 1.0)}
+    books = {3: tuple(torch.tensor(uniform(3, True)).tolist()), 2: (-1.0, 0.0, 1.0)}
     plan = Plan({"a": 1, "b": 0}, 32, 0.5, 7, books)
     assert plan.unpack(torch.tensor(plan.pack(), dtype=torch.float32).tolist()) == plan
 

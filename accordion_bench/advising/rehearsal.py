@@ -26,7 +26,7 @@ from accordion_bench.loop.step import CommunicatingStep, StepOptions
 from accordion_bench.methods.build import build_methods
 from accordion_bench.methods.compatibility import MethodOptions, refuse_clipping_after
 from accordion_bench.network.collective_costs import payload_and_times
-from accordion_bench.optimizers.torch_optim import fused, without_dynamo
+from accordion_bench.optimizers.inner import fused, without_dynamo
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.plan import RunFacts, TensorSpec

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accordion_bench.attaching.own_parameters import trained_parameters, trained_specs, unwrapped
 from accordion_bench.comm.clock import Clock
 from accordion_bench.network.timeline_file import NoTimeline, read_timeline, refuse_other_model
-from accordion_bench.optimizers.torch_optim import fused, without_dynamo
+from accordion_bench.optimizers.inner import fused, without_dynamo
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec

@@ -17,7 +17,7 @@ from accordion_bench.forward.trial import Slowdown
 from accordion_bench.methods.build import Methods, build_methods
 from accordion_bench.methods.compatibility import MethodOptions
 from accordion_bench.network.link_model import Network
-from accordion_bench.optimizers.torch_optim import fused, without_dynamo
+from accordion_bench.optimizers.inner import fused, without_dynamo
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.options.units import counted

@@ -1,5 +1,7 @@
 """Inner optimizers: one for the shared parameters, or one per replica once workers take local steps."""
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -246,3 +248,31 @@ def _belongs_to(value: Tensor, param: Tensor) -> bool:
 def _on_cpu(state: Mapping[str, Any]) -> dict[str, Any]:
     """Copy one parameter's state to the CPU; tensors on the CPU are not copied."""
     return {key: value.cpu() if isinstance(value, Tensor) else value for key, value in state.items()}
+
+
+# ---- torch's optimizers without the import of torch._dynamo on first use, and fused on a GPU
+
+
+def without_dynamo(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return a subclass whose methods lack the decorators that hide them from torch.compile.
+
+    On first call the decorators import torch._dynamo (4 s of the 5 s that a run may take to its first step). They have
+    no effect on an optimizer that is not compiled. `step` keeps its no_grad decorator.
+    """
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods: dict[str, Any] = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
+    methods["step"] = torch.no_grad()(inspect.unwrap(optimizer.step))
+    return type(optimizer.__name__, (optimizer,), methods)
+
+
+def fused(optimizer: type[torch.optim.Optimizer], device: torch.device) -> Any:
+    """Return the optimizer with `fused=True` on a GPU, if it supports that: one kernel for many parameters.
+
+    The results differ from torch's default in the last bits.
+    """
+    if device.type == "cpu" or "fused" not in inspect.signature(optimizer).parameters:
+        return optimizer
+    options: dict[str, Any] = {"fused": True}
+    if "capturable" in inspect.signature(optimizer).parameters:
+        options["capturable"] = True  # Adam checks it when its step is captured
+    return functools.partial(optimizer, **options)

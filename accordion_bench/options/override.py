@@ -67,6 +67,7 @@ MOVED = {
     **dict.fromkeys(("adabatch", "grow_batch", "noise_scale"), "adaptive.batch_policies"),
     **dict.fromkeys(("adacomm", "qsr", "scheme_alias"), "adaptive.period_policies"),
     **dict.fromkeys(("adaqs", "gravac"), "adaptive.level_policies"),
+    "advised": "adaptive.lgreco",
     "imagenet": "datasets.image_folder",
     **dict.fromkeys(("constant", "cosine", "multistep", "warmup_cosine"), "schedules.learning_rate"),
 }

@@ -13,8 +13,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.compressors.none import Dense
 from accordion_bench.exchange.exchange import Exchange
-from accordion_bench.optimizers.inner import Optimizers, is_sgd
-from accordion_bench.optimizers.torch_optim import without_dynamo
+from accordion_bench.optimizers.inner import Optimizers, is_sgd, without_dynamo
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.option import check_options, option, with_options
 from accordion_bench.plan import Ladder, TensorSpec

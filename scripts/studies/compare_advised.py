@@ -28,8 +28,7 @@ import torch.nn.functional as F
 
 import accordion_bench as ab
 from accordion_bench import train
-from accordion_bench.adaptive.advised import Advised, meanwhile, send_slots_of
-from accordion_bench.adaptive.lgreco import Turn, choose, end, total
+from accordion_bench.adaptive.lgreco import Advised, Turn, choose, end, meanwhile, send_slots_of, total
 from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.compressors.probe import wire_bytes
 from accordion_bench.config.components import build_components, build_model

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from accordion_bench import train
-from accordion_bench.adaptive.advised import Advised, send_slots_of
-from accordion_bench.adaptive.lgreco import LGreCo, Turn, end, total
+from accordion_bench.adaptive.lgreco import Advised, LGreCo, Turn, end, send_slots_of, total
 from accordion_bench.comm.clock import Stage
 from accordion_bench.network.link_model import Network
 from accordion_bench.network.timeline_file import read_timeline

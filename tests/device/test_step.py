@@ -23,8 +23,8 @@ from accordion_bench.datasets.sampler import Sampler, Sharding
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.overlap_rules import ExchangeOptions
 from accordion_bench.exchange.partition import MB
+from accordion_bench.optimizers.inner import fused, without_dynamo
 from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient
-from accordion_bench.optimizers.torch_optim import fused, without_dynamo
 from accordion_bench.plan import Ladder, TensorSpec
 from accordion_bench.requests import BucketMoments, CoordinateHistogram, PooledMoments
 from accordion_bench.run_config import RunConfig

@@ -8,9 +8,8 @@ import torch.optim._muon as torch_muon
 from torch import nn
 
 from accordion_bench.optimizers import muon
-from accordion_bench.optimizers.inner import MATRIX, TABLE, VECTOR
+from accordion_bench.optimizers.inner import MATRIX, TABLE, VECTOR, without_dynamo
 from accordion_bench.optimizers.muon import scale_of
-from accordion_bench.optimizers.torch_optim import without_dynamo
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors.newton_schulz import orthogonalise
 

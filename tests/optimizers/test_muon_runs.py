@@ -9,9 +9,8 @@ import pytest
 
 from accordion_bench import train
 from accordion_bench.cli import smoke
-from accordion_bench.optimizers.inner import parameter_kinds
+from accordion_bench.optimizers.inner import parameter_kinds, without_dynamo
 from accordion_bench.optimizers.muon import Muon
-from accordion_bench.optimizers.torch_optim import without_dynamo
 from tests.kit import composed, local, tiny
 from tests.kit.helpers import changed_options, compressor, yaml_names
 from tests.kit.local import deviation, trained
@@ -109,7 +108,7 @@ def test_a_step_does_not_import_torchs_compiler():
     code = """
 import sys, torch
 from accordion_bench.optimizers.muon import Muon
-from accordion_bench.optimizers.torch_optim import without_dynamo
+from accordion_bench.optimizers.inner import without_dynamo
 params = [torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Parameter(torch.ones(4))]
 optimizer = without_dynamo(Muon)(params)
 for x in params: x.grad = torch.ones_like(x)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from accordion_bench.comm.sealed_store import SealedStore
-from accordion_bench.sync.arrivals import Arrivals
+from accordion_bench.sync.late_processes import Arrivals
 from tests.kit.stores import LocalStore
 
 NOW = (4, 0.1, 3, 0.5)  # samples, lr, step, epoch

@@ -47,7 +47,6 @@ class CriticalRegime:
         self.last_drop: int | None = None
 
     def due(self, epoch: int) -> bool:
-        """Whether a check is due at the end of this epoch."""
         return epoch % self.interval == 0
 
     def held(self, epoch: int) -> bool:
@@ -70,11 +69,9 @@ class CriticalRegime:
         """Decide at the end of an epoch which tensors are critical.
 
         Args:
-            epoch: index of the epoch that has ended.
+            epoch, steps: index of the epoch that has ended, and its optimizer steps.
             norms: s(e) per tensor; None where no check is due.
-            lr: learning rate at the start of this epoch.
-            next_lr: learning rate at the start of the next epoch.
-            steps: optimizer steps in this epoch.
+            lr, next_lr: learning rates at the start of this epoch and of the next one.
             end_lr: learning rate at the end of this epoch; None = `lr`.
 
         Returns:
@@ -99,11 +96,9 @@ class CriticalRegime:
         return abs(old - new) >= self.eta * old
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the norms of the last check, the number of steps of its epoch, and the epoch of the last drop."""
         return {"saved": self.saved, "steps": self.steps, "last_drop": self.last_drop}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state returned by `state_dict()`."""
         self.saved, self.steps, self.last_drop = state["saved"], state["steps"], state["last_drop"]
 
 
@@ -240,9 +235,8 @@ def _sync_idle(cls: Any, options: Config, context: RunContext) -> Idle:
 class AccordionSync(Detecting):
     """Accordion for local methods: one test for the whole model chooses between two periods.
 
-    The policy decides at the end of an epoch; the new period applies from the next averaging on. With
-    `statistic=update` the updates are the averaged parameter differences. The paper has no local steps: this transfer
-    is ours.
+    The new period applies from the next averaging on. With `statistic=update` the updates are the averaged parameter
+    differences. The paper has no local steps: this transfer is ours.
     """
 
     weak: int = option("steps between averagings in critical regimes, and at the start", default=2, at_least=1)
@@ -294,8 +288,7 @@ class AccordionBatch(Detecting):
     end of epoch e takes effect from epoch e + 1 on. The batch never shrinks: after the switch nothing is measured any
     more, and a drop of the learning rate changes nothing.
 
-    `lr_scaling=linear` (x large / small) is the paper's rule as recalled; it undoes what a run at a high learning rate
-    has learned.
+    `lr_scaling=linear` (x large / small), the paper's rule as recalled, undoes what a high learning rate has learned.
 
     Source: Agarwal et al., MLSys 2021 (arXiv 2010.16248).
     """
@@ -354,15 +347,7 @@ class AccordionBatch(Detecting):
         return [self.large_batch or self.factor * first]
 
     def refuse_sizes(self, small: int, limit: int) -> None:
-        """Refuse a large batch that is not larger than the small one, or larger than a worker's samples.
-
-        Args:
-            small: initial batch size, samples per worker.
-            limit: samples per worker and epoch.
-
-        Raises:
-            ConfigError: the sizes do not fit; the error suggests values that do.
-        """
+        """Refuse a large batch that is not above the small one, or above `limit`, the samples per worker and epoch."""
         samples = f"because a worker sees {limit} samples per epoch"
         if limit < 2:
             raise ConfigError(f"adaptive=accordion_batch has nothing to enlarge, {samples}", {"adaptive": "none"})

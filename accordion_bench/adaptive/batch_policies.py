@@ -37,11 +37,7 @@ def most(run: RunFacts) -> int:
 
 
 def refuse_batch_at_limit(name: str, run: RunFacts) -> None:
-    """Refuse an initial batch size that cannot grow.
-
-    Raises:
-        ConfigError: the batch already holds all samples of a worker; the error suggests a smaller one.
-    """
+    """Refuse an initial batch that already holds all samples of a worker."""
     limit = most(run)
     if run.batch_size >= limit:
         raise ConfigError(
@@ -132,10 +128,9 @@ class GrowBatch(Policy):
 
         wanted <- wanted * f,   B = min(round(wanted), cap),   LR = schedule * B / B_0
 
-    SGD's noise scale LR N / (B (1 - m)) is proportional to LR / B. This ratio always follows the schedule, also where B
-    is rounded or has reached its cap; from the cap on the learning rate decays. f is the ratio of the learning rates at
-    the starts of two successive epochs: a slow decay grows the batch a little in every epoch. A rise (warm-up) changes
-    nothing.
+    SGD's noise scale LR N / (B (1 - m)) is proportional to LR / B, which always follows the schedule; from the cap on
+    the learning rate decays. f is the ratio of the learning rates at the starts of two successive epochs. A rise
+    (warm-up) changes nothing.
 
     Source: Smith et al., ICLR 2018 (arXiv 1711.00489).
     """
@@ -231,10 +226,9 @@ class NoiseScale(Policy):
     the run. The batch doubles at most once per epoch, never shrinks, and ends at the largest doubling within `cap`. An
     estimate of |G|^2 that is not positive counts as an infinite noise scale.
 
-    With a dense exchange, a measurement costs 8 bytes and the broadcast of the plan. Any other exchange does not yield
-    the mean gradient: each measurement adds one dense all-reduce, counted in control_bytes.
-
-    Where gradients shrink faster than the averages forget, the noise scale remains that of earlier gradients.
+    With a dense exchange, a measurement costs 8 bytes and the broadcast of the plan; with any other, one more dense
+    all-reduce, counted in control_bytes. Where gradients shrink faster than the averages forget, the noise scale
+    remains that of earlier gradients.
 
     Source: McCandlish et al. 2018 (arXiv 1812.06162) for the noise scale; the rule of growth is ours.
     """

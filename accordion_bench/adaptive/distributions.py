@@ -29,11 +29,11 @@ class Distribution:
     negligible: float
 
     def moments(self, a: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return M_k(a, c) for k = 0, 1, 2, elementwise over fp64 tensors a <= c of broadcastable shapes."""
+        """Return M_k(a, c) for k = 0, 1, 2, elementwise over fp64 tensors a <= c."""
         raise NotImplementedError
 
     def pdf(self, x: Tensor) -> Tensor:
-        """Return the density f(x), elementwise."""
+        """Return the density, elementwise."""
         raise NotImplementedError
 
     def symmetric(self) -> "Distribution":

@@ -61,8 +61,7 @@ def alq(
     """ALQ: fit a codebook by coordinate descent, which moves each level to the minimum between its neighbours.
 
     Args:
-        dist: distribution of the normalised coordinates.
-        bits, zero_level: form of the codebook, see the module.
+        dist, bits, zero_level: distribution of the normalised coordinates, and form of the codebook.
         previous: the current codebook, an additional start besides those of `initial_levels`.
         sweeps, tol: stop after so many sweeps, or once no level moves by more than the share `tol` of itself.
         solver: `exact`, or `official` for the procedure of the paper's published code, see `_official_alq`.
@@ -79,11 +78,7 @@ def alq(
 
 
 def alqg(
-    dist: Distribution,
-    bits: int,
-    zero_level: bool,
-    previous: Sequence[float] | None = None,
-    sweeps: int = 30,
+    dist: Distribution, bits: int, zero_level: bool, previous: Sequence[float] | None = None, sweeps: int = 30
 ) -> Fit:
     """ALQG: fit a codebook by gradient descent, l_j <- l_j - sign(g_j) min(0.1 |g_j|, delta_j / 2).
 
@@ -104,8 +99,7 @@ def alqg(
 def initial_levels(dist: Distribution, bits: int, zero_level: bool, previous: Sequence[float] | None = None) -> Tensor:
     """Return positive start levels [S, P]: `previous` if given, exponential (p = 1/2), uniform, quantiles, companded.
 
-    Descent is slow for many levels; the companded start is optimal for many levels, so that 6 and 8 bits need few
-    sweeps.
+    The companded start is optimal for many levels, so that 6 and 8 bits need few sweeps.
     """
     count = positive_count(bits, zero_level)
     upper = torch.arange(count, dtype=torch.float64, device=dist.like.device)
@@ -216,13 +210,10 @@ def _best(dist: Distribution, candidates: Tensor, zero_level: bool, sweeps: int)
 
 
 def amq(dist: Distribution, bits: int, zero_level: bool, previous_p: float | None = None, solver: str = "exact") -> Fit:
-    """AMQ: fit a codebook of levels +-p^j.
-
-    psi(p) has several minima. A search over a grid of all p is therefore followed by a golden-section search.
+    """AMQ: fit a codebook of levels +-p^j by a search over a grid of p, then a golden-section search.
 
     Args:
-        dist: distribution of the normalised coordinates.
-        bits, zero_level: form of the codebook, see the module.
+        dist, bits, zero_level: distribution of the normalised coordinates, and form of the codebook.
         previous_p: the current multiplier, an additional candidate.
         solver: `exact`, or `official` for the procedure of the paper's published code, see `_official_amq`.
 

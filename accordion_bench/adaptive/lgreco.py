@@ -159,9 +159,8 @@ class LGreCo(Policy):
     takes five power iterations or an SVD for a rank). b is the uniform `reference`. Where an earlier policy drives the
     levels (adaptive=[accordion,lgreco]), b is its last decision, which applies until the next refinement.
 
-    The error limit is divided into 10,000 cells; errors are rounded up to whole cells, at least one. The levels b are
-    kept where rounding hides that they are as cheap. Where the levels cannot reach the limit (alpha is too small), each
-    tensor gets the level with the smallest error.
+    Errors are rounded up to whole cells of 1/10,000 of the limit, at least one; the levels b are kept where rounding
+    hides that they are as cheap. Where no levels reach the limit, each tensor gets the level with the smallest error.
 
     Default `reference`: the compressor's weak level; for bits 4 (8 would leave no higher level); for a density the
     strong level (10 %; the weak one, 99 %, is never sent without need). Default `levels`: the integers from half to
@@ -215,8 +214,6 @@ class LGreCo(Policy):
         self.begun = 0  # exchanges before this epoch
         self.first, self.last = 0, self.samples - 1  # measurement window of this epoch, without `every`
 
-    # ---- before the run
-
     def uniform(self, knob: str, pair: tuple[float, float]) -> float:
         """Return the reference level."""
         if self.reference is None:
@@ -250,8 +247,6 @@ class LGreCo(Policy):
             level = ladder.values.index(self.uniform(ladder.knob, ladder.pair))
             self.budget = dict.fromkeys(plan.levels, level)
         return plan.with_levels(self.budget)
-
-    # ---- in the run
 
     def begin_epoch(self, epoch: int, exchange: int, plan: Plan) -> None:
         if epoch:
@@ -304,13 +299,7 @@ class LGreCo(Policy):
     def best(
         self, errors: np.ndarray, wire: np.ndarray, refined: Sequence[int], limit: float
     ) -> tuple[list[int], dict[str, Any]]:
-        """Return the best levels within the limit, and further entries for the decision.
-
-        Args:
-            errors, wire: errors and bytes of each tensor at each level, [tensors, levels].
-            refined: b, the levels to improve.
-            limit: upper bound on the sum of errors.
-        """
+        """Return the best levels within the limit, and further entries for the decision; arguments as in `choose`."""
         return choose(errors, wire, refined, limit, [Turn(0.0, 0.0, range(len(refined)))]), {}
 
 
@@ -419,14 +408,7 @@ class Advised(LGreCo):
 
 
 def meanwhile(seconds: float, bandwidth: float) -> float:
-    """Return the number of bytes that the link sends in `seconds`, rounded to 1/1024 byte.
-
-    Such sums are exact in floating point, and therefore do not depend on their order.
-
-    Args:
-        seconds: duration.
-        bandwidth: bit/s.
-    """
+    """Return the bytes that a link of some bit/s sends, rounded to 1/1024 byte, so that sums do not depend on order."""
     return round(seconds * bandwidth / 8 * GRAIN) / GRAIN
 
 
@@ -438,9 +420,7 @@ def send_slots_of(
     Args:
         step: the recorded step.
         names: units that have a level, in model order: tensors, blocks of tensors, or the whole model.
-        workers: A, number of workers.
-        bandwidth: bit/s.
-        latency: seconds per round.
+        workers, bandwidth, latency: number of workers, bit/s of a link, and seconds per round.
     """
     position = {spec.name: i for i, spec in enumerate(step.specs)}
     buckets = step.buckets or tuple(RecordedBucket((i,), 0.0, 0.0) for i in reversed(range(len(step.specs))))

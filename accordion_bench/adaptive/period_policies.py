@@ -51,7 +51,7 @@ class QSR(Policy):
     learning rate of 0 the workers average only at the end of the run.
 
     The default `alpha` suits the default run, with learning rates 0.4, 0.04 and 0.004: its periods are 8, 25, and one
-    averaging at the end. Other optimizers and schedules need another value, about half of the peak learning rate.
+    averaging at the end.
 
     Source: Gu et al., ICLR 2024 (arXiv 2310.14423) and its official code.
     """
@@ -147,9 +147,8 @@ class AdaComm(Policy):
     ceil(sqrt(eta_0 / eta_l x F_l / F_0 x tau_0)), as in PaddlePaddle's code, and never halves. tau does not change
     where the learning rate is 0, or after a loss that is 0 or not finite.
 
-    An interval is measured in steps, not in seconds, so that runs are reproducible. `every` must be less than half the
-    number of steps of the run, as known at its start. A policy that enlarges the batch, or a late switch to local
-    steps, can leave fewer than two intervals.
+    `every` must be less than half the number of steps of the run, as known at its start. A policy that enlarges the
+    batch, or a late switch to local steps, can leave fewer than two intervals.
 
     Source: Wang and Joshi 2019 (arXiv 1810.08313); the learning rates in the root, and the halving, as recalled.
     """
@@ -233,14 +232,7 @@ class AdaComm(Policy):
         return replace(plan, period=period)
 
     def decide(self, loss: float, lr: float, next_lr: float, period: int) -> tuple[int, str]:
-        """Return the period after an interval, and the reason.
-
-        Args:
-            loss: F_l.
-            lr: learning rate of the interval's last step.
-            next_lr: eta_l, learning rate of the next step.
-            period: the current period.
-        """
+        """Return the period after an interval, and the reason; `next_lr` is eta_l, `lr` that of its last step."""
         if not (math.isfinite(loss) and loss > 0):
             return period, "no loss"
         if not (lr and next_lr):

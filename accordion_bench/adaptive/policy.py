@@ -92,8 +92,7 @@ class Policy(Component):
     def due(self, exchange: int) -> bool:
         """Return whether to call `update` after this exchange (counted from 0).
 
-        With `when = "exchange"`, `update` then decides. With `when = "epoch"`, this call only lets `update` record what
-        `needs_at` has requested.
+        With `when = "epoch"`, this call only lets `update` record what `needs_at` has requested.
         """
         return False
 
@@ -148,13 +147,7 @@ class Policy(Component):
 
 
 def checked(name: str, before: Plan, plan: Any, ladder: Ladder) -> Plan:
-    """Check the plan that a policy returns, and sort its levels in the order of the plan before.
-
-    Args:
-        name: name of the policy.
-        before: argument of the policy's `update`.
-        plan: its return value.
-        ladder: ladder of the run.
+    """Check the plan that a policy's `update` returns for the plan before, and sort its levels in that order.
 
     Raises:
         ConfigError: the plan is not valid for the run.

@@ -27,9 +27,9 @@ class LevelSchedule(Policy):
     A level is `weak` or `strong` (the compressor's pair), `dense` (density 1, or the full rank), or a number. A range
     includes its first epoch and excludes its end; an end of null is the end of the run.
 
-    `critical=[]` means no epoch, [[0, null]] all epochs. null means the first fifteenth of the run, and as many epochs
-    after the first drop of the learning rate, a sudden fall to at most 0.7 of its value (20 + 20 of 300 epochs).
-    `ranges` must give every epoch exactly one level; the other options must then be null.
+    `critical=[]` means no epoch, [[0, null]] all. null means the first fifteenth of the run, and as many epochs after
+    the first sudden fall of the learning rate to at most 0.7 of its value (20 + 20 of 300 epochs). `ranges` must give
+    every epoch exactly one level; the other options must then be null.
 
     The paper's ablation as (inside, outside): weak everywhere (weak, weak), only in critical epochs (weak, strong),
     only outside of them (strong, weak), nowhere (strong, strong), dense outside (strong, dense).
@@ -94,11 +94,7 @@ class LevelSchedule(Policy):
         return DENSE[knob] if level == "dense" else check_level(key, level, knob, instead)
 
     def by_epoch(self, run: RunFacts) -> list[Any]:
-        """Return the configured level of each epoch.
-
-        Raises:
-            ValueRefused: an epoch has no level, or two, or ranges end after the run.
-        """
+        """Return the configured level of each epoch, after checking that each has one, within the run."""
         if self.ranges is not None:
             found = covered(self.ranges, run.epochs)
             wrong = beyond(self.ranges, run.epochs) or first_wrong(found)

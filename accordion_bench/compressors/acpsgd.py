@@ -26,13 +26,11 @@ class ACPSGD(LowRank):
     """odd:   Q <- orth(Q);  P = mean_w M_w Q;    update = P Q^T;  worker w's own contribution is P_w Q^T.
     even:  P <- orth(P);  Q = mean_w M_w^T P;  update = P Q^T;  worker w's own contribution is P Q_w^T.
 
-    Each tensor is treated as a matrix M [n, m]. One all-reduce per step carries r n or r m floats. Compared with
-    PowerSGD this is half the rounds and half the bytes. Odd and even count the compressed exchanges of the tensor. The
-    first Q is a keyed draw. The factor of an exchange is stored for the next one, as `p` after an odd exchange and as
-    `q` after an even one; the stored key determines the next turn.
-
-    If a policy changes the rank, leading columns are kept, or keyed draws are appended. A factor that a zero gradient
-    has set to zero is replaced by fixed numbers; otherwise every later update would be zero.
+    Each tensor is a matrix M [n, m]. One all-reduce per step carries r n or r m floats: half the rounds and half the
+    bytes of PowerSGD. Odd and even count the compressed exchanges of the tensor. The first Q is a keyed draw. The
+    factor of an exchange is stored for the next one, as `p` or `q`; this key determines the next turn. If a policy
+    changes the rank, leading columns are kept, or keyed draws are appended. A factor that a zero gradient has set to
+    zero is replaced by fixed numbers; otherwise every later update would be zero.
 
     Source: Zhang, Zhang, Shi, Chu, Li 2023 (ICDCS), "Evaluation and Optimization of Gradient Compression for
     Distributed Deep Learning".
@@ -50,15 +48,10 @@ class ACPSGD(LowRank):
 
     traits = replace(PowerSGD.traits, cycle=2)
 
-    # ---- bytes
-
     def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
-        """Return the all-reduce of the factor that is sent next; half of both factors if the turn is unknown."""
         rank, sides = self.factor_rank(spec, level) or 0, spec.matrix
         side = sum(sides) / 2 if kept is None else sides[is_even({spec.name: dict(kept)}, spec)]
         return [Transfer("all_reduce", 4 * rank * side)]
-
-    # ---- one step
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         ranks = [self.factor_rank(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
@@ -115,7 +108,7 @@ class ACPSGD(LowRank):
 def take_turns(state: State, news: Mapping[str, tuple[str, Tensor]], comm: Comm) -> None:
     """Store the new factor of each tensor for its next exchange, and remove the other factor.
 
-    P and Q use separate buffers, and each refers to the other, so that a captured exchange can be replayed on a GPU.
+    P and Q use separate buffers that refer to each other, so that a captured exchange can be replayed on a GPU.
     """
     kept: dict[str, tuple[str, Tensor]] = {}
     for name, (key, factor) in news.items():

@@ -15,7 +15,7 @@ from accordion_bench.codecs.engine import Engine, Selection
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Layout, SparseLayout
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Compressor, Exchanged, State
+from accordion_bench.compressors.compressor import Compressor, Exchanged, State, zeros_in_state
 from accordion_bench.compressors.description import TRAVEL
 from accordion_bench.compressors.gathered import non_finite
 from accordion_bench.compressors.probe import Probed, alone, probe_of
@@ -23,14 +23,11 @@ from accordion_bench.compressors.sparse import Uneven
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.same_shape import Blocks, in_rows
+from accordion_bench.tensors.same_shape import in_rows
 
 
 class SparseSigns(Uneven):
-    """Lossless code for tensors of entries -s, 0 or s: s in float32, the number of non-zeros, and 2 i + (x_i > 0).
-
-    The integers 2 i + (x_i > 0), below 2 N, are stored in the smaller code of `index_codes`: a sign costs one bit.
-    """
+    """Lossless code of entries -s, 0 or s: s in float32, the number of non-zeros, 2 i + (x_i > 0) by `index_codes`."""
 
     description = replace(
         Uneven.description,
@@ -72,16 +69,15 @@ class AdaComp(Wrapper):
 
     Each tensor is cut into bins of L_T consecutive coordinates, with m_b = max |G_w| in bin b. S(G)_j = sign(G_j)
     mean_b m_b where |H_j| >= m_b, else 0: an entry is sent if one more gradient of the same value would make it the
-    largest of its bin. The number of sent entries therefore adapts to the data. The paper reports about 40 times fewer
-    bytes for convolutions and 200 times fewer for dense layers. Error feedback is built in: sum of updates + mean e_w =
-    sum of mean gradients. Tensors of one dimension are sent uncompressed.
+    largest of its bin. The paper reports about 40 times fewer bytes for convolutions and 200 times fewer for dense
+    layers. Error feedback is built in: sum of updates + mean e_w = sum of mean gradients. Tensors of one dimension are
+    sent uncompressed.
 
     The size of a tensor's message is planned before the data are known, at its upper bound of N / 4 bytes. From 32
     workers on, S(G_w) is therefore exchanged by dense all-reduce.
 
     Source: Chen et al. 2018 (arXiv 1712.02679), from memory: bins, the self-adjusting threshold and the single
-    parameter
-    are stated in its abstract; G, H, the scale (the mean over the tensor's bins) and the two defaults are recalled.
+    parameter are stated in its abstract; G, H, the scale and the two defaults are recalled.
     """
 
     inner: Compressor = field(init=False)
@@ -113,13 +109,11 @@ class AdaComp(Wrapper):
         super().__post_init__()
 
     def bin_size(self, spec: TensorSpec) -> int:
-        """Return L_T of a tensor."""
         return max(1, min(self.bin_conv if spec.ndim > 2 else self.bin_dense, spec.numel))
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         compressible = [spec for spec in specs if spec.ndim >= self.traits.min_ndim]
-        residuals_W = Blocks(compressible, comm.local_workers, like).tensors
-        return {spec.name: {"residual_W": e_W} for spec, e_W in zip(compressible, residuals_W, strict=True)}
+        return zeros_in_state({}, "residual_W", compressible, comm, like)
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         kept = [state.get(spec.name, {}).get("residual_W") for spec in ctx.specs]

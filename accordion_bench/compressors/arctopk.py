@@ -43,8 +43,7 @@ class ARCTopK(Compressor):
     row. A matrix for which this is not smaller than the matrix itself is exchanged dense.
 
     Source: Chen et al. 2025 (arXiv 2510.26709), with the equations of a public port, which exchanges dense gradients
-    for
-    the first 1,000 steps (here `start_step`).
+    for the first 1,000 steps (here `start_step`).
     """
 
     density: float = option(

@@ -44,15 +44,11 @@ class ATOMO(OneShot):
     per matrix selects exactly s triples with the same p_i. Singular triples are orthogonal, so that mean and variance
     equal those of independent draws. The message has a fixed size of 4 s (n + m + 1) bytes.
 
-    The triples are computed from the eigenvectors of the smaller Gram matrix in float64. For any orthonormal u_i with
-    sigma_i v_i = M^T u_i the triples sum to M, so that the message is unbiased even if the eigenvectors are inexact.
-    The cost is O(n m min(n, m)) per matrix and step, acceptable for small matrices.
+    The triples are computed from the eigenvectors of the smaller Gram matrix in float64, at a cost of O(n m min(n, m))
+    per matrix and step. For any orthonormal u_i with sigma_i v_i = M^T u_i the triples sum to M, so that the message is
+    unbiased even if the eigenvectors are inexact. A matrix whose s triples would not be smaller than itself is
+    exchanged dense. Error feedback is refused, because a message is not a contraction.
 
-    A matrix whose s triples would not be smaller than itself (always so where s = min(n, m)) is exchanged dense,
-    exactly.
-
-    Error feedback is refused: a message is not a contraction (sigma_i / p_i exceeds sigma_i), so that residuals could
-    grow.
     Source: Wang, Sievert, Charles, Liu, Wright, Papailiopoulos 2018 (arXiv 1806.04090), Algorithm 1, spectral atoms.
     """
 
@@ -103,10 +99,6 @@ class ATOMO(OneShot):
         floats = message_R.clone(memory_format=torch.contiguous_format).view(torch.float32)
         values, left, right = floats.split([s, s * n, s * m], dim=-1)
         return (values[..., None] * left.unflatten(-1, (s, n))).mT, right.unflatten(-1, (s, m))
-
-    def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
-        left, right = self._factors(message_R, spec, level)
-        return (left @ right).flatten(1)
 
     def add_decoded_(
         self, total_R: Tensor, message_AR: Tensor, spec: TensorSpec, level: float, ctx: Context, alpha: float = 1.0

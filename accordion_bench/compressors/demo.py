@@ -144,16 +144,14 @@ class DeMo(Compressor):
 
     T is the orthonormal DCT-II of chunks a x b: a is the largest divisor of the first dimension that is at most
     `chunk`, b that of the product of the other dimensions; 1-D tensors have vectors of length a. d is the only
-    momentum, and also the residual. The state stores T d: the same in exact arithmetic, and removing q_w takes k
-    subtractions.
+    momentum, and also the residual; the state stores T d.
 
     A message contains, per chunk, k values in `value_dtype` and their sorted positions in the smaller code of
     `index_codes`. If that is not smaller than the chunk (k = all of it), d is exchanged uncompressed, by all-reduce.
 
-    Workers are summed in a fixed order. A mean over senders is not a sum that an all-reduce could compute. If an
-    all-gather costs more wire bytes than a dense all-reduce (with the defaults from 200 workers on for chunks of 64 x
-    64, from 4 on for vectors), each worker receives a share of the chunks by all-to-all, averages it, and returns the
-    signs, 2 bits per coordinate. The number of workers thus changes the bytes, but never the training.
+    Workers are summed in a fixed order. If an all-gather costs more wire bytes than a dense all-reduce (with the
+    defaults from 200 workers on for chunks of 64 x 64, from 4 on for vectors), each worker receives a share of the
+    chunks by all-to-all, averages it, and returns the signs, 2 bits per coordinate. The training is the same.
 
     Coefficients on the wire have the unit of lr x gradient. Values that float16 cannot represent (below 6e-8, above
     65,504) remain in d. With `value_bits=1` a coefficient is sent as its sign; update = sign( T^-1 (sum of the signs)
@@ -218,10 +216,7 @@ class DeMo(Compressor):
         if self.look_ahead:
             self.traits = replace(self.traits, optimizer=replace(self.traits.optimizer, looks_ahead=True))
 
-    # ---- bytes
-
     def chunks(self, spec: TensorSpec) -> Chunks:
-        """Return the chunks of a tensor."""
         return Chunks.of(spec, self.chunk)
 
     def value_bytes(self, k: int) -> int:
@@ -248,8 +243,6 @@ class DeMo(Compressor):
         if self.gathers(chunks, k, workers):
             return [Transfer("all_gather", nbytes)]
         return [Transfer("all_to_all", nbytes), Transfer("all_gather_shards", chunks.count * answer_bytes(chunks))]
-
-    # ---- one step
 
     def init(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> State:
         """Store the coefficients of tensors whose chunks have equal sides in one contiguous buffer."""

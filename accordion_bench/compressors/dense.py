@@ -33,8 +33,6 @@ class DenseCodes(Gathered):
     balanced: bool = False  # whether the blocks of a tensor are of equal size
     takes_empty = True
 
-    # ---- to be defined by a subclass
-
     def coding(self, level: float, fitted: Codebooks = NONE_FITTED) -> Coding:
         """Return the mapping of coordinates to codes at a level, with the codebooks that a policy fitted."""
         raise NotImplementedError
@@ -46,8 +44,6 @@ class DenseCodes(Gathered):
     def shared_scales(self, bucket: Bucket) -> Tensor | None:
         """Return scales of whole tensors that every worker knows, float32 [T]; None if messages contain scales."""
         return None
-
-    # ---- derived from these
 
     def takes_feedback(self, spec: TensorSpec, level: float | None, workers: int) -> bool:
         return self.compresses(spec, level)
@@ -103,9 +99,7 @@ def dense_layout(
     """Return the layout of block scales, packed codes and, if they are a separate field, signs; cached.
 
     Args:
-        numels: coordinates of each tensor.
-        blocks: coordinates per block of each tensor.
-        kinds: K, the number of different codes, per tensor.
+        numels, blocks, kinds: coordinates, coordinates per block and K, the number of different codes, per tensor.
         names: names of the fields.
     """
     counts = [-(-n // size) for n, size in zip(numels, blocks, strict=True)]

@@ -143,17 +143,13 @@ class Dion(OrthonormalSteps):
     """M_w <- M_w + g_w;  P = orth(mean_w M_w Q);  R = mean_w M_w^T P;  M_w <- M_w - (1 - mu) P R^T;
     Q <- R / norms of its columns;  x <- x - eta sqrt(n/m) P Q^T, for each hidden matrix [n, m].
 
-    P is the factor of the longer side: a wide matrix is transposed. M_w is local to its worker and contains what was
-    not sent: it is both momentum and residual, and mean_w M_w evolves like that of one worker with the mean gradient.
-    Two all-reduces per step carry r n and r m floats, as in PowerSGD. If that is not less than n m, M_w is exchanged
-    uncompressed for the same step. A matrix with M = 0 does not move.
+    P is the factor of the longer side: a wide matrix is transposed. M_w is both momentum and residual of its worker,
+    and mean_w M_w evolves like that of one worker with the mean gradient. Two all-reduces per step carry r n and r m
+    floats, as in PowerSGD. If that is not less than n m, M_w is exchanged uncompressed for the same step. A matrix with
+    M = 0 does not move. Each of r directions of a square matrix moves by eta, regardless of the gradient's size.
 
     Embeddings, the output layer and vectors are exchanged dense, and `optimizer=adamw` takes their steps. It also
-    applies weight decay to the matrices, x <- x (1 - lr lambda), unless `own_decay` is set, and receives no gradient of
-    them.
-
-    mu is the share of the applied direction that remains in M_w. Each of r directions of a square matrix moves by eta,
-    regardless of the gradient's size.
+    applies weight decay to the matrices, x <- x (1 - lr lambda), unless `own_decay` is set.
 
     Source: Ahn, Xu, Abreu, Langford 2025 (arXiv 2504.05295).
     """
@@ -173,8 +169,6 @@ class Dion(OrthonormalSteps):
 
     traits = replace(OrthonormalSteps.traits, knob="rank", pair=(4, 16))
 
-    # ---- which matrices, and their bytes
-
     def kind(self, spec: TensorSpec, level: float | None) -> MatrixKind | None:
         """Return how a matrix is exchanged; None = the optimizer takes its step."""
         if level is None or not self.takes_step(spec, level):
@@ -187,8 +181,6 @@ class Dion(OrthonormalSteps):
         assert kind is not None
         sides = [spec.numel] if kind.whole else [kind.rank * side for side in spec.matrix]
         return [Transfer("all_reduce", 4 * side) for side in sides]
-
-    # ---- one step
 
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         kinds = [self.kind(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
@@ -272,10 +264,8 @@ class Dion(OrthonormalSteps):
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Return rows [G, r, l] scaled to norm 1; in each matrix, rows below sqrt(eps) of the longest row are set to zero.
-
-    Those rows may consist of rounding errors. If a matrix has fewer than r directions and a drawn Q nearly misses them,
-    the first columns of P are inexact to that degree, and the other columns compensate.
+    """Return rows [G, r, l] scaled to norm 1; in each matrix, rows below sqrt(eps) of the longest row are set to zero,
+    because they may consist of rounding errors.
     """
     number = torch.finfo(rows.dtype)
     scaled = rows / rows.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(number.tiny)  # so that squares are in range

@@ -86,12 +86,9 @@ class Dion2(OrthonormalSteps):
 
     Rows are those of the shorter side, s rows of l entries: columns if n > m. Two all-reduces per step carry s norms
     and k l floats, without indices. M_w contains what was not sent. Given K, mean_w M_w and x evolve like those of one
-    worker with the mean gradient. K is selected by the mean norms; the norms of the mean would require sending all of
-    M. Ties are resolved in favour of the lower row. Embeddings, the output layer and vectors are exchanged dense, and
-    `optimizer=adamw` takes their steps.
-
-    With `own_decay` all rows of the matrices decay by x <- x (1 - eta lambda). At density 1 M_w is exchanged
-    uncompressed.
+    worker with the mean gradient. Ties are resolved in favour of the lower row. At density 1 M_w is exchanged
+    uncompressed. Embeddings, the output layer and vectors are exchanged dense, and `optimizer=adamw` takes their steps.
+    With `own_decay` all rows of the matrices decay by x <- x (1 - eta lambda).
 
     Source: arXiv 2512.16928 and its official code.
     """

@@ -94,14 +94,7 @@ class Blockwise(DenseCodes):
 @functools.cache
 def coding_of(format: str, at_random: bool) -> Coding:
     """Return the coding of a format that maps the bucket's largest magnitude to the format's largest number."""
+    numbers = tuple(torch.arange(256, dtype=torch.uint8).view(FORMATS[format]).float().tolist())
     if at_random:
-        return Coding(
-            f"{format} at random", numbers_of(format), "linf", "largest", RANDOM_BITS, stream=Blockwise.stream
-        )
-    return Coding(format, numbers_of(format), "linf", "largest")
-
-
-@functools.cache
-def numbers_of(format: str) -> tuple[float, ...]:
-    """Return the number that each byte represents."""
-    return tuple(torch.arange(256, dtype=torch.uint8).view(FORMATS[format]).float().tolist())
+        return Coding(f"{format} at random", numbers, "linf", "largest", RANDOM_BITS, stream=Blockwise.stream)
+    return Coding(format, numbers, "linf", "largest")

@@ -20,8 +20,7 @@ def huffman_lengths(counts: Tensor) -> Tensor:
     """Return the bits per symbol [K] of an optimal prefix code, which the lengths determine (canonical Huffman).
 
     Args:
-        counts: [K], frequency or probability of each symbol. If the code book must contain every symbol, all counts
-            must be above 0.
+        counts: [K], frequency or probability of each symbol; above 0 if the code book must contain the symbol.
 
     Returns int64 [K]: 0 for a symbol that does not occur, 1 for the only symbol.
     """

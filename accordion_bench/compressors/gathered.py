@@ -63,8 +63,6 @@ class Gathered(Compressor):
     stream: str = ""  # name of the random stream; must never change
     takes_empty: bool = False  # whether `add_bucket_` accepts uninitialised targets
 
-    # ---- to be defined by a subclass
-
     def layout(self, specs: Sequence[TensorSpec], levels: Sequence[float]) -> Layout:
         """Return the fields of the message of a bucket, with the largest counts if `fixed_size` is false.
 
@@ -81,13 +79,7 @@ class Gathered(Compressor):
         raise NotImplementedError
 
     def add_bucket_(self, target: Target, message: Message, bucket: Bucket) -> None:
-        """Add decoded messages to a target.
-
-        Args:
-            target: rows of each tensor; sender s is added to row s mod R, in the order of the senders.
-            message: of all senders.
-            bucket: the bucket that was encoded; its coordinates are not read.
-        """
+        """Add decoded messages of all senders to a target; of the bucket that was encoded, no coordinates are read."""
         raise NotImplementedError
 
     def encode_fed(self, bucket: Bucket) -> Message:
@@ -120,13 +112,7 @@ class Gathered(Compressor):
     pays = cheaper_than_dense
 
     def gather(self, message: Message, bucket: Bucket, comm: Comm) -> Message:
-        """Return all workers' messages of the first tensors of a bucket, given those of the local workers.
-
-        Args:
-            message: with the fields of these tensors only.
-            bucket: these tensors.
-            comm: collectives.
-        """
+        """Return all workers' messages of a bucket, given those of the local workers."""
         size = message.layout.nbytes
         rows = comm.all_gather(message.rows[:, :size]) if size else message.rows.new_empty(comm.workers, 0)
         return Message(rows, [message.layout] * comm.workers)
@@ -186,10 +172,9 @@ def reduce_to_owners(compressor: Gathered, bucket: Bucket, counts: Sequence[int]
     """Encode all tensors on every worker, send each to its owner, and average it there.
 
     Args:
-        compressor: encodes and decodes the messages.
+        compressor, comm: encode and send the messages.
         bucket: tensors of all owners, those of the first owner first; residuals become the compression error.
         counts: number of tensors that each worker of the run owns.
-        comm: collectives.
 
     Raises:
         NonFiniteRow: as `Gathered.encode_bucket`.
@@ -218,16 +203,12 @@ class Sent:
     """Tensors of an exchange, and the messages that the local workers send of them.
 
     Args:
-        compressor: encodes and decodes the messages.
         gathered, others: indices of the tensors whose messages are gathered, and of the other encoded tensors.
-        xs_W: all tensors [W, ...] of the exchange.
-        ctx: of the exchange.
-        comm: collectives, which define the local workers.
+        compressor, xs_W, ctx, comm: of the exchange.
 
     Attributes:
         place: position of each tensor among the encoded ones, by index.
-        bucket: the encoded tensors.
-        message: result of `encode_bucket`.
+        bucket, message: the encoded tensors, and their messages.
 
     Raises:
         NonFinite: names the tensor and its worker.

@@ -62,14 +62,9 @@ class Natural(DenseCodes):
 
 @functools.cache
 def coding_of(exponent_bits: int) -> Coding:
-    """Return the coding into powers of two with the given number of exponent bits, and signs."""
-    return Coding("power", powers(exponent_bits), bits=MANTISSA, signs=True, stream=Natural.stream)
-
-
-@functools.cache
-def powers(exponent_bits: int) -> tuple[float, ...]:
-    """Return the magnitude that each code represents; code 0 represents 0."""
+    """Return the coding into powers of two with the given number of exponent bits, and signs; code 0 represents 0."""
     exponents = torch.arange(1 << exponent_bits, dtype=torch.int32)
     if exponent_bits == 7:
         exponents = torch.where(exponents > 0, exponents + 63, 0)
-    return tuple((exponents << MANTISSA).view(torch.float32).tolist())
+    powers = tuple((exponents << MANTISSA).view(torch.float32).tolist())
+    return Coding("power", powers, bits=MANTISSA, signs=True, stream=Natural.stream)

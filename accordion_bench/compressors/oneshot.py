@@ -38,20 +38,13 @@ class OneShot(Gathered):
         (torch.Size([1, 6]), tensor([[ 0.5000, -2.0000,  4.0000]]))
     """
 
-    # ---- to be defined by a subclass
-
     def encode(self, x_R: Tensor, spec: TensorSpec, level: float, ctx: Context, keys: Sequence[int]) -> Tensor:
         """Encode rows [R, N] as messages of bytes [R, B].
 
         Args:
             x_R: coordinates, float32 or float64.
-            spec: name (the first of those encoded together), shape.
-            level: the knob's value.
-            ctx: step, seed, codebooks.
+            spec, level, ctx: of the tensors encoded together, with the name of the first one.
             keys: one per row, for keyed draws.
-
-        Returns:
-            uint8 [R, B].
 
         Raises:
             NonFiniteRow: for NaN and infinity, which cannot be encoded.
@@ -74,8 +67,6 @@ class OneShot(Gathered):
         """Compute total_R [R, N] += alpha x sum_a decode(message_AR[a]), in the order of a; define this or `decode`."""
         for message_R in message_AR:
             total_R.add_(self.decode(message_R, spec, level, ctx).to(total_R.dtype), alpha=alpha)
-
-    # ---- derived from these
 
     def layout(self, specs: Sequence[TensorSpec], levels: Sequence[float]) -> Layout:
         sizes = [self.message_bytes(spec, level) for spec, level in zip(specs, levels, strict=True)]

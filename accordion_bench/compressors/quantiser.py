@@ -76,9 +76,9 @@ class Quantiser(DenseCodes):
 
     There are 2^bits levels, or one less with a zero level (QSGD's and NUQSGD's papers; ALQ's code has none). Without a
     zero level, a zero coordinate becomes +-L_1 n_b. Exponential levels are +-p^j. If `levels` is a list, `bits` may be
-    null, and policies cannot replace the levels. `balanced` buckets have ceil(n / number of buckets) coordinates, which
-    avoids a tiny last bucket. `entropy` selects how the column entropy_bytes counts the codes (`elias`: omega, `ans`: a
-    real bitstream); the messages themselves are packed at fixed width.
+    null, and policies cannot replace the levels. `balanced` buckets have ceil(n / number of buckets) coordinates.
+    `entropy` is how entropy_bytes counts the codes (`elias`: omega, `ans`: a real bitstream); messages are packed at
+    fixed width.
 
     The message is a float32 norm per bucket, then packed codes. Source: Alistarh et al. 2017 (arXiv 1610.02132);
     Ramezani-Kebrya et al. 2021 (NUQSGD, 1908.06077); Faghri et al. 2020 (ALQ, 2010.12460).
@@ -222,10 +222,7 @@ def exponential(bits: int, zero_level: bool, p: float = 0.5) -> tuple[float, ...
 
 def codebook(positives: Sequence[float], zero_level: bool) -> tuple[float, ...]:
     """Return the full codebook for the given ascending positive levels."""
-    negatives = [-level for level in reversed(positives)]
-    if zero_level:
-        return (*negatives, 0.0, *positives)
-    return (*negatives, *positives)
+    return (*(-level for level in reversed(positives)), *([0.0] if zero_level else []), *positives)
 
 
 def positive_count(bits: int, zero_level: bool) -> int:
@@ -233,9 +230,7 @@ def positive_count(bits: int, zero_level: bool) -> int:
     fewest, kind = (2, "with") if zero_level else (1, "without")
     if bits < fewest:
         raise ValueError(f"a codebook {kind} a zero level needs {fewest} bits")
-    if zero_level:
-        return 2 ** (bits - 1) - 1
-    return 2 ** (bits - 1)
+    return 2 ** (bits - 1) - (1 if zero_level else 0)
 
 
 def bits_of(levels: Sequence[float]) -> int:
@@ -255,16 +250,11 @@ def check_codebook(key: str, value: Any) -> tuple[float, ...]:
     levels = tuple(float(x) for x in value) if numbers else ()
     if not 2 <= len(levels) <= 256 or not ascending(levels) or (levels[0], levels[-1]) != (-1.0, 1.0):
         rule = "uniform, exponential, or 2 to 256 numbers in ascending order (in float32) from -1 to 1"
-        raise ValueRefused(key, rule, value, _repaired(levels))
+        inner = sorted({x for x in levels if -1 < x < 1})
+        raise ValueRefused(key, rule, value, [-1, *inner, 1] if 0 < len(inner) <= 30 else "uniform")
     return levels
 
 
 def ascending(levels: Sequence[float]) -> bool:
     """Whether each level exceeds the previous one in float32."""
     return bool((np.diff(np.array(levels, np.float32)) > 0).all())
-
-
-def _repaired(levels: tuple[float, ...]) -> list[float] | str:
-    """Return the nearest valid codebook to the given levels."""
-    inner = sorted({x for x in levels if -1 < x < 1})
-    return [-1, *inner, 1] if 0 < len(inner) <= 30 else "uniform"

@@ -34,11 +34,7 @@ class TiledMessages:
     """Messages of the k = ceil(density N) largest magnitudes per tile; ties are resolved in favour of the lower index.
 
     Tiles are a x b: each side is the largest divisor of its dimension, in the matrix view, that is at most `chunk`.
-    See `codecs.tiles.encode_largest` for values of two bits.
-
-    Args:
-        chunk: largest side of a tile; larger = fewer tiles, longer indices.
-        value_bits: 2, or None = float32.
+    See `codecs.tiles.encode_largest` for values of two bits (`value_bits`).
 
     Source: Sarfi et al. 2025, SparseLoCo (arXiv 2508.15706), and its authors' code.
     """
@@ -46,35 +42,27 @@ class TiledMessages:
     def __init__(self, chunk: int, value_bits: int | None) -> None:
         self.chunk, self.coded = chunk, value_bits is not None
 
-    def form(self, spec: TensorSpec, density: float) -> TileForm:
-        """Return the format of a tensor's message."""
-        return form_of(spec, self.chunk, density, self.coded)
-
     def forms(self, specs: Sequence[TensorSpec], densities: Sequence[float]) -> list[TileForm]:
-        """Return the formats of several tensors' messages."""
-        return [self.form(spec, density) for spec, density in zip(specs, densities, strict=True)]
+        """Return the formats of tensors' messages."""
+        pairs = zip(specs, densities, strict=True)
+        return [form_of(spec, self.chunk, density, self.coded) for spec, density in pairs]
 
     def contraction(self, spec: TensorSpec, density: float) -> float | None:
         """Return k / N for exact values; None with two bits, where the error depends on the kept values."""
-        form = self.form(spec, density)
+        (form,) = self.forms([spec], [density])
         return None if self.coded else form.k / form.tiles.numel
 
     def layout(self, specs: Sequence[TensorSpec], densities: Sequence[float]) -> Layout:
-        """Return the layout of numbers, indices and codes of each tensor."""
         return tiled_layout(tuple(spec.numel for spec in specs), tuple(self.forms(specs, densities)))
 
     def encode_bucket(self, bucket: Bucket) -> Message:
-        """See `Gathered.encode_bucket`."""
         layout = self.layout(bucket.specs, bucket.levels)
         message = Message.empty(layout, len(bucket.workers), bucket.rows_W[0].device)
         engine_for(bucket.rows_W).encode_tiles(bucket, message, self.forms(bucket.specs, bucket.levels))
         return message
 
     def add_bucket_(self, target: Target, message: Message, bucket: Bucket) -> None:
-        """See `Gathered.add_bucket_`."""
         engine_for(target.rows_R).add_tiles(target, message, self.forms(bucket.specs, bucket.levels))
-
-    # ---- after the all-gather
 
     def clip_(self, message_A: Tensor, specs: Sequence[TensorSpec], densities: Sequence[float]) -> None:
         """Scale v_w by min(1, median_A ||v|| / ||v_w||), tensor by tensor, in all workers' messages [A, B], in place.
@@ -83,8 +71,7 @@ class TiledMessages:
         factors from the same bytes, regardless of its number of threads.
         """
         start = 0
-        for spec, density in zip(specs, densities, strict=True):
-            form = self.form(spec, density)
+        for form in self.forms(specs, densities):
             size = sum(form.parts)
             own_A, start = message_A[:, start : start + size], start + size
             numbers_A, _, codes_A = own_A.split(form.parts, dim=1)

@@ -28,11 +28,7 @@ DRAWN_AHEAD = 1000  # number of steps that a forecast simulates
 
 
 class Meetings(PeerExchange):
-    """Mean of the parameters of pairs of workers; other workers keep their parameters.
-
-    Attributes:
-        pairs: disjoint pairs of workers of this step.
-    """
+    """Mean of the parameters of disjoint pairs of workers (`pairs`); other workers keep their parameters."""
 
     def __init__(self, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> None:
         super().__init__(specs, comm, like)
@@ -56,13 +52,12 @@ class Meetings(PeerExchange):
 class ADPSGD(DrawnTimes):
     """When worker w's gradient is ready: x_w, x_j <- (x_w + x_j) / 2 for a random j, then x_w <- x_w - eta g_w(r_w).
 
-    r_w is x_w after the last update of worker w; x_w may have been averaged with others since. The worker then reads
-    x_w and computes its next gradient. Computing times are random, as in `DrawnTimes`. A step of the run processes as
-    many gradients, in their order, as belong to disjoint pairs, at most `first`. These do not depend on each other, so
-    the result equals that of processing one gradient after the other. Each worker has its own optimizer.
+    r_w is x_w after the last update of worker w; x_w may have been averaged with others since. Computing times are
+    random, as in `DrawnTimes`. A step of the run processes as many gradients, in their order, as belong to disjoint
+    pairs, at most `first`; the result equals that of processing one after the other. Each worker has its own optimizer.
 
-    Only gradients move the mean of all x_w, which is evaluated; after the last step all workers average exactly. Each
-    worker of a pair sends 4 N bytes to the other.
+    The mean of all x_w is evaluated; after the last step all workers average exactly. Each worker of a pair sends 4 N
+    bytes to the other.
 
     Source: Lian et al. 2018 (arXiv 1710.06952).
     """
@@ -98,7 +93,6 @@ class ADPSGD(DrawnTimes):
             self._keep(row)
 
     def _keep(self, row: int) -> None:
-        """Copy a local worker's replica to x_w."""
         torch._foreach_copy_([x_W[row] for x_W in self.own_W], self.axis.values(row))
 
     def makes(self, run: RunFacts) -> Sequence[tuple[Exchange, int]]:
@@ -124,8 +118,6 @@ class ADPSGD(DrawnTimes):
     def ends_apart(self, steps: int, period: int) -> bool:
         return True
 
-    # ---- a step
-
     def samples_used(self, batches: Sequence[int]) -> list[int]:
         """Select the workers of this step and their partners; all gradients have equal weights in reports."""
         A, busy = self.comm.workers, set[int]()
@@ -144,7 +136,6 @@ class ADPSGD(DrawnTimes):
         self._meet(worker, self._partner(worker))
 
     def _meet(self, worker: int, partner: int) -> None:
-        """Process the gradient of a worker: note its pair, staleness and next time."""
         self.arrived.append(worker)
         self.meetings.pairs += [(worker, partner)] if partner != worker else []
         self.staleness += self.used - self.read_at[worker]
@@ -179,8 +170,6 @@ class ADPSGD(DrawnTimes):
         self.axis.resting = set()
         self.clock.lap("update")
 
-    # ---- the exchange
-
     @property
     def exchange(self) -> Exchange:
         return self.meetings
@@ -190,8 +179,6 @@ class ADPSGD(DrawnTimes):
 
     def exchanges(self) -> list[Placed]:
         return [Placed("replica", self.meetings, range(self.comm.local_workers))]
-
-    # ---- the end, and in between
 
     def consensus(self) -> list[Tensor]:
         """Return the mean of all x_w."""

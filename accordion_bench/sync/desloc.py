@@ -20,12 +20,10 @@ class DesLoc(Round):
 
         every K_x steps:  x_w <- mean x_w;    every K_u:  u_w <- mean u_w;    every K_v:  v_w <- mean v_w
 
-    u are the inner optimizer's first moments (momenta of AdamW, Muon and SGD), v its second moments. All are averaged
-    after the step. Moments are sent uncompressed; a compressor applies to differences of parameters. K_x = K_u = K_v =
-    1 averages everything in each step. If a policy changes K_x, K_u and K_v change in proportion. Payload in K_x steps:
-    4 N (1 + K_x/K_u + K_x/K_v) bytes, 1.5 models with the defaults.
-
-    To limit the norm of the gradient, use `clip_norm`.
+    u are the inner optimizer's first moments (momenta of AdamW, Muon and SGD), v its second moments. Moments are sent
+    uncompressed; a compressor applies to differences of parameters. If a policy changes K_x, K_u and K_v change in
+    proportion. Payload in K_x steps: 4 N (1 + K_x/K_u + K_x/K_v) bytes, 1.5 models with the defaults. To limit the norm
+    of the gradient, use `clip_norm`.
 
     Source: Iacob et al. 2025 (arXiv 2505.22549).
     """

@@ -50,9 +50,8 @@ class DrawnTimes(EveryStep):
     """Averages the gradients of workers that are ready by simulated times; see the module for the rules.
 
     `first=K` with `rule=k_sync` is K-sync SGD, or SGD with b = A - K backup workers: a quorum without residual. The
-    staleness of a gradient is the number of updates between reading its parameters and applying it. The gradient of a
-    worker that continues computing uses the batch of the step in which it is ready instead of an earlier one. It has
-    the same distribution, and only parameters must be stored. Learning rate and epochs depend on steps.
+    staleness of a gradient is the number of updates between reading its parameters and applying it. A gradient uses the
+    batch of the step in which it is ready, which has the same distribution. Learning rate and epochs depend on steps.
 
     Attributes:
         now: simulated seconds since the start.
@@ -136,14 +135,8 @@ class DrawnTimes(EveryStep):
         uniform = float(torch.rand((), generator=generator, dtype=torch.float64))
         return constant - mean * math.log1p(-uniform)
 
-    # ---- a step
-
     def samples_used(self, batches: Sequence[int]) -> list[int]:
-        """Return how many samples of each worker count in the mean of the next step; advance the clock.
-
-        Args:
-            batches: batch size of each worker.
-        """
+        """Return how many samples of each worker count in the mean of the next step; advance the clock."""
         if self.rule == "anytime":
             return self._within_budget(batches)
         A = self.comm.workers
@@ -192,8 +185,6 @@ class DrawnTimes(EveryStep):
             self.read_at[worker] = self.position.step + 1
             self.ready[worker] = self.now + self.drawn(worker)
 
-    # ---- rows and checkpoints
-
     def columns(self) -> dict[str, Any]:
         """Return for metrics rows simulated seconds, and mean number and staleness of averaged gradients."""
         steps = self.position.step
@@ -205,16 +196,11 @@ class DrawnTimes(EveryStep):
 
 
 def _is_pairs(given: Any) -> bool:
-    """Return whether the value is a list of lists."""
     return isinstance(given, list | tuple) and bool(given) and all(isinstance(own, list | tuple) for own in given)
 
 
 def _checked(pair: Any, given: Any) -> tuple[float, float]:
-    """Check and return (constant, mean) in seconds, at least 0 and not both 0.
-
-    Raises:
-        ValueRefused: it is no such pair.
-    """
+    """Check and return (constant, mean) in seconds, at least 0 and not both 0."""
     numbers = isinstance(pair, list | tuple) and [type(own) in (int, float) and 0 <= own < math.inf for own in pair]
     if numbers != [True, True] or not any(pair):
         rule = "[constant, mean] in seconds, at least 0 and not both 0, or a list of such a pair for each worker"

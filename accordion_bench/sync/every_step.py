@@ -130,8 +130,6 @@ class EveryStep(Sync):
         for share in dict.fromkeys(left):
             torch._foreach_mul_([x for x, own in zip(params, left, strict=True) if own == share], share)
 
-    # ---- checkpoints
-
     def own(self, row: int) -> dict[str, Any]:
         """Return the parameters at which a worker computes its next gradients, if they are its own."""
         if not self.axis.replicas:

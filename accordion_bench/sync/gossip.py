@@ -24,25 +24,14 @@ GRAPHS = ("exponential", "ring", "complete")
 
 
 def shifts(graph: str, workers: int, turn: int) -> list[int]:
-    """Return the shifts of a round: worker w sends to w + shift modulo A, for each shift.
-
-    Args:
-        graph: one of `GRAPHS`.
-        workers: A.
-        turn: number of the round, on which `exponential` depends.
-    """
+    """Return the shifts of round `turn` in one of `GRAPHS`: worker w sends to w + shift modulo A, for each shift."""
     if graph == "exponential":
         return [2 ** (turn % (workers - 1).bit_length())] if workers > 1 else []
     return sorted({1, workers - 1} - {0, workers}) if graph == "ring" else list(range(1, workers))
 
 
 class GraphNeighbours(PeerExchange):
-    """Exchange of parameters with the neighbours in a graph.
-
-    Args:
-        graph: one of `GRAPHS`.
-        specs, comm, like: see `Exchange`.
-    """
+    """Exchange of parameters with the neighbours in a graph, one of `GRAPHS`."""
 
     def __init__(self, graph: str, specs: Sequence[TensorSpec], comm: Comm, like: Tensor) -> None:
         super().__init__(specs, comm, like)
@@ -58,12 +47,7 @@ class GraphNeighbours(PeerExchange):
 
 
 class Peers(Pairs):
-    """Workers exchange parameters with their neighbours; there is no z.
-
-    Args:
-        graph: one of `GRAPHS`.
-        late: whether received parameters are added after the next step.
-    """
+    """Workers exchange parameters with their neighbours, and add them after the next step if `late`; there is no z."""
 
     anchored = False
 
@@ -206,8 +190,6 @@ class Gossip(Round):
         assert isinstance(exchange, GraphNeighbours)
         return exchange
 
-    # ---- the end, and in between
-
     def consensus(self) -> list[Tensor]:
         """Return the mean of z_w, and measure the distance of the workers from it."""
         mean = super().consensus()
@@ -227,8 +209,6 @@ class Gossip(Round):
     def columns(self) -> dict[str, Any]:
         """Return for metrics rows the root mean square of |z_w - mean z| over the workers, before the exact average."""
         return {"consensus_distance": self.distance, **super().columns()}
-
-    # ---- checkpoints
 
     def own(self, row: int) -> dict[str, Any]:
         received = [x_W[row] for x_W in self.in_flight.updates]

@@ -123,7 +123,6 @@ class Arrivals:
         self._meetings += 1
 
     def _pass(self, closed: Averaging) -> None:
-        """Note that this process was late for an averaging."""
         self.number += 1
         self.current = self.current and not closed.who
 
@@ -166,11 +165,7 @@ def _ranks(averaging: Averaging) -> set[int]:
 
 
 def _there(found: T | None) -> T:
-    """Return a value from the store.
-
-    Raises:
-        RuntimeError: the value is invalid, so that processes would not agree.
-    """
+    """Return a value from the store, or raise RuntimeError if it is invalid, so that processes would not agree."""
     if found is None:
         raise RuntimeError("what processes have told each other of an averaging is lost in the store of the run")
     return found
@@ -181,11 +176,7 @@ def _text(averaging: Averaging) -> str:
 
 
 def _averaging(text: str) -> Averaging:
-    """Parse the result of `_text`.
-
-    Raises:
-        ValueError: the text is invalid.
-    """
+    """Parse the result of `_text`, or raise ValueError."""
     closed, who = json.loads(text)
     kinds: tuple[Any, ...] = int, bool, int, (int, float), int, (int, float)
     good = type(closed) is bool and all(
@@ -217,11 +208,8 @@ class LateProcesses(Quorum):
     """A process arrives at an averaging, with all its workers, when its round is complete.
 
     A late process waits at the next averaging, receives the missing state from another process, and takes part. At the
-    end of an epoch, before a checkpoint and at the end of the run all processes wait for each other.
-
-    Args:
-        context, exchange, outer, buffers: see `Quorum`.
-        waiting: quorum, rounded up to whole processes, and grace period.
+    end of an epoch, before a checkpoint and at the end of the run all processes wait for each other. The quorum is
+    rounded up to whole processes.
     """
 
     def __init__(
@@ -276,12 +264,7 @@ class LateProcesses(Quorum):
         self.samples = [n for n in samples for _ in range(comm.local_workers)]
 
     def _learn(self, source: int, late: Sequence[int]) -> None:
-        """Send the missing state from one process to late ones; all participants of the averaging count the bytes.
-
-        Args:
-            source: rank of the sender.
-            late: ranks of the late processes.
-        """
+        """Send the missing state from one rank to late ones; all participants of the averaging count the bytes."""
         if not late:
             return
         ledger, here = self.comm.ledger, self.comm.rank
@@ -299,7 +282,6 @@ class LateProcesses(Quorum):
         ledger.deliver(nbytes(lacked), len(late))
 
     def _room(self) -> list[Room]:
-        """Describe the compressor state that is equal on all workers; some exists only after the first exchange."""
         state = self.exchange.state
         return [
             Room(*place, state[place[0]][place[1]].shape, state[place[0]][place[1]].dtype)
@@ -307,7 +289,7 @@ class LateProcesses(Quorum):
         ]
 
     def _make_room(self, room: Sequence[Room]) -> None:
-        """Allocate exactly the tensors that another process describes."""
+        """Allocate exactly the tensors of compressor state that another process describes."""
         for name, key in set(self._kept_in_common()) - {(place.name, place.key) for place in room}:
             del self.exchange.state[name][key]
         for name, key, shape, dtype in room:

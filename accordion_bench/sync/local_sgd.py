@@ -189,10 +189,9 @@ class StreamingDiLoCo(Round):
         tau steps before the end of slot k, p = k mod P:   launch D = exchange(z_p - x_p,w)
         at the end of slot k:                              z_p <- SGD(z_p, D);  x_p,w <- (1 - a) z_p + a x_p,w
 
-    The exchange overlaps the next steps (`comm.overlap`); with policies, which inspect its result, it is blocking.
-    Every coordinate is averaged once in H steps, so the bytes equal those of DiLoCo, and the peak is the largest
-    fragment. P = 1, tau = 0, a = 0 is DiLoCo. An average in flight at the end of the run is discarded. With `sparta`,
-    which exchanges in every step, D overlaps one step only.
+    The exchange overlaps the next steps (`comm.overlap`); with policies it is blocking, and with `sparta` it overlaps
+    one step only. The bytes equal those of DiLoCo, and the peak is the largest fragment. P = 1, tau = 0, a = 0 is
+    DiLoCo. An average in flight at the end of the run is discarded.
 
     P = `fragments`, see `what.fragments`; more fragments reduce the peak. tau = `delay`, below H/P, so that one average
     is in flight at a time. a = `mixing`: 0 = a worker restarts from z, 1 = it ignores z. Each fragment has its own
@@ -253,11 +252,7 @@ class StreamingDiLoCo(Round):
 
 
 def refuse_slots(period: int, fragments: int, delay: int) -> None:
-    """Check that fragments divide the period into slots longer than the delay.
-
-    Raises:
-        ValueRefused: they do not; the message suggests a value.
-    """
+    """Check that fragments divide the period into slots longer than the delay."""
     if period % fragments:
         fitting = [p for p in range(1, fragments) if period % p == 0 and period // p > delay]
         if not fitting:
@@ -329,8 +324,8 @@ class OverlapLocalSGD(Round):
         if "period" in drivers and self.merge == "pull_back" and self.merge_alpha == 1:
             rule = (
                 f"below 1 where adaptive={drivers['period']} drives the period, or the consensus would stay where it "
-                "is as soon as the delay is a whole period"
             )
+            rule += "is as soon as the delay is a whole period"
             raise ValueRefused("sync.merge_alpha", rule, 1, 0.6)
         super().refuse_driven(drivers, run)
 
@@ -376,10 +371,8 @@ class OverlapLocalSGD(Round):
 class Sparta(Round):
     """Local steps, each followed by x_w[mask] <- mean_w x_w[mask], with a common random mask.
 
-    Nothing else is exchanged, except for an exact average after the last step. The option `sync.sparta` of `LocalSGD`
-    combines it with averagings of all coordinates.
-
-    p is the fraction of the coordinates in a mask, see `SparseAverage`.
+    Nothing else is exchanged, except for an exact average after the last step; the option `sync.sparta` of `LocalSGD`
+    combines it with averagings of all coordinates. See `SparseAverage`.
 
     Source: "Improving the Efficiency of Distributed Training using Sparse Parameter Averaging" (openreview stFPf3gzq1),
     and EXO Gym.
@@ -430,11 +423,9 @@ class NoLoCo(Round):
         m_w <- mu m_w + outer_lr (mean_pair Delta + mean_pair z - z_w)
         x_w = z_w <- z_w + m_w
 
-    Because Delta_w + z_w = x_w, a worker sends one message, x_w. With an even number of workers mean_w z_w takes a step
-    of momentum SGD on mean_w Delta_w. mean_w z_w is evaluated; after the last step all workers average exactly.
-    `workers=1` is the control: the same outer step without a partner.
-
-    As in the paper, the outer learning rate is also the weight of mean_pair z - z_w.
+    A worker sends one message, x_w = Delta_w + z_w. mean_w z_w takes a step of momentum SGD on mean_w Delta_w, and is
+    evaluated; after the last step all workers average exactly. `workers=1` is the control: the same outer step without
+    a partner. As in the paper, the outer learning rate is also the weight of mean_pair z - z_w.
 
     Source: Kolehmainen et al. 2025 (arXiv 2506.10911) and its official code.
     """

@@ -26,13 +26,7 @@ class Average:
     """z <- z - D, the mean of the workers' parameters: local SGD (Stich 2019)."""
 
     def step(self, z: Sequence[Tensor], differences: Sequence[Tensor], lr: float) -> None:
-        """Take an outer step in place.
-
-        Args:
-            z: the consensus [...], one entry per tensor.
-            differences: D, one entry per tensor.
-            lr: inner learning rate at the start of this round.
-        """
+        """Take an outer step of z [...] in place, given D and the inner learning rate at the start of this round."""
         torch._foreach_sub_(list(z), list(differences))
 
     def buffers(self, z: Sequence[Tensor]) -> list[Tensor]:
@@ -119,12 +113,7 @@ class OuterSGD(Average):
 
 
 class HeavyBall(Average):
-    """v <- mu v - eta D;  z <- z + v: momentum with the learning rate in the velocity, as in NoLoCo.
-
-    Args:
-        outer_lr: eta, constant.
-        outer_momentum: mu, in [0, 1).
-    """
+    """v <- mu v - eta D;  z <- z + v, with eta = `outer_lr` and mu = `outer_momentum`, as in NoLoCo."""
 
     def __init__(self, outer_lr: float, outer_momentum: float) -> None:
         self.lr, self.momentum = outer_lr, outer_momentum
@@ -151,8 +140,7 @@ def treat_buffers(inner: Optimizers, policy: str, rows: Iterable[int] | None = N
     """Keep, reset (including Adam's step count) or average the inner optimizers' buffers.
 
     Args:
-        inner: the optimizers.
-        policy: one of `BUFFERS`.
+        inner, policy: the optimizers, and one of `BUFFERS`.
         rows: rows of the local workers that took part in the averaging, for `keep` and `reset`; None = all.
     """
     if policy == "reset":
@@ -169,12 +157,7 @@ def averaged(state: Mapping[str, Any]) -> list[str]:
 
 @torch.no_grad()
 def average_buffers(inner: Optimizers, due: Callable[[str], bool] = lambda key: True) -> None:
-    """Replace buffers by their means over all workers, uncompressed; step counts are unchanged.
-
-    Args:
-        inner: the optimizers.
-        due: returns whether the buffers of a name are averaged.
-    """
+    """Replace the buffers whose names are `due` by their means over all workers, uncompressed, except step counts."""
     rows = [
         [optimizer.state.get(x, {}) for x in replica]
         for optimizer, replica in zip(inner.of_replicas, inner.axis.replicas, strict=True)
@@ -193,12 +176,7 @@ def average_buffers(inner: Optimizers, due: Callable[[str], bool] = lambda key: 
 
 
 def exchanges_of_buffers(inner: Optimizers, comm: Comm) -> dict[str, Exchange]:
-    """Return, by name of the buffers, an exchange with the bytes of their average, for forecasts.
-
-    Args:
-        inner: the optimizers, after a step.
-        comm: communicator of the workers whose buffers would be averaged.
-    """
+    """Return, by name of the buffers, an exchange with the bytes of their average, for forecasts after a step."""
     axis = inner.axis
     optimizer, params = (inner.of_replicas[0], axis.replicas[0]) if axis.replicas else (inner.common, axis.params)
     states = [(spec.name, optimizer.state.get(param, {})) for spec, param in zip(axis.specs, params, strict=True)]

@@ -42,15 +42,7 @@ class Lateness(NamedTuple):
         return self.quorum is not None and self.quorum < workers
 
     def refuse_in_run(self, workers: int, workers_per_process: int) -> None:
-        """Check the quorum against the run.
-
-        Args:
-            workers: A.
-            workers_per_process: W.
-
-        Raises:
-            ValueRefused: it exceeds the number of workers, or one process has all workers, so that none can be late.
-        """
+        """Refuse a quorum above the number of workers, or of workers of one process, none of which can be late."""
         if self.quorum is not None and self.quorum > workers:
             raise ValueRefused("sync.quorum", f"at most {workers}, the number of workers", self.quorum, workers)
         if self.leaves_out(workers) and workers == workers_per_process and self.lateness is None:
@@ -58,11 +50,7 @@ class Lateness(NamedTuple):
             raise ValueRefused("sync.lateness", rule, None, 0.1)
 
     def refuse_unheard(self, context: SyncContext) -> None:
-        """Check that the processes have a store for their arrivals.
-
-        Raises:
-            ConfigError: they have none; the message suggests other options.
-        """
+        """Refuse processes without a store for their arrivals."""
         comm = context.axis.comm
         if not self.leaves_out(comm.workers) or self.lateness is not None:
             return
@@ -100,12 +88,7 @@ class Quorum(Stateful):
         self.averagings = self.took_part = 0
 
     def average(self, steps: int, round_lr: float) -> None:
-        """Average at the end of a local round with the workers that have arrived.
-
-        Args:
-            steps: number of steps of the round.
-            round_lr: inner learning rate at its start.
-        """
+        """Average at the end of a local round of some steps; `round_lr` is the inner learning rate at its start."""
         raise NotImplementedError
 
     def land(self) -> None:
@@ -130,8 +113,6 @@ class Quorum(Stateful):
         mean = self.took_part / self.averagings if self.averagings else None
         return {"averagings": self.averagings, "took_part": mean}
 
-    # ---- parts of an averaging
-
     def _differences(self, shares: Sequence[float]) -> list[Tensor]:
         """Return share_w (z_w - x_w) of the local workers, [W, ...], in the storage of their gradients."""
         xs_W = self.axis.differences(self.axis.shared, range(self.comm.local_workers))
@@ -151,12 +132,7 @@ class Quorum(Stateful):
         return updates
 
     def _rebase(self, rows: Sequence[int], before: Sequence[Tensor]) -> None:
-        """x_w <- x_w + z - z_w for some local workers.
-
-        Args:
-            rows: rows of these workers.
-            before: z_w.
-        """
+        """x_w <- x_w + z - z_w for the rows of some local workers, with z_w `before`."""
         if rows:
             moved = torch._foreach_sub(self.axis.shared, list(before))
             for row in rows:
@@ -178,10 +154,6 @@ class DrawnLateness(Quorum):
 
     If fewer workers than the quorum are in time, the next ones are included. A draw depends only on the seed and the
     number of the averaging, so that results do not depend on the number of processes.
-
-    Args:
-        context, exchange, outer, buffers: see `Quorum`.
-        waiting: quorum and probability of lateness.
     """
 
     def __init__(

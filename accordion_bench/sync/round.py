@@ -168,8 +168,6 @@ class Round(Sync):
         self.tier = -1  # tier of the averages in flight
         self.forked = self.finished = False
 
-    # ---- before the run
-
     def check(self, run: RunFacts, workers_per_process: int) -> None:
         super().check(run, workers_per_process)
         if self.switch_step is None and run.first_drop() is None:
@@ -357,9 +355,8 @@ class Round(Sync):
         if self.in_flight and self.when.uses(self.since, period):
             self.clock.event("use")
             self.use()
-        due = (
-            self.when.sends(self.since, period) if self.count else len(self.tiers) - 1
-        )  # synchronous steps average models
+        # synchronous steps average models
+        due = self.when.sends(self.since, period) if self.count else len(self.tiers) - 1
         if due is not None and self.tiers:
             completed = self.average(due)
         if (self.since >= period or not self.count) and self.tiers:
@@ -418,8 +415,6 @@ class Round(Sync):
         """Indices of the tensors of this fragment; None = all."""
         return self.tensors[self.turn] if self.partial else None
 
-    # ---- the end, and in between
-
     @property
     def meets(self) -> bool:
         """Whether all workers are equal at the end of a round."""
@@ -458,8 +453,6 @@ class Round(Sync):
     def columns(self) -> dict[str, Any]:
         own = {} if self.attendance is None else self.attendance.columns()
         return own | super().columns()
-
-    # ---- checkpoints
 
     @property
     def outer_buffers(self) -> list[Tensor]:

@@ -174,15 +174,7 @@ class Sync(Component, Stateful):
     min_workers: int | None = None
 
     def check(self, run: RunFacts, workers_per_process: int) -> None:
-        """Check the options against the run.
-
-        Args:
-            run: facts about the run, such as the number of workers and steps.
-            workers_per_process: W.
-
-        Raises:
-            ConfigError: an option does not fit; the message suggests a value.
-        """
+        """Check the options against the run; raise ConfigError, with a suggestion, for one that does not fit."""
         if self.elastic and (self.min_workers or 1) > run.workers:
             rule = f"at most {run.workers}, the number of workers"
             raise ValueRefused("sync.min_workers", rule, self.min_workers, run.workers)
@@ -196,11 +188,7 @@ class Sync(Component, Stateful):
         return None
 
     def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
-        """Check the options against the policies of the run.
-
-        Args:
-            drivers: names of the policies by the property that they change (see `Policy`).
-            run: facts about the run.
+        """Check the options against the policies of the run, given their names by the property that they drive.
 
         Raises:
             ValueRefused: a policy would contradict an option; the message suggests a value.
@@ -210,11 +198,7 @@ class Sync(Component, Stateful):
             raise ValueRefused("sync.elastic", rule, True, False)
 
     def refuse_tensors(self, specs: Sequence[TensorSpec]) -> None:
-        """Check the options against the trained tensors.
-
-        Raises:
-            ValueRefused: an option does not fit; the message suggests a value.
-        """
+        """Check the options against the trained tensors; raise ValueRefused, with a suggestion."""
 
     @classmethod
     def in_every_step(cls, options: Config) -> Config:
@@ -234,22 +218,11 @@ class Sync(Component, Stateful):
         return 0
 
     def buffer_averagings(self, steps: int, period: int, key: str) -> int:
-        """Return how often the inner optimizers' buffers of a name are averaged.
-
-        Args:
-            steps: number of local steps.
-            period: H at the start.
-            key: name of the buffers.
-        """
+        """Return how often the inner optimizers' buffers of a name are averaged in local steps, with the first H."""
         return 0
 
     def ends_apart(self, steps: int, period: int) -> bool:
-        """Whether the run ends with an exact average.
-
-        Args:
-            steps: number of local steps.
-            period: H at the start.
-        """
+        """Whether a run of some local steps ends with an exact average, with the first H."""
         return False
 
     def start(self, plan: Plan) -> Plan:
@@ -263,11 +236,7 @@ class Sync(Component, Stateful):
         self.inner, self.comm, self.clock = context.inner, context.axis.comm, context.axis.comm.clock
 
     def samples_used(self, batches: Sequence[int]) -> list[int]:
-        """Return how many samples of each worker count in the mean of the next step; [] = all. Called once per step.
-
-        Args:
-            batches: batch size of each worker.
-        """
+        """Return how many samples of each worker's batch count in the mean of the next step; [] = all. Called once."""
         return []
 
     def comes(self, worker: int) -> None:
@@ -364,12 +333,7 @@ class Sync(Component, Stateful):
 
 
 class SyncState:
-    """State of a scheme and its exchanges: the common part, and that of each worker.
-
-    Args:
-        sync: the scheme.
-        comm: communicator of all workers.
-    """
+    """State of a scheme and its exchanges: the common part, and that of each worker; `comm` has all workers."""
 
     def __init__(self, sync: Sync, comm: Comm) -> None:
         self.sync, self.comm = sync, comm
@@ -407,7 +371,6 @@ class SyncState:
                     restore_(place.exchange.state[name][key][row - place.rows.start], value)
 
     def _load_common(self, state: dict[str, Any], place: Placed) -> None:
-        """Restore the state that is equal on all workers of one exchange."""
         for name, entries in state.items():
             moved = {key: value.to(self.comm.device, copy=True) for key, value in entries.items()}
             place.exchange.state.setdefault(name, {}).update(moved)

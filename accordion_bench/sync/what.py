@@ -49,11 +49,8 @@ class Layers(NamedTuple):
 def fragments(specs: Sequence[TensorSpec], count: int) -> list[list[int]]:
     """Return the indices of the tensors of each fragment: fragment p has the layers p, p + P, p + 2 P, ...
 
-    Tensors before the first layer belong to the first fragment, those after the last layer to the last fragment.
-
-    Args:
-        specs: the trained tensors, in the model's order.
-        count: number of fragments, P; at most the number of layers.
+    Tensors before the first layer belong to the first fragment, those after the last layer to the last fragment. The
+    specs are in the model's order; P = `count` is at most the number of layers.
     """
     layers, before, after = layers_of(specs)
     found = [list(itertools.chain(*layers[p::count])) for p in range(count)]
@@ -66,9 +63,6 @@ def layers_of(specs: Sequence[TensorSpec]) -> Layers:
     """Return the layers of a model: its numbered modules, or all modules with parameters if there are none.
 
     A module without a matrix, such as a norm between convolutions, belongs to the preceding layer.
-
-    Args:
-        specs: the trained tensors, in the model's order.
     """
     names = [_numbered(spec.name) for spec in specs]
     inside = [i for i, name in enumerate(names) if name]
@@ -153,11 +147,7 @@ class SparseAverage(Exchange):
 
     @torch.no_grad()
     def average_(self, replicas: Sequence[Sequence[Tensor]], step: int) -> None:
-        """Replace the drawn coordinates of each local worker's tensors by their means over all workers.
-
-        Args:
-            replicas: for each local worker, one tensor per spec.
-            step: key of the draw.
+        """Replace the coordinates drawn at a step in each local worker's tensors by their means over all workers.
 
         Raises:
             NonFinite: a drawn value is NaN or infinite; on a CPU it is raised before anything is sent.
@@ -227,8 +217,7 @@ class InFlight(Stateful):
         """Launch an exchange of parameter differences; return it if it was blocking.
 
         Args:
-            exchanges: one exchange for each group of workers.
-            moved: differences [rows, ...] of each group, in the storage of the gradients.
+            exchanges, moved: exchange and differences [rows, ...] of each group, in the storage of the gradients.
             late: whether the exchange may overlap the next step.
         """
         if late and self.runner.may_launch:

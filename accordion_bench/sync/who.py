@@ -70,8 +70,7 @@ class All:
         """Create the groups, once workers have their own parameters.
 
         Args:
-            runner: creates exchanges.
-            outer: outer optimizer of the z of all workers.
+            runner, outer: creates exchanges; outer optimizer of the z of all workers.
             parts: indices of the tensors of each part that is exchanged at a different time; None = all at once.
         """
         self.runner, self.axis, comm = runner, runner.axis, runner.comm
@@ -117,14 +116,7 @@ class All:
     def send(
         self, flight: InFlight, exchanges: Sequence[Exchange], message: Sequence[list[Tensor]], late: bool
     ) -> CompletedExchange | None:
-        """Launch the averaging of the differences; return the exchange if it was blocking.
-
-        Args:
-            flight: stores the launch.
-            exchanges: one exchange for each group.
-            message: message of each group.
-            late: whether the exchange may overlap the next step.
-        """
+        """Launch the averaging of each group's message; see `InFlight.launch`."""
         return flight.launch(exchanges, message, late)
 
     def differences(self, flight: InFlight, tier: int) -> list[list[Tensor]]:
@@ -240,11 +232,7 @@ class Nobody(All):
 
 
 def checked_groups(groups: Any) -> list[tuple[int, int]]:
-    """Check and return groups [(period, workers), ...] from small to large.
-
-    Raises:
-        ValueRefused: it is no such list, or a pair does not divide the next one.
-    """
+    """Return groups [(period, workers), ...], after checking that each pair divides the next one."""
     good = isinstance(groups, list | tuple) and len(groups) > 0
     good = good and all(
         isinstance(g, list | tuple) and len(g) == 2 and all(type(n) is int and n >= 1 for n in g) for g in groups
@@ -258,11 +246,7 @@ def checked_groups(groups: Any) -> list[tuple[int, int]]:
 
 
 def refuse_groups(groups: Sequence[tuple[int, int]], run: RunFacts, workers_per_process: int) -> None:
-    """Check groups against the number of workers and the workers per process.
-
-    Raises:
-        ValueRefused: groups do not fit; the message suggests some that do.
-    """
+    """Check groups against the number of workers and the workers per process."""
     shown = [list(group) for group in groups]
     if groups[-1][1] != run.workers:
         smaller = [group for group in shown if run.workers % group[1] == 0 and group[1] < run.workers]
@@ -344,8 +328,7 @@ class PeerExchange(Exchange):
 class PairExchange(PeerExchange):
     """Mean of each local worker's tensors and its partner's, mean_pair x; equal on both, bit for bit.
 
-    Args:
-        specs, comm, like, seed: see `Exchange`. The number of workers is even, or one, which is its own partner.
+    The number of workers is even, or one, which is its own partner.
     """
 
     @property

@@ -40,8 +40,6 @@ class ZeroOneAdam(Sync):
     `doubling_steps` local steps. Coordinates with zero gradients at all updates of v (v = 0) do not move. b1, b2 and
     eps are those of the optimizer, AdamW, which only applies the weight decay.
 
-    A smaller `freeze_step`, `refreshes` or `doubling_steps` and a larger `longest_period` increase the compression.
-
     Source: Lu et al. 2022 (arXiv 2202.06009) and its official code.
     """
 
@@ -89,8 +87,6 @@ class ZeroOneAdam(Sync):
         self.since = 0  # local steps since the last averaging
         self.sums: list[float] = []  # S, per tensor
         self.forked = False
-
-    # ---- before the run
 
     def messages(self) -> CompressorSetup:
         signs = AdamSigns()
@@ -183,8 +179,6 @@ class ZeroOneAdam(Sync):
     def averaging(self) -> bool:
         return self.forked
 
-    # ---- the steps
-
     @torch.no_grad()
     def before_step(self, lr: Rate) -> CompletedExchange | None:
         axis = self.axis
@@ -257,8 +251,6 @@ class ZeroOneAdam(Sync):
         self.since, self.sums = 0, []
         return completed
 
-    # ---- the end, and in between
-
     def consensus(self) -> list[Tensor]:
         return self.axis.mean_replica("eval") if self.forked and self.since else self.axis.shared
 
@@ -267,8 +259,6 @@ class ZeroOneAdam(Sync):
         if self.forked and self.since and self.final:
             exact_average(self.axis)
             self.since = 0
-
-    # ---- checkpoints
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("forked") and not self.forked:

@@ -72,11 +72,7 @@ class CompressorSetup:
     exempt: frozenset[str] = frozenset()
 
     def fitted_to(self, run: RunFacts) -> "CompressorSetup":
-        """Return a copy for a run of known length.
-
-        Raises:
-            ConfigError: an option of the compressor does not fit the run.
-        """
+        """Return a copy for a run of known length, which the compressor's options must fit."""
         try:
             self.compressor.fit_to(run)
         except ValueRefused as refused:
@@ -86,12 +82,7 @@ class CompressorSetup:
     @property
     def for_exchange(self) -> Config:
         """Keyword arguments for `Exchange`."""
-        return {
-            "scope": self.scope,
-            "start_step": self.start_step,
-            "block_size": self.block_size,
-            "exempt": self.exempt,
-        }
+        return {key: getattr(self, key) for key in ("scope", "start_step", "block_size", "exempt")}
 
 
 def pseudo_gradient_compressor(node: Config, name: str = "this one") -> CompressorSetup:
@@ -197,21 +188,13 @@ def wrapped_compressor(
 
 
 def _taken(options: Config, part: Any) -> Config:
-    """Remove the options of a wrapper from those of a compressor, and return them checked.
-
-    Raises:
-        ValueRefused: a value breaks its rule.
-    """
+    """Remove the options of a wrapper from those of a compressor, and return them checked."""
     own = {name: one for name, one in options_of(part).items() if one.shown and name in options}
     return {name: one.checked(options.pop(name), f"compressor.{name}") for name, one in own.items()}
 
 
 def check_collective(compressor: Compressor, value: str) -> str:
-    """Check that a collective can carry a compressor's messages, and return it.
-
-    Raises:
-        ValueRefused: with the reason.
-    """
+    """Check that a collective can carry a compressor's messages, and return it."""
     traits = compressor.traits
     if value not in COLLECTIVES:
         raise ValueRefused("collective", " or ".join(traits.collectives), value, traits.collectives[0])
@@ -237,13 +220,9 @@ def check_optimizer(
     """Refuse an optimizer that would repeat what the compressor does, or could not take its step.
 
     Args:
-        compressor: in its wrappers.
-        optimizer: its options; empty = unknown.
+        compressor, optimizer: in its wrappers; options, empty = unknown.
         moves_momentum: whether a wrapper applies the optimizer's momentum.
         who: noun for error messages, of the part that takes the step.
-
-    Raises:
-        ConfigError: names the optimizer that fits.
     """
     if not compressor.traits.optimizer.owns or not optimizer:
         return
@@ -271,11 +250,9 @@ def optimizer_node(optimizer: Config, compressor: Compressor) -> Config:
     decaying = getattr(target(optimizer, "optimizer"), "decaying", "")
     if decaying:
         return node | {"_target_": decaying}
-    if (
-        compressor.traits.optimizer.weight_decay_mode != "after_decode"
-        and compressor.traits.optimizer.fits == OptimizerPart().fits
-    ):
+    part = compressor.traits.optimizer
+    if part.weight_decay_mode != "after_decode" and part.fits == OptimizerPart().fits:
         node |= {"momentum": 0.0, "nesterov": False}
-    if compressor.traits.optimizer.weight_decay_mode == "in_gradient":
+    if part.weight_decay_mode == "in_gradient":
         node |= {"weight_decay": 0.0}
     return node

@@ -19,16 +19,11 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 AROUND = ("error_feedback", "residual", *KEPT, "start_step")
 
 
-def _paper_floats(compressor: "Cast", spec: TensorSpec, level: float | None, workers: int) -> int:
-    """Return one float per entry: the paper counts numbers of any width (a 64-bit index also counts as one)."""
-    return spec.numel
-
-
 @with_options
 class Cast(Compressor):
     """All-reduce in a 16-bit type: update = sum_w cast(g_w / A).
 
-    The division precedes the cast because the largest float16 is 65,504. Larger quotients are clamped to that.
+    Quotients above 65,504, the largest float16, are clamped to that.
     """
 
     dtype: str = option(default="bfloat16", choices=("float16", "bfloat16"))
@@ -38,7 +33,10 @@ class Cast(Compressor):
         "bf16": Choice("all-reduce in 16 bits", beside=AROUND, comments=NO_EF21),
     }
 
-    description = replace(Compressor.description, kernels=("cpu",), paper_floats=_paper_floats)
+    # the paper counts numbers of any width as one float
+    description = replace(
+        Compressor.description, kernels=("cpu",), paper_floats=lambda compressor, spec, level, workers: spec.numel
+    )
 
     traits = Traits(whole_model=True, grouping="alone", replays=True)
 

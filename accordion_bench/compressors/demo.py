@@ -386,13 +386,11 @@ class DeMo(Compressor):
         numbers = index_codes.unpack_bits(sent, k).to(dtype) * 2 - 1 if self.signs else sent.view(self.dtype)
         values_A = numbers.to(dtype).view(A, -1, k)
         positions_A = index_codes.decode_indices(rows[:, end:].contiguous(), chunks.numel, k).view(A, -1, k)
-        if self.signs:
-            everyone = values_A.new_zeros(values_A.shape[1], chunks.numel)
-            return everyone.scatter_add_(1, positions_A.transpose(0, 1).flatten(1), values_A.transpose(0, 1).flatten(1))
-        senders = values_A.new_zeros(values_A.shape[1], chunks.numel)
+        mean = values_A.new_zeros(values_A.shape[1], chunks.numel)
         everywhere = positions_A.transpose(0, 1).flatten(1)  # counts are exact in any order of summation
-        senders.scatter_add_(1, everywhere, torch.ones_like(everywhere, dtype=dtype))
-        mean = torch.zeros_like(senders)
+        if self.signs:
+            return mean.scatter_add_(1, everywhere, values_A.transpose(0, 1).flatten(1))
+        senders = torch.zeros_like(mean).scatter_add_(1, everywhere, torch.ones_like(everywhere, dtype=dtype))
         for positions, values in zip(positions_A, values_A, strict=True):
             mean.scatter_add_(1, positions, values / senders.gather(1, positions))
         return mean

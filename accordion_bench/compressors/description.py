@@ -59,10 +59,6 @@ def _paper_floats(compressor: Any, spec: TensorSpec, level: float | None, worker
     return spec.numel if level is None else None
 
 
-def _why_dense(compressor: Any, spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
-    return None
-
-
 @dataclass(frozen=True)
 class CompressorDescription(Description):
     """Properties of a compressor for everything except the exchange; see `Description`.
@@ -74,11 +70,10 @@ class CompressorDescription(Description):
         no_error_feedback: why it must not be wrapped in error feedback; "" = it may be.
         kernels: kinds of devices on which it uses compiled kernels, if their compiler is installed.
         paper_floats: called with the compressor, a spec, a level (None = dense) and the number of workers; returns the
-            floats of one exchange of the tensor as the Accordion paper counts them, None = the paper has no count. The
-            count is that of its tables, regardless of what this implementation sends. Source: derived from Agarwal et
-            al., MLSys 2021 (arXiv 2010.16248), and its official code.
-        why_dense: called with the compressor, a spec, a level and the number of workers; returns why a tensor with a
-            level is exchanged dense, None = it is compressed, or was configured to be dense.
+            floats of one exchange of the tensor in the Accordion paper's tables, None = the paper has no count. Source:
+            derived from Agarwal et al., MLSys 2021 (arXiv 2010.16248), and its official code.
+        why_dense: called with the same, and a level; returns why a tensor with a level is exchanged dense, None = it is
+            compressed, or was configured to be dense.
         probe: probes gradients, in place of `probe.probe`.
         probe_input: probes the input of the compression, in place of `probe.probe_input`.
         buckets_of: called with the compressor, tensors [W, ...] and the context; returns the normalised buckets of each
@@ -92,7 +87,7 @@ class CompressorDescription(Description):
     no_error_feedback: str = ""
     kernels: tuple[str, ...] = ()
     paper_floats: Callable[[Any, TensorSpec, float | None, int], int | None] = _paper_floats
-    why_dense: Callable[[Any, TensorSpec, float, int], WhyDense | None] = _why_dense
+    why_dense: Callable[[Any, TensorSpec, float, int], WhyDense | None] = lambda *_: None
     probe: Callable[..., Any] | None = None
     probe_input: Callable[..., Any] | None = None
     buckets_of: Callable[..., Any] | None = None

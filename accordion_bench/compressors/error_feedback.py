@@ -129,7 +129,6 @@ class ErrorFeedback(Wrapper):
         return (), 0.0
 
     def _factors(self, scales: Sequence[float], ctx: Context, xs_W: Sequence[Tensor]) -> Sequence[Any]:
-        """Return the scales as numbers, or as device tensors if they change from step to step."""
         if self.traits.optimizer.units != "parameter" or not xs_W:
             return scales
         return rate_of_each(ctx, xs_W[0], range(len(xs_W)))

@@ -65,14 +65,9 @@ class LowRank(Compressor):
 
 
 def batches(xs_W: Sequence[Tensor], specs: Sequence[TensorSpec], kinds: Sequence[Hashable | None]) -> list[Batch]:
-    """Group matrices of equal shape and kind if they are adjacent in memory, or if copies are cheap.
+    """Group matrices [W, ...] of equal shape and kind if they are adjacent in memory, or if copies are cheap.
 
-    Matrices form batches of one if grouping saves nothing.
-
-    Args:
-        xs_W: tensors [W, ...].
-        specs: of each tensor.
-        kinds: of each tensor; None = excluded from all batches.
+    Matrices of kind None are excluded from all batches; the others form batches of one if grouping saves nothing.
     """
     alike: dict[tuple[tuple[int, ...], Hashable], list[int]] = {}
     for i, (spec, kind) in enumerate(zip(specs, kinds, strict=True)):
@@ -102,15 +97,7 @@ def together(factors: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def keyed_normal(ctx: Context, stream: str, name: str, shape: Sequence[int], *key: int) -> Tensor:
-    """Return keyed draws from N(0, 1) for a tensor, float64 on the CPU.
-
-    Args:
-        ctx: of the step.
-        stream: name of the random stream; it must never change.
-        name: of the tensor.
-        shape: of the draws.
-        key: further integers that the draws depend on.
-    """
+    """Return keyed draws from N(0, 1) for a tensor, float64 on the CPU; the stream's name must never change."""
     generator = keyed_rng.generator(ctx.seed, stream, name, ctx.step, *key)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
@@ -124,8 +111,7 @@ def with_columns(kept: Tensor | None, rank: int, draw: Callable[[int], Tensor], 
     """Return a factor [n, r]: the stored factor, its leading columns, or the stored factor with drawn columns appended.
 
     Args:
-        kept: factor of the previous exchange; None = all columns are drawn.
-        rank: r.
+        kept, rank: factor of the previous exchange, None = all columns are drawn; r.
         draw: returns the given number of columns [n, count] from N(0, 1), on the CPU.
         like: defines dtype and device.
     """

@@ -119,9 +119,7 @@ def probe(compressor: Compressor, xs_W: Sequence[Tensor], ctx: Context, state: S
     """Return error and bytes at the levels of `ctx`; changes no state and does not communicate.
 
     Args:
-        compressor: in its wrappers.
-        xs_W: tensors [W, ...] of the local workers, whose error is measured.
-        ctx, state: as for `exchange`; the state is not changed.
+        compressor, xs_W, ctx, state: in its wrappers; as for `exchange`.
         workers: of the whole run, for the bytes.
     """
     if compressor.description.probe:
@@ -155,15 +153,7 @@ def probe_exchanged(compressor: Compressor, ps_W: Sequence[Tensor], ctx: Context
 def probe_of(
     compressor: Compressor, ps_W: Sequence[Tensor], lost: Callable[[int], Tensor], ctx: Context, workers: int
 ) -> Probed:
-    """Return the probe of inputs whose compression error is known.
-
-    Args:
-        compressor: whose messages are counted.
-        ps_W: inputs [W, ...], per tensor.
-        lost: called with each index, returns p - C(p) [W, ...].
-        ctx: the levels.
-        workers: of the whole run.
-    """
+    """Return the probe of inputs [W, ...] whose compression error p - C(p) `lost` returns by index."""
     pairs = zip(ctx.specs, ctx.levels, strict=True)
     sizes = [[f(compressor, s, level, workers) for f in (payload_bytes, wire_bytes)] for s, level in pairs]
     found = []

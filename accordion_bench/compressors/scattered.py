@@ -75,13 +75,7 @@ class Scattered(Wrapper):
 
 
 def _means_of_owned(xs_W: Sequence[Tensor], owned: Sequence[Sequence[int]], comm: Comm) -> list[Sequence[Tensor]]:
-    """Return for each local worker the means of the tensors that it owns, [N] each, exchanged uncompressed.
-
-    Args:
-        xs_W: all tensors [W, ...] of the exchange, of one dtype.
-        owned: indices of the tensors of each worker.
-        comm: collectives.
-    """
+    """Return for each local worker the means of the tensors that it owns, [N] each, exchanged uncompressed."""
     if not any(xs_W[i].numel() for own in owned for i in own):
         return [[xs_W[i].new_empty(0) for i in owned[worker]] for worker in comm.local]
     parts_AW = [[in_rows(xs_W[i]) for i in own] for own in owned]

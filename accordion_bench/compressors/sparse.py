@@ -86,12 +86,7 @@ class Uneven(Sparse):
 
 
 def read_counts(counts_W: Tensor, gathered: int, comm: Comm) -> tuple[list[list[int]], list[list[int]]]:
-    """Read the numbers of sent entries on the host.
-
-    Args:
-        counts_W: entries of each tensor, int32 [W, T].
-        gathered: number of tensors, from the first one on, whose messages are gathered.
-        comm: collectives; the counts are sent as 4 bytes each.
+    """Read the numbers of sent entries, int32 [W, T], on the host; those of the first `gathered` tensors are sent.
 
     Returns:
         counts of the local workers [W, T]; counts of all workers for the gathered tensors [A, gathered].

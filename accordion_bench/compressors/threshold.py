@@ -32,13 +32,12 @@ def _contraction(compressor: "Threshold", spec: TensorSpec, level: float) -> flo
 class Threshold(Uneven):
     """update = mean_w T(g_w), T(x)_i = x_i where |x_i| >= tau, else 0; tau for each worker and tensor.
 
-    tau is estimated from a sample, so that about k = density x numel entries are kept, or given as `threshold`. The
-    message is fp32 values and indices in the smaller code of `index_codes`; the number of entries follows from its
-    length. At most `most` x k entries are sent for any data, and `payload_bytes` is that bound.
+    tau is estimated from a sample, so that about k = density x numel entries are kept, or given as `threshold`;
+    `density` then only bounds the message. It is fp32 values and indices in the smaller code of `index_codes`, of at
+    most the `most` x k largest entries, and `payload_bytes` is that bound.
 
-    With a `threshold`, `density` only bounds the message, to the `most` x k largest entries. The sample is evenly
-    spaced, and is shifted by one entry in every step. It is large enough that 32 sampled entries are expected above
-    tau; if that takes more than half of all entries, exactly the k largest are sent.
+    The sample is evenly spaced, and is shifted by one entry in every step. It is large enough that 32 sampled entries
+    are expected above tau; if that takes more than half of all entries, exactly the k largest are sent.
 
     Source: Strom 2015 (absolute); Lin et al. 2018 (arXiv 1712.01887; sampled).
     """

@@ -67,8 +67,7 @@ class TiledMessages:
     def clip_(self, message_A: Tensor, specs: Sequence[TensorSpec], densities: Sequence[float]) -> None:
         """Scale v_w by min(1, median_A ||v|| / ||v_w||), tensor by tensor, in all workers' messages [A, B], in place.
 
-        The median of an even number of workers is the lower of the two middle values. Every worker computes the same
-        factors from the same bytes, regardless of its number of threads.
+        The median of an even number of workers is the lower middle value. All workers compute the same factors.
         """
         start = 0
         for form in self.forms(specs, densities):

@@ -62,15 +62,13 @@ def _why_dense(compressor: "Tree", spec: TensorSpec, level: float, workers: int)
 class Tree(Wrapper):
     """m_w = TopK(x_w);  log2 A rounds: two workers exchange m, both keep TopK of the sum;  update = m / A.
 
-    All workers end with the same entries, at most k, in log2 A messages each, where a gather takes A - 1. In the paper
-    one worker of a pair sends, and the result is broadcast along the tree. Here both send and both merge, which gives
-    the same result in half as many rounds. If A is not a power of two, the workers beyond the largest one first send to
-    one of the others, and receive the result at the end.
+    All workers end with the same entries, at most k, in log2 A messages each. In the paper one worker of a pair sends,
+    and the result is broadcast along the tree; here both send and merge, with the same result in half as many rounds.
+    If A is not a power of two, see `rounds`.
 
     Worker w's contribution consists of its selected entries at the coordinates of the result; everything else is added
-    to its residual. A pair may drop a sum at a coordinate that the result contains through another pair. The lowest
-    worker below that pair keeps the sum in its residual. Hence the update is the mean of all contributions, and nothing
-    is lost.
+    to its residual. If a pair drops a sum at a coordinate that the result contains through another pair, the lowest
+    worker below that pair keeps the sum in its residual. Hence the update is the mean of all contributions.
 
     Args:
         inner: `TopK` of whole tensors. Ties are resolved in favour of the lower index, so that all replicas agree.
@@ -119,12 +117,7 @@ class Tree(Wrapper):
 
 
 class TreeExchange:
-    """One exchange along the tree.
-
-    Args:
-        codec: encodes and decodes the messages.
-        bucket: the tensors to send.
-        comm: collectives.
+    """One exchange of a bucket along the tree.
 
     Attributes:
         result: the message of the largest entries of all workers' sum, [W, B], the same on all workers.

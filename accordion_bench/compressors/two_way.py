@@ -97,13 +97,7 @@ def _longest(pieces: Sequence[Piece]) -> int:
 
 
 def break_ties_(votes: Sequence[Tensor], shard: Bucket, stream: str) -> None:
-    """Replace cancelled votes of an even number of workers by keyed coins, +-1/2.
-
-    Args:
-        votes: on each piece [1, N].
-        shard: the pieces of one owner.
-        stream: name of the random stream of the coins.
-    """
+    """Replace cancelled votes [1, N] on the pieces of one owner by coins, +-1/2, keyed by a random stream."""
     if votes:
         sizes = [vote.numel() for vote in votes]
         counts = [-(-size // BLOCK) for size in sizes]
@@ -150,15 +144,14 @@ def _probe_input(compressor: "TwoWay", ps_W: Sequence[Tensor], ctx: Context, sta
 class TwoWay(Wrapper):
     """update = C( mean_w C(x_w) + e~ ),  e~ <- its argument - update: workers to owner to workers, both compressed.
 
-    Every worker owns a shard of the coordinates. Messages are exchanged by all-to-all; the owner decodes them, averages
-    in the order of the workers, adds its residual, and compresses again; an all-gather returns the results. Wire bytes
-    per worker are 2 (A-1)/A x message, as of a ring, at any number of workers. With plain signs and no residual this is
-    majority vote.
+    Every worker owns a shard of the coordinates, see `cut_shards`. Messages are exchanged by all-to-all; the owner
+    averages in the order of the workers, adds its residual, and compresses again; an all-gather returns the results.
+    Wire bytes per worker are 2 (A-1)/A x message, as of a ring, at any number of workers. With plain signs and no
+    residual this is majority vote.
 
-    With `residual` the owner stores the error of its message (e~); otherwise that is lost. With `literal` the only
-    server is worker 0. Pieces and tensors: see `cut_shards`. A tied vote is decided by a keyed coin (`random`), or is
-    +1 (`plus`). An even number of workers ties often (4 on noise: in 3 of 8 coordinates); +1 for all ties is a drift of
-    all parameters.
+    With `residual` the owner stores the error of its message (e~); otherwise that is lost. A tied vote is decided by a
+    keyed coin (`random`), or is +1 (`plus`), a drift of all parameters: an even number of workers ties often (4 on
+    noise: in 3 of 8 coordinates).
 
     Source: Zheng, Huang, Kwok 2019 (arXiv 1905.10936); Bernstein et al. 2018 (majority vote).
     """
@@ -312,7 +305,6 @@ class TwoWay(Wrapper):
         return Exchanged(update, subtract_sent_)
 
     def _kept(self, entries: Sequence[tuple[Piece, int]], row: int, state: State) -> list[Tensor]:
-        """Return the residuals of a local owner's pieces, [1, N] each; empty if there are none."""
         keys = [self.kept_in.get(piece.name, "") for piece, _ in entries]
         if not all(key in state for key in keys):
             return []

@@ -66,12 +66,7 @@ class Methods:
 
 
 def build_methods(chosen: MethodOptions, run: RunFacts, workers_per_process: int) -> Methods:
-    """Build the methods and check them, individually and against each other.
-
-    Args:
-        chosen: names and options.
-        run: facts of the training.
-        workers_per_process: W.
+    """Build the methods and check them, individually and against each other, for W workers per process.
 
     Raises:
         ConfigError: a value breaks a rule, or two choices are incompatible.
@@ -117,11 +112,6 @@ def of_unequal(methods: Methods, batches: Sequence[int], chosen: MethodOptions) 
 
 def refuse_unequal(batches: Sequence[int], chosen: MethodOptions, methods: Methods) -> None:
     """Refuse batches that differ between workers if the method's mean cannot be weighted by samples.
-
-    Args:
-        batches: samples per step of each worker; () = equal for all.
-        chosen: names of the methods.
-        methods: the methods to check.
 
     Raises:
         ValueRefused: with a batch size that all workers can have.

@@ -94,11 +94,7 @@ def codebooks_of(
 
 
 def refuse_pairs(chosen: MethodOptions, compressor: Compressor, policies: dict[str, Policy], sync: Sync) -> None:
-    """Refuse incompatible choices.
-
-    Raises:
-        ConfigError: for the first incompatible pair.
-    """
+    """Raise ConfigError for the first incompatible pair of choices."""
     name = chosen.compressor_name
     check_drivers(policies)
     for policy_name, policy in policies.items():
@@ -130,11 +126,7 @@ def refuse_pairs(chosen: MethodOptions, compressor: Compressor, policies: dict[s
 
 
 def refuse_clipping_after(sync: Sync, compressor: Compressor) -> None:
-    """Refuse `clip_at=after` if the update is not a gradient.
-
-    Raises:
-        ValueRefused: with the reason.
-    """
+    """Refuse `clip_at=after` if the update is not a gradient."""
     if sync.local or compressor.traits.optimizer.owns:
         what = "workers take local steps" if sync.local else "the compressor takes the step itself"
         raise ValueRefused("clip_at", f"before where {what}, because the update is not a gradient", "after", "before")

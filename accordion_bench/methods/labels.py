@@ -64,8 +64,7 @@ KNOBS = ("rank", "density", "bits")
 def label(config: Config) -> str:
     """Return a run's label: `dense`, `PowerSGD rank 2`, `TopK 10 %`, `fp16`, `Accordion (PowerSGD rank 2/1)`.
 
-    Other methods are labelled by name and knob.
-    Third-party hooks by the function's name: `DDP, bf16_compress_hook`.
+    Other methods are labelled by name and knob. Third-party hooks by the function's name: `DDP, bf16_compress_hook`.
     Another form of error feedback: `TopK 10 %, EF21`, `TopK 10 %, 8-bit residual`.
 
     Local methods by name and period: `local SGD, H 8`, `DiLoCo, H 30, TopK 10 %`, `AccordionSync (local SGD, H 2/16)`.
@@ -132,11 +131,7 @@ def scheme_of(config: Config) -> str:
 
 
 def _suffix(name: str, own: Declared | None) -> str:
-    """Return the description of a class's options that follows its name.
-
-    Raises:
-        ValueError: the options are invalid.
-    """
+    """Return the description of a class's options that follows its name, or raise ValueError if they are invalid."""
     if own is None:
         return ""
     if own.label_suffix is None:

@@ -69,16 +69,10 @@ class Decay(AdamW):
 
 
 def decaying_groups(params: Iterable[nn.Parameter], decay_on: str | None) -> list[dict[str, Any]]:
-    """Split parameters into groups with and without decay.
-
-    Args:
-        params: all parameters.
-        decay_on: see `AdamW`.
-    """
-    groups: list[dict[str, Any]] = [{"params": list(params)}]
-    if decay_on is not None:
-        matrices = [param for param in groups[0]["params"] if param.ndim > 1]
-        others = [param for param in groups[0]["params"] if param.ndim <= 1]
-        groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-        groups = [group for group in groups if group["params"]]
-    return groups
+    """Split parameters into groups with and without decay; see `decay_on` of `AdamW`."""
+    everything = list(params)
+    if decay_on is None:
+        return [{"params": everything}]
+    matrices, others = ([x for x in everything if (x.ndim > 1) == wanted] for wanted in (True, False))
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

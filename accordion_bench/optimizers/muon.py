@@ -159,12 +159,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def scale_of(rows: int, columns: int, rule: str) -> float:
-    """Return s, the factor of the learning rate of a matrix.
-
-    Args:
-        rows, columns: n, m.
-        rule: `original` or `match_rms_adamw`.
-    """
+    """Return s, the factor of the learning rate of a matrix, by a rule of `adjust_lr_fn`."""
     if rule == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1.0, rows / columns))

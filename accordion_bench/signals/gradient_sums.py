@@ -28,8 +28,7 @@ class GradientSums:
     per tensor. Infinite if nothing varies; NaN for a zero gradient.
 
     Args:
-        specs: the tensors whose norms are needed; one float each.
-        comm: collectives.
+        specs, comm: the tensors whose norms are needed, one float each; collectives.
         like: defines dtype and device; half precision is summed in float32.
     """
 
@@ -127,9 +126,7 @@ def square_norms(
     The squares themselves are 8 bytes.
 
     Args:
-        exchange: of all workers.
-        gradients_W: inputs of the exchange [W, ...].
-        updates: its results [...].
+        exchange, gradients_W, updates: of all workers; its inputs [W, ...] and results [...].
         batch_size: samples per g_w.
     """
     comm = exchange.comm

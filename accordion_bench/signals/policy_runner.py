@@ -204,9 +204,7 @@ class PolicyRunner:
     def after_exchange(self, completed: CompletedExchange, averaging: bool) -> None:
         """Let the policies that are due change the plan, and record the error of new codebooks.
 
-        Args:
-            completed: the completed exchange, of the first local group.
-            averaging: whether it was an averaging of local steps.
+        `completed` is of the first local group; `averaging`: whether it was an averaging of local steps.
         """
         policies = {name: policy for name, policy in self.policies.items() if policy.due(self.exchanges)}
         if policies:
@@ -300,7 +298,6 @@ class PolicyRunner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state_dict()`."""
         for name, policy in self.policies.items():
             policy.load_state_dict(state["policies"][name])
         for key in KEPT:
@@ -319,7 +316,6 @@ class PolicyRunner:
         }
 
     def load_worker_state(self, row: int, state: dict[str, Any]) -> None:
-        """Restore the result of `worker_state()`."""
         device = self.comm.device
         self.epoch_sums.add_state(state["signals"])
         for name, total in state["statistics"].items():

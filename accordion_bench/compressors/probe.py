@@ -82,13 +82,6 @@ def bucket_table(buckets: Sequence[Buckets]) -> Tensor:
     return torch.cat(rows) if rows else torch.zeros(0, 4, dtype=torch.float64)
 
 
-def moments(buckets: Sequence[Buckets]) -> Tensor:
-    """Return norm, mean and standard deviation of r of every bucket with a norm above 0: [B, 3]."""
-    table = bucket_table(buckets)
-    norms, mean, spread, count = table[table[:, 0] > 0].unbind(1)
-    return torch.stack([norms, mean, (spread / (count - 1).clamp_min(1)).sqrt()], dim=1)
-
-
 def lengths(buckets: Sequence[Buckets]) -> set[int]:
     """Return the set of bucket sizes that occur, in coordinates."""
     counts = [bucket.exists.sum(1) for bucket in buckets]
@@ -102,15 +95,12 @@ class Probed(NamedTuple):
         compression: the gradient, with residual and momentum if there are any.
     total_error: the same over all tensors together.
     payload_bytes: per tensor, of one worker; an upper bound if `fixed_size` is false.
-    buckets: per local worker, norm, mean and standard deviation of the normalised coordinates of every bucket, [B, 3];
-        empty for methods without a codebook.
     measured: per tensor, error, norms and bytes of the first local worker.
     """
 
     error: list[float]
     total_error: float
     payload_bytes: list[float]
-    buckets: list[Tensor]
     measured: list[Measured]
 
 
@@ -168,8 +158,7 @@ def probe_of(
     errors = [row[3] for row in numbers]
     all_lost, everything = (sum(row[column] for row in numbers) for column in (4, 5))
     total = all_lost / everything if everything else 0.0
-    buckets = [moments(own) for own in buckets_of(compressor, ps_W, ctx) or []]
-    return Probed(errors, total, [payload for payload, _ in sizes], buckets, measured)
+    return Probed(errors, total, [payload for payload, _ in sizes], measured)
 
 
 def buckets_of(compressor: Compressor, xs_W: Sequence[Tensor], ctx: Context) -> list[list[Buckets]] | None:

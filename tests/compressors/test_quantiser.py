@@ -15,10 +15,10 @@ from accordion_bench.codecs.bucket import Bucket
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import entropy
 from accordion_bench.compressors.compressor import Context, NonFinite
-from accordion_bench.compressors.probe import Buckets, buckets_of
+from accordion_bench.compressors.probe import Buckets, bucket_table, buckets_of
 from accordion_bench.compressors.quantiser import Quantiser, exponential, uniform
 from accordion_bench.config.components import build_components
-from accordion_bench.exchange.dry_exchange import probe_exchange
+from accordion_bench.exchange.dry_exchange import cut_into_buckets, probe_exchange
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, TensorSpec
 from accordion_bench.position import StepInfo
@@ -416,19 +416,19 @@ def test_sums_stay_sums_and_rates_reach_the_probe():
 def test_probe_tells_error_bytes_and_buckets_at_any_level():
     exchange, plan = exchange_for("qsgd", 4, dtype=torch.float32, bucket_size=512)
     xs_W = gradients(dtype=torch.float32).tensors
-    probes = {}
+    probes, tables = {}, {}
     for bits in (2, 4, 8):
         exchange.ladder = Ladder("bits", (bits,))
         probes[bits] = probe_exchange(exchange, xs_W, StepInfo(plan, 0))
+        tables[bits] = [bucket_table(own) for own in cut_into_buckets(exchange, xs_W, StepInfo(plan, 0))]
         assert round(sum(probes[bits].payload_bytes)) == exchange.predicted_bytes(StepInfo(plan, 0))
     assert probes[2].total_error > 10 * probes[4].total_error > 100 * probes[8].total_error > 0
-    assert all(torch.equal(a, b) for a, b in zip(probes[2].buckets, probes[8].buckets, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(tables[2], tables[8], strict=True))
     buckets = sum(-(-spec.numel // 512) for spec in exchange.sent)
-    assert [tuple(own.shape) for own in probes[2].buckets] == [(buckets, 3)] * 4
-    norm, mean, _ = probes[2].buckets[1][0].tolist()
+    assert [tuple(own.shape) for own in tables[2]] == [(buckets, 4)] * 4
+    norm, mean, _, _ = tables[2][1][0].tolist()
     first = xs_W[0][1].flatten()[:512]
     assert norm == pytest.approx(float(first.norm()), rel=1e-6)
     assert mean == pytest.approx(float((first / first.norm()).mean()), rel=1e-4)
-    assert (
-        probe_exchange(exchange_for("topk")[0], gradients().tensors, StepInfo(exchange_for("topk")[1], 0)).buckets == []
-    )
+    topk, plan = exchange_for("topk")
+    assert buckets_of(topk.compressor, topk.as_sent(gradients().tensors), topk.context(StepInfo(plan, 0))) is None

@@ -262,7 +262,6 @@ class GraVAC(Policy):
         return 1 / seconds if seconds else 1.0  # a single worker sends nothing, so that only the gains count
 
     def _search(self, gain: float, probe: Mapping[str, Measured], done: int) -> None:
-        """Score the candidate, then choose the next one or end the search."""
         i, self.since = self.candidate, done
         if gain < self.eps and i == 0:
             return

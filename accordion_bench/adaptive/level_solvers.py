@@ -288,7 +288,6 @@ def _official_alq(dist: Distribution, bits: int, zero_level: bool) -> Fit:
 
 
 def _error_around(dist: Distribution, a: Tensor, x: Tensor, c: Tensor) -> Tensor:
-    """Return V(a, x) + V(x, c)."""
     (m0, m1, m2), (n0, n1, n2) = dist.moments(a, x), dist.moments(x, c)
     return (a + x) * m1 - m2 - a * x * m0 + (x + c) * n1 - n2 - x * c * n0
 

@@ -137,7 +137,6 @@ class GradiVeQ(Compressor):
         return torch.nn.functional.pad(flat_W, (0, -flat_W.shape[1] % self.length)).view(len(x_W), -1, self.length)
 
     def _whole(self, vectors: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return vectors [M, K] as a tensor."""
         return vectors.flatten()[: torch.Size(shape).numel()].view(shape)
 
     def _learn(self, kept: dict[str, Any], mean: Tensor) -> None:

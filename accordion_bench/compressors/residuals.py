@@ -98,7 +98,6 @@ class EightBits(Floats):
     def _changed(
         self, kept: Saved, change: Callable[[Sequence[TensorSpec], Sequence[Tensor]], list[Tensor]]
     ) -> dict[str, dict[str, Tensor]]:
-        """Return one worker's state entries with converted residuals."""
         found = {name: dict(entries) for name, entries in kept.items()}
         for name, spec in self.specs.items():
             if (own := found.get(name, {}).get(BYTES)) is not None:
@@ -119,7 +118,6 @@ class EightBits(Floats):
         return tensors_W
 
     def _encoded(self, specs: Sequence[TensorSpec], xs_W: Sequence[Tensor]) -> list[Tensor]:
-        """Encode floats [W, ...] of each tensor as messages [W, B]."""
         if not specs:
             return []
         message = self.codec.encode_bucket(self._bucket(specs, xs_W))

@@ -92,7 +92,6 @@ def cut_shards(specs: Sequence[TensorSpec], workers: int, server: str = "sharded
 
 
 def _longest(pieces: Sequence[Piece]) -> int:
-    """Return the largest number of coordinates of an owner."""
     return max(piece.offset + piece.stop - piece.start for piece in pieces)
 
 
@@ -316,6 +315,5 @@ class TwoWay(Wrapper):
     def _bucket(
         entries: Sequence[tuple[Piece, int]], ctx: Context, xs_W: Sequence[Tensor], workers: Sequence[int]
     ) -> Bucket:
-        """Return a bucket of pieces [W, N] as separate tensors."""
         specs, levels = [piece.spec for piece, _ in entries], [ctx.levels[i] for _, i in entries]
         return Bucket(ctx.step, specs, levels, ctx.seed, (), ctx.codebooks, xs_W=xs_W, workers=workers)

@@ -141,6 +141,5 @@ def square_norms(
 
 
 def _square(xs: Sequence[Tensor]) -> Tensor:
-    """Return the sum of squares of all entries, in double precision."""
     norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in xs]
     return torch.stack(norms).square().sum()

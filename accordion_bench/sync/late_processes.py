@@ -127,7 +127,6 @@ class Arrivals:
         self.current = self.current and not closed.who
 
     def _closed(self, found: Averaging) -> Averaging:
-        """Wait until the averaging is closed, or close it."""
         began, full_since = time.monotonic(), None
         while not found.closed:
             now = time.monotonic()

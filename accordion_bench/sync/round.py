@@ -183,7 +183,6 @@ class Round(Sync):
             self._refuse_in_elastic_run()
 
     def _refuse_in_elastic_run(self) -> None:
-        """Raise if an option needs the number of workers to be constant."""
         for key, good in (("switch_step", 0), ("buffers", "keep"), ("sparta", None), ("quorum", None)):
             value = getattr(self, key)
             if value in (good, None) or (key == "buffers" and value == "reset"):

@@ -93,7 +93,6 @@ class Stateful:
 
 
 def _saved(value: Any) -> Any:
-    """Copy the value of an attribute for a checkpoint."""
     if isinstance(value, Stateful):
         return value.state_dict()
     if isinstance(value, Tensor):

@@ -58,7 +58,7 @@ def run(
     if "timeout" not in (cfg.get("comm") or {}):  # other options may be missing if a run is resumed
         refuse_names(cfg)
     elastic = bool((cfg.get("sync") or {}).get("elastic"))
-    with rendezvous.meet(cfg["comm"]["timeout"], end_together=not elastic) as watch:
+    with rendezvous.meet(cfg["comm"]["timeout"], elastic) as watch:
         return _run(cfg, typed or {}, {} if note is None else note, sweep, once, watch)
 
 
@@ -69,17 +69,23 @@ def _run(
         cfg = resumed_config(cfg, set(typed))
     config = with_counts(RunConfig.from_dict(cfg))
     where = place(config)
+    if watch is not None and watch.over:  # this process was lost at the end, and restarted after it
+        note["status"] = "skipped"
+        return float("nan")
     rendezvous.agree(config, where, watch)
     parts = validate(config, where, set(typed))
     config, where = replace(config, workers=where.workers), replace(where, threads=parts.threads)
     if config.resume is not None:
         refuse_changed_history(with_placement(config, where), parts)
+    joins = watch is not None and watch.joins
+    if joins:  # none of the first processes, so that it never leads before the others have admitted it
+        config, where = replace(config, resume=None), replace(where, rank=where.rank + where.processes)
     leader = where.rank == 0
     if leader:
         placed = replace(config, comm=replace(config.comm, backend=where.backend))
         for warning in options_without_effect(placed, set(typed), parts):
             print(f"warning: {warning}", file=sys.stderr)
-    looks = config.resume is None and (config.resume_sweep or bool(once and sweep))
+    looks = not joins and config.resume is None and (config.resume_sweep or bool(once and sweep))
     with contextlib.ExitStack() as held:
         held.enter_context(machine.use_deterministic_variables(config.deterministic))
         held.enter_context(launch.join_process_group(config, where, watch))
@@ -119,7 +125,7 @@ def _run(
                 print(f"going on with {found}", flush=True)
             print("\n".join(filter(None, [note.get("title"), header(config, where, parts)])), flush=True)
         try:
-            launch.run(config, where, folder, parts, watch)
+            reports = launch.run(config, where, folder, parts, watch)
         except BaseException as error:
             ended(error)
             if isinstance(error, KeyboardInterrupt):
@@ -129,7 +135,7 @@ def _run(
                 error.args = (f"{str(error) or 'stopped'}; {hint}" if leader else "stopped",)
             raise
     note["status"] = "done"
-    if not leader:
+    if not reports:
         return float("nan")
     summary = folder.read_json("summary.json")
     print(footer(summary, config, folder.path), flush=True)
@@ -164,6 +170,8 @@ def _make_or_resume_folder(
 ) -> RunFolder:
     """Return the resumed run folder, or a new one that the leader creates and announces to the others."""
     if config.resume is not None:
+        if where.rank == 0 and watch is not None:
+            watch.store.set("run_folder", str(config.resume))  # for processes that join later
         return RunFolder(config.resume)
     if where.rank and watch is not None:
         return RunFolder(watch.get("run_folder", rendezvous.run_folder))

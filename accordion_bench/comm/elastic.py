@@ -291,6 +291,8 @@ class ElasticMembership(Membership):
                 raise LeftBehind("a run must go on for a worker to enter, got one that is over; begin another one")
             number, old = self.number + 1, self._newest.ids
             founding = len(register.beats.silent(old)) == len(old)
+            if founding and not self.terms.founds:
+                raise LeftBehind("a worker must be left for another one to enter, got none; begin the run again")
             if came < number and (founding or register.forming(number)):
                 register.come(number, knows=False)
                 came = number
@@ -305,7 +307,8 @@ class ElasticMembership(Membership):
             number: number of the generation.
             late: whether the timeout is over, so that missing processes are not waited for.
         """
-        here, terms = sorted(self.register.here(number)), self.terms
+        came, terms = self.register.here(number), self.terms
+        here = sorted(came.keys() - self.register.beats.silent(list(came)))
         if len(here) >= terms.expected or (late and len(here) >= terms.least):
             members = [(member, first == 0) for first, member in enumerate(here)]
             self.register.proposed(number, Generation(members, self.register.arrivals(), founding=True))

@@ -27,6 +27,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import options_of
 from accordion_bench.processes.listening import LOOPBACK, listen, loopback, raise_descriptor_limit
 from accordion_bench.processes.placement import Placement, all_here, environment_ranks
+from accordion_bench.processes.rejoining import NEW, OVER, RUNNING, find_attempt
 from accordion_bench.processes.waiting import growing_pauses
 from accordion_bench.processes.watchdog import Watch
 from accordion_bench.run_config import CommConfig, RunConfig
@@ -42,14 +43,15 @@ MAY_DIFFER = ("paths", "tracker", "choices", "resume")
 
 
 @contextlib.contextmanager
-def meet(timeout: float, end_together: bool = True) -> Iterator[Watch | None]:
+def meet(timeout: float, elastic: bool = False) -> Iterator[Watch | None]:
     """Context that connects the processes of a launcher and yields their `Watch`, or None without a launcher.
 
     An error inside is published to the other processes. The error raised is the first one of all processes.
 
     Args:
         timeout: seconds to wait for the others, `comm.timeout`.
-        end_together: whether all processes end when one does.
+        elastic: whether processes may be lost and restarted. Errors after the start are then not published, and a
+            restarted process finds the run that the others continue, see `rejoining`.
 
     Raises:
         ConfigError: the address of the store is missing or leads to another program.
@@ -74,18 +76,21 @@ def meet(timeout: float, end_together: bool = True) -> Iterator[Watch | None]:
         loopback()
     new = place not in _stores
     if new:  # once, also for a sweep: rank 0 cannot listen at a port twice
-        _stores[place] = _connect(*place, rank, processes, timeout)
+        _stores[place] = _connect(*place, rank, processes, timeout, elastic)
         if rank == 0 and (warning := unsealed(":".join(place), os.environ)):
             print(f"warning: {warning}", file=sys.stderr, flush=True)
     store = _stores[place].under(f"run-{next(_runs)}")
+    store, state = find_attempt(store) if elastic else (store, NEW)
     watch = Watch(store, rank, processes, local_rank, timeout, hosts_store=rank == 0 and not _agent_hosts_store())
-    with watch if end_together else contextlib.nullcontext():
+    watch.joins, watch.over = state == RUNNING, state == OVER
+    watch.publishes = state == NEW
+    with contextlib.nullcontext() if elastic else watch:
         try:
             if new and rank == 0:
                 _let_all_in(watch)
             yield watch
         except BaseException as error:
-            first = watch.first_error(error)
+            first = watch.first_error(error) if watch.publishes else error
             if first is error:
                 raise
             raise first from None
@@ -191,8 +196,9 @@ def agree(config: RunConfig, where: Placement, watch: Watch | None) -> None:
     """
     if watch is None:
         return
+    leads = where.rank == 0 and not watch.joins
     mine = json.loads(json.dumps(comparable(config, where)))
-    if where.rank == 0:
+    if leads:
         watch.store.set("plan", json.dumps(mine))
         return
     if difference := first_difference(watch.get("plan", _plan), mine):
@@ -290,7 +296,7 @@ def _job() -> str:
     return "-".join(os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
 
 
-def _connect(address: str, port: str, rank: int, processes: int, timeout: float) -> SealedStore:
+def _connect(address: str, port: str, rank: int, processes: int, timeout: float, elastic: bool = False) -> SealedStore:
     """Connect to the store of all processes: torchrun's, or that of rank 0, which rank 0 creates here."""
     import torch.distributed as dist
 
@@ -326,10 +332,16 @@ def _connect(address: str, port: str, rank: int, processes: int, timeout: float)
     greeting.start()
     greeting.join(ANSWER)
     launch: str | None = None
-    if answers and rank == 0:
+    if answers and elastic:  # the number is kept for processes that are restarted
+        launch = answers[0].first("elastic-launch", secrets.token_hex(8), _word)
+        me = secrets.token_hex(8)
+        if rank and answers[0].first(f"in-{launch}-{rank}", me, _word) == me:
+            answers[0].add(f"in-{launch}", 1)
+    elif answers and rank == 0:
         launch = secrets.token_hex(8)
+    if answers and launch is not None and rank == 0:
         _hosted[:] = [(answers[0], launch)]
-    elif answers:  # rank 0 answers once it has started; if it hosts the store, it has
+    if answers and launch is None:  # rank 0 answers once it has started; if it hosts the store, it has
         launch = _ask_to_join(answers[0], rank, timeout if _agent_hosts_store() else min(timeout, ANSWER))
     if launch is None and _agent_hosts_store():
         raise ConfigError(

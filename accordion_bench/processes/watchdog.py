@@ -156,7 +156,13 @@ class Watch:
 
     Attributes:
         last_words: function called with the error before the thread ends the process.
+        publishes: whether an error of this process ends the others.
+        joins: whether this process joins an elastic run that the others continue.
+        over: whether the run had ended when this process was restarted.
     """
+
+    publishes = True
+    joins = over = False
 
     def __init__(
         self, store: SealedStore, rank: int, processes: int, local_rank: int, timeout: float, hosts_store: bool = False
@@ -189,7 +195,7 @@ class Watch:
             self.store.set(f"left-{self.rank}", "yes")
             self._count_out(self.store)
             if self._hosts_store:
-                self._wait_for_readers()
+                self._wait_for_readers(self.processes)
 
     def first_error(self, error: BaseException) -> BaseException:
         """Publish this process's failure, and return the error to raise: another process's if that failed first."""
@@ -309,11 +315,21 @@ class Watch:
         if self._counted_out.acquire(blocking=False):
             store.add("out", 1)
 
-    def _wait_for_readers(self) -> None:
+    def _wait_for_readers(self, processes: int) -> None:
         """Wait until the others have left or have read the failure, since the store ends with this process."""
         until, pauses = time.monotonic() + LOOK + CAUSE, growing_pauses()
-        while self.store.add("out", 0) < self.processes and time.monotonic() < until:
+        while self.store.add("out", 0) < processes and time.monotonic() < until:
             next(pauses)
+
+    def leave_elastic(self, members: int) -> None:
+        """Leave an elastic run that has ended; if this process hosts the store, wait until all members have left.
+
+        Args:
+            members: number of members at the end.
+        """
+        self._count_out(self.store)
+        if self._hosts_store:
+            self._wait_for_readers(members)
 
 
 def parent_to_obey(environ: Mapping[str, str]) -> int | None:

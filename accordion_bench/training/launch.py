@@ -22,6 +22,7 @@ from accordion_bench.processes import machine, process_group
 from accordion_bench.processes.interrupt import Stopper, handling
 from accordion_bench.processes.machine import run_settings
 from accordion_bench.processes.placement import Placement, with_placement
+from accordion_bench.processes.rejoining import Guard
 from accordion_bench.processes.replacing import Replaced
 from accordion_bench.processes.spawn import spawn
 from accordion_bench.processes.watchdog import Watch
@@ -42,12 +43,15 @@ def join_process_group(config: RunConfig, where: Placement, watch: Watch | None)
         where: the placement.
         watch: watchdog over those processes; None without a launcher.
     """
-    if watch is None or config.sync.get("elastic"):  # each elastic generation creates its own process group
+    if watch is None:
         if where.processes > 1:
             process_group.settings(config.comm.interface, os.environ)  # refuse a bad interface before processes start
         yield
         return
     with process_group.use_settings(config.comm.interface):
+        if config.sync.get("elastic"):  # each generation creates its own process group
+            yield
+            return
         process_group.join(where, watch.store, config.comm.timeout)
         try:
             yield
@@ -69,8 +73,11 @@ def prepare_data(dataset: Dataset, folder: str, where: Placement, watch: Watch |
         watch.wait_for_all("data")
 
 
-def run(config: RunConfig, where: Placement, folder: RunFolder, parts: Components, watch: Watch | None = None) -> None:
+def run(config: RunConfig, where: Placement, folder: RunFolder, parts: Components, watch: Watch | None = None) -> bool:
     """Train in all processes that this one starts or belongs to; the leader has written the summary on return.
+
+    Returns:
+        whether this process reports the result: the leader, which in elastic runs may be any process.
 
     Args:
         config: the configuration.
@@ -84,8 +91,7 @@ def run(config: RunConfig, where: Placement, folder: RunFolder, parts: Component
         RuntimeError: a process failed.
     """
     if where.launcher != "self" or where.processes == 1:
-        train(config, where, folder, watch, parts)
-        return
+        return train(config, where, folder, watch, parts)
     task = functools.partial(_train_spawned, config, folder.path)
     if parts.sync.elastic:
         ended = Replaced(task, where, config.comm.timeout, config.comm.interface).run()
@@ -94,6 +100,7 @@ def run(config: RunConfig, where: Placement, folder: RunFolder, parts: Component
     error = ended.error()
     if error is not None and not folder.done:
         raise error
+    return True
 
 
 def _train_spawned(config: RunConfig, folder: Path, where: Placement, watch: Watch) -> None:
@@ -106,8 +113,8 @@ def train(
     folder: RunFolder,
     watch: Watch | None = None,
     parts: Components | None = None,
-) -> None:
-    """Train in this process, which may be one of several in a process group."""
+) -> bool:
+    """Train in this process, which may be one of several in a process group; return whether it is the leader."""
     from accordion_bench.training.trainer import Trainer
 
     device = "cpu"
@@ -115,17 +122,22 @@ def train(
         device = str(machine.own_gpu(where.local_rank, machine.gpu_count()))
         machine.take_gpu(torch.device(device))
     elastic = bool(config.sync.get("elastic"))
+    guard: contextlib.AbstractContextManager = contextlib.nullcontext()
     stopper = Stopper(watch.store if watch and not elastic else None)
     comm = Comm(where.workers_per_process, where.processes, where.rank, device)
     comm.timeout = config.comm.timeout
     if elastic and watch is not None:
         least = math.ceil((config.sync.get("min_workers") or 1) / where.workers_per_process)
         same = {"run": str(folder.path)}
-        ElasticMembership(watch.store, comm, Terms(where.processes, least, comm.timeout, same, where.rank))
+        terms = Terms(where.processes, least, comm.timeout, same, where.rank, founds=not watch.joins)
+        membership = ElasticMembership(watch.store, comm, terms)
+        if where.launcher == "environment":
+            guard = Guard(watch.store, membership.register.me)
     with durable.room(folder.path):
         handler = folder.log_to_file() if comm.leader else None
     told = output.report_lost_streams(f"the training in {folder.path}") if comm.leader else contextlib.nullcontext()
-    with told, handling(stopper.note), run_settings(where.device, where.threads, config.deterministic):
+    settings = run_settings(where.device, where.threads, config.deterministic)
+    with told, guard, handling(stopper.note), settings:
         try:
             warn_of_other_models(comm)
             with Heartbeat(comm.leader and not output.on_a_terminal(), "loading the data and building the model"):
@@ -134,8 +146,10 @@ def train(
                 if config.resume:
                     resume(trainer, folder)
             if isinstance(comm.membership, ElasticMembership):
+                assert watch is not None
                 trainer.runner.preload()  # before the others wait for this worker
                 comm.membership.enter(trainer.shared_state())
+                watch.publishes = False  # from now on, the others continue after an error of this process
             summary = trainer.fit()
             if comm.leader:
                 folder.finish(summary)
@@ -143,6 +157,9 @@ def train(
                 warn(folder.changed_meanwhile(summary["epochs"]))
             comm.membership.together(comm.barrier)
             comm.membership.leave()
+            if elastic and watch is not None:
+                watch.leave_elastic(comm.processes)
+            return comm.leader
         except BaseException as error:
             first = watch.first_error(error) if watch and not elastic else error
             if comm.leader:

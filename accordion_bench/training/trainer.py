@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.loop.entering import Hooks, SharedState
 from accordion_bench.network.link_model import Network
 from accordion_bench.network.meter import Meter
+from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import plan_record
 from accordion_bench.position import Position, StepInfo
 from accordion_bench.processes.interrupt import Interrupted, Stopper
 from accordion_bench.processes.waiting import Waiting
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint
+from accordion_bench.runs import checkpoint, reuse
 from accordion_bench.runs.background import Background
 from accordion_bench.runs.checkpoint import GlobalGenerator, LoadOnlyOwner, Owners, SharedStateOwner
 from accordion_bench.runs.folder import RunFolder, log
@@ -96,6 +97,7 @@ class Trainer:
         self.tracker: Tracker = build_tracker(config.trackers)
         self.step_losses: list[Tensor] = []  # of this epoch, for trackers that log every step
         self.network: Network = build(config.network, "network")
+        self.held = ExitStack()  # lock of the run folder, in a process that becomes the leader
         self.meter, self.waiting = Meter(config.comm.interface, comm), Waiting()
 
     @property
@@ -126,7 +128,8 @@ class Trainer:
         self.runner.preload()
         self.saver.begin(position.step)
         recording = profiled(self.config.profile * self.comm.leader, self.folder, self.clock)
-        with self.step.graphs.training(), closing(self.progress), closing(self.writer), recording as profile_step:
+        ends = closing(self.progress), closing(self.writer)
+        with self.step.graphs.training(), ends[0], ends[1], recording as profile_step, self.held:
             self.progress.begin(position.step + position.steps_left, position.step)
             while position.epoch < epochs:
                 self.begin_epoch()
@@ -350,6 +353,8 @@ class Trainer:
         self.step.feed.begin_epoch(position.epoch, range(first, position.steps_per_epoch))
         if comm.leader and not self._led:
             self._led = self.dense_notes.leader = True
+            with suppress(ConfigError):  # the launcher may hold it
+                self.held.enter_context(reuse.hold(self.folder))
             self.folder.log_to_file()
             self.clock.raise_totals_to_row((self.folder.read_metrics() or [{}])[-1])
             self.progress.lead(position)

@@ -29,7 +29,7 @@ from accordion_bench.processes.listening import LOOPBACK, listen, loopback, rais
 from accordion_bench.processes.placement import Placement, all_here, environment_ranks
 from accordion_bench.processes.rejoining import NEW, OVER, RUNNING, find_attempt
 from accordion_bench.processes.waiting import growing_pauses
-from accordion_bench.processes.watchdog import Watch
+from accordion_bench.processes.watchdog import Watch, own_error
 from accordion_bench.run_config import CommConfig, RunConfig
 from accordion_bench.runs import reuse
 
@@ -90,7 +90,7 @@ def meet(timeout: float, elastic: bool = False) -> Iterator[Watch | None]:
                 _let_all_in(watch)
             yield watch
         except BaseException as error:
-            first = watch.first_error(error) if watch.publishes else error
+            first = watch.first_error(error) if watch.publishes else own_error(error, rank, timeout)
             if first is error:
                 raise
             raise first from None

@@ -29,6 +29,7 @@ GRACE = 5.0  # seconds for the main thread to notice a failure itself, save, and
 CAUSE = 2.5  # seconds in which a process that lost a peer waits for the cause
 FAILURE = "failure"
 
+REMARKS = ("LeftBehind", "TooFewLeft")  # errors of elastic runs whose messages need no traceback
 REFUSALS = ("NonFinite", "ConfigError", "ValueRefused", "ChildRefused")
 LOST, TIMED_OUT, DIED = "LostProcess", "TimedOut", "died"
 Failure = dict[str, Any]  # rank, kind, message, traceback
@@ -88,6 +89,19 @@ def failure_of(error: BaseException, rank: int, timeout: float) -> Failure:
         return {"rank": rank, "kind": kind, "message": sentence, "traceback": sentence}
     text = "".join(traceback.format_exception(error))
     return {"rank": rank, "kind": kind, "message": message, "traceback": text.rstrip()}
+
+
+def own_error(error: BaseException, rank: int, timeout: float) -> BaseException:
+    """Return the error to raise for an error of this process that other processes of an elastic run do not share.
+
+    The arguments are those of `failure_of`. A loss of other processes is reported without a traceback.
+    """
+    if isinstance(error, KeyboardInterrupt | ChildRefused | RankFailed):
+        return error
+    failure = failure_of(error, rank, timeout)
+    if failure["kind"] in REMARKS:
+        return RankFailed(str(error), failure["kind"])
+    return RankFailed(failure["message"], failure["kind"]) if failure["kind"] in (LOST, TIMED_OUT) else error
 
 
 def _behind(error: BaseException) -> str:

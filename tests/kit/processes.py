@@ -115,8 +115,14 @@ def started(arguments: Sequence[str], environ: dict[str, str]) -> subprocess.Pop
     return subprocess.Popen(arguments, cwd=conf_dir().parent, env=environ, start_new_session=True, **pipes)  # type: ignore
 
 
-def tasks(typed: Sequence[str], of_rank: Sequence[Sequence[str]] = ((), ()), job: str = "1") -> list[subprocess.Popen]:
-    """Start the run's command as by srun, with one process for each entry of `of_rank`, which overrides its keys."""
+def tasks(
+    typed: Sequence[str], of_rank: Sequence[Sequence[str]] = ((), ()), job: str = "1", tries: int = 1
+) -> list[subprocess.Popen]:
+    """Start the run's command as by srun, with one process for each entry of `of_rank`, which overrides its keys.
+
+    With several tries, each task is a shell that starts the command again until it succeeds.
+    """
+    again = ["bash", "-c", f'for try in $(seq {tries}); do "$@" && exit; done; exit 1', "task"] if tries > 1 else []
     port = str(free_port())
     jobs = []
     for rank, own in enumerate(of_rank):
@@ -131,17 +137,21 @@ def tasks(typed: Sequence[str], of_rank: Sequence[Sequence[str]] = ((), ()), job
             "MASTER_PORT": port,
         }
         merged = {item.partition("=")[0]: item for item in (*typed, *own)}
-        jobs.append(started([*tiny.COMMAND, *merged.values()], {**os.environ, **environ}))
+        jobs.append(started([*again, *tiny.COMMAND, *merged.values()], {**os.environ, **environ}))
     return jobs
 
 
-def agents(kind: str, typed: Sequence[str]) -> list[subprocess.Popen]:
-    """Start the run's command under torchrun as on two machines: `static`, or `elastic` with the c10d rendezvous."""
+def agents(kind: str, typed: Sequence[str], restarts: int = 0) -> list[subprocess.Popen]:
+    """Start the run's command under torchrun as on two machines: `static`, or `elastic` with the c10d rendezvous.
+
+    Each agent restarts its worker up to `restarts` times.
+    """
     port = free_port()
     options = [["--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port)] for node in (0, 1)]
     if kind == "elastic":
         options = [["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test"]] * 2
     torchrun = [tiny.COMMAND[0], "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    torchrun += ["--max-restarts", str(restarts)]
     return [started([*torchrun, *own, *tiny.COMMAND[1:], *typed], dict(os.environ)) for own in options]
 
 

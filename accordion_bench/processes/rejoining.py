@@ -48,7 +48,7 @@ def _state(store: SealedStore) -> str:
     register = Register(store, Terms(1, 1, 0.0, {}))
     if register.over:
         return OVER
-    if not (members := newest(register).ids):
+    if not (members := _newest(register).ids):
         return NEW
     heard, until = _beats(register, members), time.monotonic() + SILENCE + BEAT
     while time.monotonic() < until:
@@ -58,9 +58,9 @@ def _state(store: SealedStore) -> str:
     return OVER if register.over else LOST
 
 
-def newest(register: Register, number: int = 0) -> Generation:
-    """Return the newest generation after generation `number`; empty if there is none."""
-    found = Generation([])
+def _newest(register: Register) -> Generation:
+    """Return the newest generation; empty if there is none."""
+    number, found = 0, Generation([])
     while (later := register.generation(number + 1)) is not None:
         number, found = number + 1, later
     return found

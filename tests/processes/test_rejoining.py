@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
+from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.elastic import ElasticMembership
 from accordion_bench.comm.generations import Generation, Register, Terms
 from accordion_bench.comm.membership import LeftBehind
 from accordion_bench.comm.sealed_store import SealedStore
@@ -94,6 +96,16 @@ def test_a_loss_needs_no_traceback() -> None:
     assert isinstance(error, RankFailed) and str(error) == "the others went on"
     own = ValueError("boom")
     assert own_error(own, 1, 5.0) is own
+
+
+def test_a_worker_that_joins_never_begins_a_run(store: SealedStore) -> None:
+    """It has not loaded the checkpoint from which a run would begin again."""
+    membership = ElasticMembership(store, Comm(1, 2), Terms(2, 1, 5.0, {}, founds=False))
+    try:
+        with pytest.raises(LeftBehind, match="a worker must be left for another one to enter, got none"):
+            membership.enter(None)  # type: ignore[arg-type]
+    finally:
+        membership.leave(over=False)
 
 
 # ---- processes that do not end by themselves

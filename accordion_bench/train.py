@@ -175,6 +175,11 @@ def _make_or_resume_folder(
         return RunFolder(config.resume)
     if where.rank and watch is not None:
         return RunFolder(watch.get("run_folder", rendezvous.run_folder))
+    announced = None
+    if watch is not None and config.sync.get("elastic"):  # an earlier rank 0 may have been lost before the first step
+        announced = watch.store.read("run_folder", rendezvous.run_folder)
+    if announced is not None:
+        return RunFolder(announced)
     choices, policies = config.choices, list(config.adaptive)
     scheme = [choices["sync"]] if choices["sync"] not in ("every_step", *policies) else []
     hook = [config.comm.hook.rpartition(":")[2]] if config.comm.hook else []

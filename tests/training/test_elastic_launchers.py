@@ -5,9 +5,15 @@ from typing import Any
 
 import pytest
 
+from accordion_bench import train
+from accordion_bench.comm.sealed_store import SealedStore
+from accordion_bench.processes.placement import Placement
+from accordion_bench.processes.watchdog import Watch
+from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import processes, tiny
 from tests.kit.restarting import Agents
+from tests.kit.stores import LocalStore
 
 ELASTIC = ("comm=gloo", "comm.timeout=20", "threads=1", "sync.elastic=true", "sync=diloco", "sync.period=4")
 EPOCHS = 40
@@ -35,6 +41,15 @@ def test_a_restarted_worker_joins_the_others(tmp_path: Path, monkeypatch: pytest
     rows = ended(tmp_path, steps=8)
     assert {row["members"] for row in rows} <= {2, 3}
     assert [rows[-1][name] for name in ("members", "joined", "lost")] == [3, 1, 1]
+
+
+def test_a_first_process_that_is_restarted_before_the_start_keeps_the_folder(tmp_path: Path) -> None:
+    """The others may have read its name."""
+    config = RunConfig.from_dict(tiny.cfg(tmp_path, *ELASTIC, "workers=2", "comm.processes=2"))
+    where = Placement("gloo", 2, 1, launcher="environment")
+    parts, watch = train.validate(config, where), Watch(SealedStore(LocalStore(), 2), 0, 2, 0, 5.0)
+    first, again = (train._make_or_resume_folder(config, where, parts, watch, "") for _ in range(2))
+    assert first.path == again.path == tiny.only(tmp_path)
 
 
 @pytest.mark.slow

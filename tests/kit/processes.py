@@ -120,9 +120,10 @@ def tasks(
 ) -> list[subprocess.Popen]:
     """Start the run's command as by srun, with one process for each entry of `of_rank`, which overrides its keys.
 
-    With several tries, each task is a shell that starts the command again until it succeeds.
+    With several tries, each task is a shell that starts the command again until it succeeds or is refused.
     """
-    again = ["bash", "-c", f'for try in $(seq {tries}); do "$@" && exit; done; exit 1', "task"] if tries > 1 else []
+    loop = f'for try in $(seq {tries}); do "$@" && exit; [ $? = 2 ] && exit 2; done; exit 1'  # as in docs/machines.md
+    again = ["bash", "-c", loop, "task"] if tries > 1 else []
     port = str(free_port())
     jobs = []
     for rank, own in enumerate(of_rank):

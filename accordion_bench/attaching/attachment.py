@@ -18,7 +18,7 @@ from accordion_bench.attaching.reminders import Reminders
 from accordion_bench.attaching.timeline import Timeline
 from accordion_bench.attaching.users_optimizer import Stepping, UsersOptimizer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.dealing import SampleAssignment
+from accordion_bench.comm.membership import SampleAssignment
 from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.overlap import Overlap

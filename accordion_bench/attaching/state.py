@@ -9,8 +9,8 @@ from torch import Tensor
 
 from accordion_bench.attaching.agreement import checksum, first_difference
 from accordion_bench.attaching.attachment import Attachment
-from accordion_bench.comm.dealing import SampleAssignment
 from accordion_bench.comm.ledger import of_workers
+from accordion_bench.comm.membership import SampleAssignment
 from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.sync.scheme import SyncState, renamed

@@ -16,9 +16,9 @@ from torch import Tensor
 from accordion_bench.batches import weights
 from accordion_bench.comm import on_device
 from accordion_bench.comm.clock import Clock
-from accordion_bench.comm.comm_thread import Transport
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.comm.membership import Membership
+from accordion_bench.comm.on_device import Transport
 from accordion_bench.tensors import large_pages, sixteen_bits
 from accordion_bench.tensors.same_shape import joined
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.batches import UnequalSteps
-from accordion_bench.comm.dealing import SampleAssignment
+from accordion_bench.comm.membership import SampleAssignment
 from accordion_bench.datasets.label_shards import label_counts, shards_by_label
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.tensors import keyed_rng

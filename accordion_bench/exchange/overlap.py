@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.comm_thread import Transport
+from accordion_bench.comm.on_device import Transport
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.compressors.compressor import Context, NonFinite
 from accordion_bench.exchange.exchange import Exchange

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accordion_bench.comm.dealing import SampleAssignment
+from accordion_bench.comm.membership import SampleAssignment
 from accordion_bench.loop.step import CommunicatingStep
 
 State = dict[str, Any]

@@ -8,8 +8,7 @@ import torch
 
 from accordion_bench.comm import on_device
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.comm_thread import Transport
-from accordion_bench.comm.on_device import CudaStreams, Streams, streams_of
+from accordion_bench.comm.on_device import CudaStreams, Streams, Transport, streams_of
 from accordion_bench.compressors import powersgd
 from accordion_bench.datasets.loader import Upload
 from accordion_bench.exchange.exchange import Exchange

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.comm.comm_thread import Transport
+from accordion_bench.comm.on_device import Transport
 from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.overlap_rules import ExchangeOptions

@@ -25,8 +25,8 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.components import Components, with_counts
 from accordion_bench.config.no_effect import options_without_effect
 from accordion_bench.config.validate import validate
+from accordion_bench.exchange.dry_exchange import size_of, state_bytes, tensors_in
 from accordion_bench.exchange.exchange import Exchange
-from accordion_bench.exchange.state_bytes import size_of, state_bytes, tensors_in
 from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config

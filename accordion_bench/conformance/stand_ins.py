@@ -29,7 +29,7 @@ from accordion_bench.conformance.pretend_device import (
     one_launch,
     real,
 )
-from accordion_bench.exchange.state_bytes import tensors_in
+from accordion_bench.exchange.dry_exchange import tensors_in
 from accordion_bench.tensors.upload import capture_uploads, filled
 
 T = TypeVar("T")

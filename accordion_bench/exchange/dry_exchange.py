@@ -1,7 +1,8 @@
-"""Dry exchanges: probe the error and bytes of an exchange without communication or a change of state."""
+"""Inspection of an exchange without running it: error and bytes of its messages, and the size of its state."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,3 +81,26 @@ def cut_into_buckets(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo)
         raise NonFinite("the norm of a bucket of gradients exceeds float32") from None
     assert buckets_W is not None
     return buckets_W
+
+
+def state_bytes(exchange: Exchange, share: float = 1.0) -> float:
+    """Return the bytes of a compressor's state in a process with the given share of the exchange's workers."""
+    rows = [(key.endswith("_W"), value) for own in exchange.state.values() for key, value in own.items()]
+    return sum((share if of_workers else 1) * size_of(tensors_in(value)) for of_workers, value in rows)
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of some tensors."""
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+def tensors_in(node: Any) -> Iterator[Tensor]:
+    """Yield all tensors in nested containers."""
+    if isinstance(node, Tensor):
+        yield node
+    elif isinstance(node, dict):
+        for value in node.values():
+            yield from tensors_in(value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from tensors_in(value)

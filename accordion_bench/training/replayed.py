@@ -23,7 +23,7 @@ from accordion_bench.comm.graphs import (
     NotCapturable,
     eagerly,
 )
-from accordion_bench.exchange.state_bytes import tensors_in
+from accordion_bench.exchange.dry_exchange import tensors_in
 
 WARM = 3  # eager runs before capture, in which kernels are tuned and compiled and tables are created
 KEPT = {WORKERS: 512, EXCHANGE: 8, UPDATE: 8, EVALUATION: 8}  # size of the LRU cache of captures, by kind

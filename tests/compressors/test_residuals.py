@@ -9,7 +9,7 @@ from accordion_bench import conformance
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.conformance import placement
 from accordion_bench.conformance.subject import LATE, Setup, kept_residuals, layers, same_state
-from accordion_bench.exchange.state_bytes import state_bytes
+from accordion_bench.exchange.dry_exchange import state_bytes
 from accordion_bench.methods.labels import label
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec

@@ -17,9 +17,8 @@ from accordion_bench.comm.graphs import EXCHANGE, CapturedWork, CaptureStage
 from accordion_bench.compressors.compressor import Compressor, Context, NonFinite, State
 from accordion_bench.compressors.description import paper_floats
 from accordion_bench.compressors.probe import next_payload_bytes, payload_bytes
-from accordion_bench.exchange.dense_share import dense_warning
 from accordion_bench.exchange.finite import Finite, Look, all_finite, largest
-from accordion_bench.exchange.partition import bucketed_in_parts, levelled, sent_units, unit_spec
+from accordion_bench.exchange.partition import bucketed_in_parts, dense_warning, levelled, sent_units, unit_spec
 from accordion_bench.options.checks import Wording, typed
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo

@@ -8,7 +8,7 @@ from accordion_bench import train
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.compressors.description import dense_reason
 from accordion_bench.compressors.probe import dense_bytes, payload_bytes
-from accordion_bench.exchange.dense_share import dense_warning, why_dense
+from accordion_bench.exchange.partition import dense_warning, why_dense
 from accordion_bench.plan import TensorSpec
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read.load import read_run

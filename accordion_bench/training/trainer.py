@@ -40,11 +40,10 @@ from accordion_bench.runs.weights import BEST, FINAL, OF_TORCH, SAFETENSORS, sav
 from accordion_bench.sync.scheme import SyncState, renamed
 from accordion_bench.trackers.tracker import Tracker, build_tracker
 from accordion_bench.training import codec_kernels
-from accordion_bench.training.evaluation import Evaluation
+from accordion_bench.training.evaluation import Evaluation, Score
 from accordion_bench.training.profiler import profiled
 from accordion_bench.training.progress import DenseNotes, Progress
 from accordion_bench.training.saver import Saver
-from accordion_bench.training.score import Score
 from accordion_bench.training.training_step import TrainingStep
 
 

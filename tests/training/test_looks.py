@@ -5,7 +5,7 @@ import torch
 
 from accordion_bench.report.compare.beside import first_row
 from accordion_bench.runs.metrics import METRICS
-from accordion_bench.training.score import Score
+from accordion_bench.training.evaluation import Score
 from tests.kit.local import consensus, trained
 
 ACCURACY = METRICS["accuracy"]

@@ -14,11 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from accordion_bench.attaching import users_optimizer
 from accordion_bench.attaching.agreement import lost_worker_told, refuse_differences
 from accordion_bench.attaching.attached import Attached
-from accordion_bench.attaching.checked_arguments import Checked, attached_models, checked_arguments
+from accordion_bench.attaching.checked_arguments import Checked, PassedArguments, attached_models, checked_arguments
 from accordion_bench.attaching.ddp_delivery import deliver_to, exchange_after_unscaling
 from accordion_bench.attaching.door import Door, door_of
 from accordion_bench.attaching.own_parameters import unwrapped
-from accordion_bench.attaching.passed import PassedArguments
 from accordion_bench.attaching.reminders import options_without_effect
 from accordion_bench.batches import unequal
 from accordion_bench.comm.collectives import Comm

@@ -13,9 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.attaching.agreement import flat, lost_worker_told
 from accordion_bench.attaching.attached import Attached
-from accordion_bench.attaching.checked_arguments import Checked
+from accordion_bench.attaching.checked_arguments import Checked, PassedArguments
 from accordion_bench.attaching.own_parameters import is_fsdp, unwrapped
-from accordion_bench.attaching.passed import PassedArguments
 from accordion_bench.attaching.state import put_shared, shared_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.elastic import ElasticMembership

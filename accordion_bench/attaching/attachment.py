@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from accordion_bench.attaching.agreement import is_due, lost_worker_told, refuse_drift
 from accordion_bench.attaching.checked_arguments import Setting
-from accordion_bench.attaching.loop_position import LoopPosition
 from accordion_bench.attaching.own_parameters import OwnParameters, trained_parameters, trained_tables
 from accordion_bench.attaching.parameter_watch import ParameterWatch
-from accordion_bench.attaching.reminders import Reminders
 from accordion_bench.attaching.timeline import Timeline
+from accordion_bench.attaching.users_loop import LoopPosition, Reminders
 from accordion_bench.attaching.users_optimizer import Stepping, UsersOptimizer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.membership import SampleAssignment

@@ -15,7 +15,6 @@ from accordion_bench.adaptive.policy import Policy
 from accordion_bench.attaching import users_optimizer
 from accordion_bench.attaching.agreement import answer, checksum
 from accordion_bench.attaching.chosen_options import Named, Several, choose
-from accordion_bench.attaching.loop_position import UNKNOWN
 from accordion_bench.attaching.own_parameters import (
     Exempt,
     exempt_names,
@@ -26,6 +25,7 @@ from accordion_bench.attaching.own_parameters import (
     trained_specs,
     unwrapped,
 )
+from accordion_bench.attaching.users_loop import UNKNOWN
 from accordion_bench.attaching.users_optimizer import Stepping
 from accordion_bench.comm.replicas import dense_parts, is_dense
 from accordion_bench.exchange.overlap_rules import ExchangeOptions

@@ -18,7 +18,7 @@ from accordion_bench.attaching.checked_arguments import Checked, PassedArguments
 from accordion_bench.attaching.ddp_delivery import deliver_to, exchange_after_unscaling
 from accordion_bench.attaching.door import Door, door_of
 from accordion_bench.attaching.own_parameters import unwrapped
-from accordion_bench.attaching.reminders import options_without_effect
+from accordion_bench.attaching.users_loop import options_without_effect
 from accordion_bench.batches import unequal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.replicas import is_dense

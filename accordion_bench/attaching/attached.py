@@ -11,9 +11,9 @@ from torch import Tensor
 from accordion_bench.attaching import rows, state
 from accordion_bench.attaching.attachment import Attachment
 from accordion_bench.attaching.own_parameters import plain_name, reshard
-from accordion_bench.attaching.timeline import Timeline
 from accordion_bench.comm.membership import SampleAssignment
 from accordion_bench.comm.replicas import is_dense, pooled_buffers
+from accordion_bench.network.timeline_file import Timeline
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors.real_view import as_kind_of

@@ -13,7 +13,6 @@ from accordion_bench.attaching.agreement import is_due, lost_worker_told, refuse
 from accordion_bench.attaching.checked_arguments import Setting
 from accordion_bench.attaching.own_parameters import OwnParameters, trained_parameters, trained_tables
 from accordion_bench.attaching.parameter_watch import ParameterWatch
-from accordion_bench.attaching.timeline import Timeline
 from accordion_bench.attaching.users_loop import LoopPosition, Reminders
 from accordion_bench.attaching.users_optimizer import Stepping, UsersOptimizer
 from accordion_bench.comm.collectives import Comm
@@ -24,6 +23,7 @@ from accordion_bench.exchange.overlap import Overlap
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.loop.step import CommunicatingStep
 from accordion_bench.methods.build import Methods
+from accordion_bench.network.timeline_file import Timeline
 from accordion_bench.options.checks import ConfigError, passed
 from accordion_bench.position import Rate
 from accordion_bench.requests import TrainingLoss

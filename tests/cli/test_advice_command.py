@@ -14,10 +14,10 @@ import accordion_bench as ab
 from accordion_bench.advise.__main__ import main, read
 from accordion_bench.advising.arms import chosen_arms
 from accordion_bench.attaching.own_parameters import trained_parameters
-from accordion_bench.attaching.timeline import FORMAT
 from accordion_bench.cli.advice_command import checked_options, with_accuracies
 from accordion_bench.cli.advice_command import composed as configuration
 from accordion_bench.cli.example import subject_of
+from accordion_bench.network.timeline_file import FORMAT
 from accordion_bench.options.checks import ConfigError
 from tests.advising import made_up
 from tests.kit import composed

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from accordion_bench.netlab.hosts import INTERFACE
-from accordion_bench.network.collective_times import LinkGroup, time_collectives
+from accordion_bench.network.link_probe import LinkGroup, time_collectives
 from accordion_bench.network.meter import Interface
 
 

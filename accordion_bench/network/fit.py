@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize, nnls
 
-from accordion_bench.network.collective_times import Row
-from accordion_bench.network.links import LinkCost
+from accordion_bench.network.links import LinkCost, Row
 from accordion_bench.options.checks import ConfigError
 
 RING = ("all_reduce", "all_gather")  # one flow on each link at a time

@@ -13,6 +13,7 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.options.presets import overridden
 from accordion_bench.options.units import RATES, human_rate, typed_rate
 
+Row = dict[str, Any]  # of a probe: one kind of collective at one size
 FORMAT = 1
 LEVELS = ("inside", "between", "between_together")
 LARGEST = 16 << 20  # maximum file size in bytes; a probe writes about 20 kB

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from accordion_bench.network import collective_times
+from accordion_bench.network import link_probe
 from accordion_bench.network.collective_costs import KINDS
 from accordion_bench.network.link_probe import Place, _groups, placed, probe_link
 from accordion_bench.network.links import read_measured_link
@@ -29,7 +29,7 @@ def probing(rank: int, port: int, out: Path, processes: int, per_machine: int, s
     numbers = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": rank % per_machine, "LOCAL_WORLD_SIZE": per_machine}
     os.environ.update({name: str(number) for name, number in numbers.items()}, CUDA_VISIBLE_DEVICES="")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    collective_times.WIRE[:] = sizes
+    link_probe.WIRE[:] = sizes
     link = probe_link(0.5, out if rank == 0 else out / "nobody writes here")
     assert not dist.is_initialized()
     if rank == 0:
@@ -95,16 +95,16 @@ def test_the_times_of_a_probe_grow_with_its_messages(tmp_path):
 def growing(rank: int, store: Path) -> None:
     """Times of a process group that is there already; the second call gives the same messages."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    collective_times.WIRE[:] = [1 << 10, 1 << 24]
-    group = collective_times.LinkGroup(None, None, torch.device("cpu"))
+    link_probe.WIRE[:] = [1 << 10, 1 << 24]
+    group = link_probe.LinkGroup(None, None, torch.device("cpu"))
     told: list[str] = []
-    rows = collective_times.time_collectives(group, 0.1, idle=0.0, tell=told.append)
+    rows = link_probe.time_collectives(group, 0.1, idle=0.0, tell=told.append)
     assert told == [f"{kind} of 2 workers" for kind in KINDS]
     for kind in KINDS:
         small, large = (row for row in rows if row["collective"] == kind)
         assert small["seconds"] < large["seconds"]
         assert (small["wire_bytes"], large["wire_bytes"]) == (1 << 10, 1 << 24)
-        assert len(large["repetitions"]) >= collective_times.FEWEST
+        assert len(large["repetitions"]) >= link_probe.FEWEST
         assert "link_sent_bytes" not in large
     dist.destroy_process_group()
 

@@ -12,9 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from accordion_bench.advising.advice import Advice, Pays, advise
-from accordion_bench.advising.arms import AdvisedArm, chosen_arms
+from accordion_bench.advising.arms import (
+    AdvisedArm,
+    chosen_arms,
+    measured_methods,
+    optimizer_step_seconds,
+    random_gradients,
+)
 from accordion_bench.advising.cluster import Cluster, cluster_like_here, link_named
-from accordion_bench.advising.codec_times import measured_methods, optimizer_step_seconds, random_gradients
 from accordion_bench.advising.counted_step import CountedStep, costs_on, counted_step, relative_copy_time, step_on
 from accordion_bench.advising.gpus import (
     HALF,

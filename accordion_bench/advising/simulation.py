@@ -1,4 +1,4 @@
-"""Event simulation of data-parallel training with slow workers and link outages.
+"""Option `--simulate` of the advice: event simulation of training with slow workers and link outages.
 
 Step times are random. In a step t_w times as long as the median, worker w starts at b_w. For bucket k:
 
@@ -17,7 +17,6 @@ Q the exchange proceeds without the last workers:
 
 because one participant must know the last consensus. A worker that has not finished its H steps by then continues, and
 takes part in the next exchange after it has. Every worker takes all steps of the run, and at the end all wait for all.
-
 An exchange that overlaps with local steps starts with the next H steps. Workers wait for it at their end, or after its
 delay.
 
@@ -27,22 +26,30 @@ rate of the slower of both links. The run ends after `workers x steps` steps in 
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accordion_bench.advising.advice import Interval
-from accordion_bench.advising.disturbances import Array, Disturbances, RandomSteps, UnsteadyLinks, Workers, generator
+from accordion_bench.advising.advice import Advice, AdviceRow, Interval
+from accordion_bench.advising.cluster import Cluster
+from accordion_bench.advising.disturbances import Array, Disturbances, Outage, RandomSteps, UnsteadyLinks, Workers
+from accordion_bench.advising.disturbances import generator as numpy_generator
 from accordion_bench.advising.predict import MethodCost
 from accordion_bench.advising.step_times import StepTimes
+from accordion_bench.advising.verdict import BASELINES
 from accordion_bench.comm.clock import Stage
 from accordion_bench.network.link_model import LEAST, Network, fair_rates
 from accordion_bench.options import checks
-from accordion_bench.options.checks import ValueRefused
+from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.units import rate
 
+FASTEST = 3  # simulated methods with and without local steps each, in addition to the baselines
+STEPS = 200  # usual number of simulated steps
+NUMBER = r"(\d+(?:\.\d+)?)"
 KEPT = 64  # steps whose random times are cached, for workers behind others
 
 
@@ -52,7 +59,7 @@ class WorkerThreads:
     Args:
         begin: start time [A] of each worker's step.
         backward: seconds [A] of computation in it without contention.
-        cores: cores per worker; infinity = nothing is shared.
+        cores: cores per worker.
 
     Attributes:
         now: time [A] of each exchange thread.
@@ -66,8 +73,8 @@ class WorkerThreads:
 
     def wait_for(self, left: Array | float) -> None:
         """Wait until at most this many seconds of computation remain."""
-        rate = min(1.0, self.cores)
-        self._pass(np.maximum(0.0, self.left - left) / rate, rate)
+        pace = min(1.0, self.cores)
+        self._pass(np.maximum(0.0, self.left - left) / pace, pace)
 
     def wait_until(self, then: float) -> None:
         """Wait until this time."""
@@ -93,7 +100,7 @@ class WorkerThreads:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Result of a simulated run.
+    """Result of a run.
 
     Args:
         seconds: duration of each step, up to its end on the last participating worker; for a local method, the mean
@@ -112,7 +119,7 @@ class Simulated:
 
     @property
     def wall(self) -> float:
-        """Duration of the run in seconds."""
+        """Seconds of the run."""
         return float(self.seconds.sum())
 
     @property
@@ -153,14 +160,7 @@ class SimulatedRun:
     cores: float = math.inf
 
     def check(self, cost: MethodCost | None = None) -> None:
-        """Check the settings.
-
-        Args:
-            cost: cost of the method; None = assume that it supports a quorum.
-
-        Raises:
-            ValueRefused: a value is invalid; the first one is reported.
-        """
+        """Raise ValueRefused for the first invalid value; without a method's cost, assume that it supports a quorum."""
         checks.integer("workers", self.workers, at_least=2)
         checks.integer("steps", self.steps, at_least=1, instead=200)
         checks.integer("seed", self.seed, at_least=0)
@@ -179,14 +179,7 @@ class SimulatedRun:
 def simulate(
     times: StepTimes, cost: MethodCost, network: Network, disturbances: Disturbances, run: SimulatedRun
 ) -> Simulated:
-    """Simulate a run; equal arguments give equal results.
-
-    Args:
-        times: step of one worker alone.
-        cost: cost of the method.
-        network: links without disturbances.
-        disturbances: slow workers, slow links and outages.
-        run: workers, steps, seed, quorum and cores.
+    """Simulate a run with these disturbances of the network; equal arguments give equal results.
 
     Raises:
         ValueRefused: a value is invalid.
@@ -196,12 +189,12 @@ def simulate(
     pace = RandomSteps(times, disturbances, run.workers, run.seed)
     links = UnsteadyLinks(network, disturbances, run.workers, run.seed)
     if not cost.waits:
-        return _at_own_pace(times, cost, pace, links, run)
-    if not cost.local:
-        return _every_step(times, cost, pace, links, run)
-    if cost.beside:
-        return _beside_local_steps(times, cost, pace, links, run)
-    return _local_steps(times, cost, pace, links, run)
+        way = _at_own_pace
+    elif cost.local:
+        way = _beside_local_steps if cost.beside else _local_steps
+    else:
+        way = _every_step
+    return way(times, cost, pace, links, run)
 
 
 def _every_step(
@@ -295,7 +288,7 @@ def _at_own_pace(
     ends, idle = [np.zeros(0)], [np.zeros(0)]  # of each step of any worker
     work_of = functools.lru_cache(KEPT)(lambda number: _work(range(number, number + 1), times, cost, pace))
     while (who := np.flatnonzero(now < over)).size:
-        draws = generator(run.seed, "partners", len(ends)).integers(1, workers, len(who))
+        draws = numpy_generator(run.seed, "partners", len(ends)).integers(1, workers, len(who))
         pairs = who, (who + draws) % workers
         work = np.array([work_of(number)[worker] for number, worker in zip(taken[who], who, strict=True)])
         threads = WorkerThreads(now[who], work, run.cores)
@@ -318,12 +311,10 @@ def _at_own_pace(
 
 
 def _periods(steps: int, period: int) -> list[range]:
-    """Return the steps of each period of a run; the last period may be shorter."""
     return [range(first, min(first + period, steps)) for first in range(0, steps, period)]
 
 
 def _work(period: range, times: StepTimes, cost: MethodCost, pace: RandomSteps) -> Array:
-    """Return the seconds [A] that each worker computes in these local steps, if its cores are not shared."""
     found = np.zeros(pace.workers)
     for step in period:
         factors = pace.factors(step)
@@ -339,14 +330,11 @@ def _by_step(ends: list[float], periods: list[range]) -> Array:
 def _exchange(
     stage: Stage, threads: WorkerThreads, slow: Array, links: UnsteadyLinks, who: Workers, start: float = 0.0
 ) -> None:
-    """Exchange one ready bucket.
+    """Exchange one ready bucket; the times of all threads advance, and those of absent workers are meaningless.
 
     Args:
-        stage: the bucket.
-        threads: threads of the workers; their times advance.
         slow: factor [A] of each worker's codec time.
-        links: links of the workers.
-        who: participating workers [A]; the times of the other threads are then meaningless.
+        who: participating workers [A].
         start: earliest start of the bucket's collectives.
     """
     threads.work(slow * stage.encode)
@@ -356,3 +344,109 @@ def _exchange(
     threads.work(seconds, min(1.0, links.network.processor_seconds(stage) / seconds) if seconds else 0.0)
     threads.wait_until(float(threads.now[who].max()))  # a collective ends when all participants have their part
     threads.work(slow * stage.decode)
+
+
+class Late(NamedTuple):
+    """Simulated run of one method, with its row of the advice, which is without disturbances."""
+
+    row: AdviceRow
+    found: Simulated
+
+    def flat(self) -> dict[str, Any]:
+        """Return the result as columns."""
+        found = self.found
+        return {
+            "method": self.row.method,
+            **{f"step{key}": value for key, value in zip(("", "_low", "_high"), found.step, strict=True)},
+            **{key: getattr(found, key) for key in ("wall", "exposed_share", "waiting_share", "exchanges")},
+            "left_out": found.left_out.tolist() if len(found.left_out) <= 100 else int(found.left_out.sum()),
+        }
+
+
+class Wanted:
+    """Simulation requested by --simulate.
+
+    Args:
+        words: `slow=3:2.0` (worker 3 takes twice as long), `slow_links=2:20mbit` and `outages=1:5s@10s` (worker 1's
+            link is down for 5 s, starting 10 s after the start), each any number of times; `outages_per_hour=1
+            outage_seconds=30`, `spread=0.1`, `sync.quorum=3 sync.grace=0.5` (for methods with these options), and
+            `steps=200 seed=0`.
+
+    Raises:
+        ConfigError: a word has another form, or its value is invalid.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        slow: dict[int, float] = {}
+        links: dict[int, float] = {}
+        outages: list[Outage] = []
+        plain: dict[str, float] = {}
+        for word in words:
+            key, _, value = word.partition("=")
+            if key == "slow":
+                worker, factor = _of_worker(key, value, f"3:{2.0}")
+                slow[worker] = _number(key, factor, "3:2.0")
+            elif key == "slow_links":
+                worker, speed = _of_worker(key, value, "2:20mbit")
+                bits = rate(speed)
+                if bits is None:
+                    raise ValueRefused("slow_links", "WORKER:RATE, with RATE like 20mbit", value, f"{worker}:20mbit")
+                links[worker] = bits
+            elif key == "outages":
+                outages.append(_outage(value))
+            else:
+                plain[key] = _number(key, value, {"steps": "200", "seed": "0", "sync.quorum": "2"}.get(key, "1"))
+        steps, seed = (_whole(key, plain.pop(key, usual)) for key, usual in (("steps", STEPS), ("seed", 0)))
+        quorum = _whole("sync.quorum", plain.pop("sync.quorum")) if "sync.quorum" in plain else None
+        self.settings = SimulatedRun(0, steps, seed, quorum, plain.pop("sync.grace", 0.0))
+        self.disturbances = Disturbances(slow=slow, slow_links=links, outages=outages, **plain)
+
+    def check(self, workers: int, per_machine: int) -> None:
+        """Raise ValueRefused for the first value that is invalid for A workers, `per_machine` of which share a link."""
+        self.disturbances.check(workers, per_machine)
+        replace(self.settings, workers=workers).check()
+
+    def run(self, times: StepTimes, costs: Sequence[MethodCost], cluster: Cluster, advice: Advice) -> list[Late]:
+        """Simulate the baselines and the fastest methods of the advice."""
+        every_step, local = ([row for row in advice.rows if row.local == wanted] for wanted in (False, True))
+        chosen = {row.method for row in (*every_step[:FASTEST], *local[:FASTEST])} | set(BASELINES)
+        by_name = {cost.name: cost for cost in costs}
+        return [
+            Late(row, self._simulated(times, replace(by_name[row.method], period=row.period), cluster))
+            for row in advice.rows
+            if row.method in chosen
+        ]
+
+    def _simulated(self, times: StepTimes, cost: MethodCost, cluster: Cluster) -> Simulated:
+        run = replace(self.settings, workers=cluster.workers, cores=cluster.cores)
+        run = run if cost.quorum else replace(run, quorum=None, grace=0.0)
+        return simulate(times, cost, cluster.network, self.disturbances, run)
+
+
+def _of_worker(key: str, value: str, instead: str) -> tuple[int, str]:
+    worker, colon, rest = value.partition(":")
+    if not colon or not worker.isdigit():
+        raise ValueRefused(key, "WORKER:VALUE", value, instead)
+    return int(worker), rest
+
+
+def _outage(value: str) -> Outage:
+    worker, rest = _of_worker("outages", value, "1:5s@10s")
+    found = re.fullmatch(f"{NUMBER}s@{NUMBER}s", rest)
+    if found is None:
+        raise ValueRefused("outages", "WORKER:SECONDSs@ATs", value, f"{worker}:5s@10s")
+    return Outage(worker, at=float(found[2]), seconds=float(found[1]))
+
+
+def _number(key: str, text: str, instead: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueRefused(key, "a number", text or "nothing", instead) from None
+
+
+def _whole(key: str, number: float) -> int:
+    if not float(number).is_integer():
+        instead = round(number) if math.isfinite(number) else 1
+        raise ConfigError(f"{key} must be a whole number, got {number:g}; type {key}={instead}")
+    return int(number)

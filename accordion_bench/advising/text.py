@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from accordion_bench.advising.advice import Advice, AdviceRow, Interval, limit_in_words
 from accordion_bench.advising.predict import HIDDEN, LONGEST
+from accordion_bench.advising.simulation import Late, Wanted
 from accordion_bench.advising.verdict import HALF, SPOKEN
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.units import counted, human_bytes, human_rate
@@ -228,6 +229,28 @@ def _option(key: str, value: object) -> str:
 def _wrapped(line: str, width: int) -> str:
     """Wrap a line; indented commands stay on one line, so that they can be copied."""
     return line if line.startswith("  ") else "\n".join(textwrap.wrap(line, width, break_on_hyphens=False))
+
+
+def simulated_text(late: Sequence[Late], advice: Advice, wanted: Wanted) -> str:
+    """Return simulated runs with late workers as a table with an introductory sentence."""
+    unit = unit_of(advice)
+    head = ("method", f"step, {unit.name}", "without", "whole run, s", "waiting", "exposed", "left out")
+    lines = [
+        (
+            SPOKEN.get(one.row.method, one.row.method),
+            unit.interval(one.found.step),
+            unit.show(one.row.step.value),
+            f"{one.found.wall:.4g}",
+            f"{100 * one.found.waiting_share:.1f} %",
+            f"{100 * one.found.exposed_share:.1f} %",
+            f"{one.found.left_out.sum() / (one.found.exchanges * advice.workers):.1%}".replace("%", " %"),
+        )
+        for one in late
+    ]
+    run = wanted.settings
+    said = f"With late workers, simulated: {run.steps} steps, seed {run.seed}; brackets hold 95 % of the steps."
+    table = [head, *lines] if any(one.found.left_out.any() for one in late) else [line[:-1] for line in (head, *lines)]
+    return f"{said}\n\n{aligned(table)}\n"
 
 
 def refuse_taken(out: Path) -> None:

@@ -23,8 +23,8 @@ from accordion_bench.advising.api import Basis, TimedMethods
 from accordion_bench.advising.arms import AdvisedArm, chosen_arms
 from accordion_bench.advising.cluster import Cluster, Machines, cluster_like_here
 from accordion_bench.advising.gpus import AskedDevice
-from accordion_bench.advising.late_workers import Wanted, told
 from accordion_bench.advising.rehearsal import Beside
+from accordion_bench.advising.simulation import Wanted
 from accordion_bench.advising.step_times import Effort, measured_step, step_times_from
 from accordion_bench.advising.verdict import verdict
 from accordion_bench.attaching.own_parameters import trained_specs
@@ -329,7 +329,7 @@ def run(args: argparse.Namespace) -> None:
         output.progress("simulating")
         cluster = cluster_of(asked, asked.where, found.threads)
         late = asked.wanted.run(found.basis.times, found.basis.costs, cluster, advice)
-        simulated = f"\n{told(late, advice, asked.wanted)}"
+        simulated = f"\n{text.simulated_text(late, advice, asked.wanted)}"
         said, shown = said + simulated, shown + simulated
     text.write(advice, asked.out, timed_with, said)
     if late:

@@ -35,7 +35,7 @@ def trial(model: str, arms: Sequence[str], budget: float, together: Barrier) -> 
     """
     import torch
 
-    from accordion_bench.advising.codec_times import measured_methods
+    from accordion_bench.advising.arms import measured_methods
     from accordion_bench.advising.step_times import measured_step
     from accordion_bench.comm.collectives import Comm
     from scripts.bench.arms import trainer_for

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from accordion_bench.advising.arms import arm_of, considered
-from accordion_bench.advising.codec_times import measured_method, measured_methods, random_gradients
+from accordion_bench.advising.arms import arm_of, considered, measured_method, measured_methods, random_gradients
 from accordion_bench.advising.rehearsal import Rehearsal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor

@@ -5,8 +5,7 @@ import torch
 
 from accordion_bench.advising import api
 from accordion_bench.advising.api import TimedMethods
-from accordion_bench.advising.arms import arm_of
-from accordion_bench.advising.codec_times import measured_method
+from accordion_bench.advising.arms import arm_of, measured_method
 from accordion_bench.advising.counted_step import FEEDBACK, costs_on, counted_step, relative_copy_time
 from accordion_bench.advising.gpus import asked_device, codec_times, named
 from accordion_bench.plan import TensorSpec

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from accordion_bench.advising.advice import advise
 from accordion_bench.advising.cluster import Cluster
-from accordion_bench.advising.late_workers import Wanted
+from accordion_bench.advising.simulation import Wanted
 from accordion_bench.network.link_model import Network
 from tests.advising.made_up_costs import ALL, LOCAL, times
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from accordion_bench.advising.arms import arm_of
-from accordion_bench.advising.codec_times import measured_method, measured_methods, random_gradients
+from accordion_bench.advising.arms import arm_of, measured_method, measured_methods, random_gradients
 from accordion_bench.advising.rehearsal import Beside, Rehearsal
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.options.conf_dir import read_options, yaml_file

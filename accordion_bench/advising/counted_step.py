@@ -199,7 +199,6 @@ def _counted(model: nn.Module, batch: Any, loss: Loss) -> tuple[list[Amount], Am
 
 
 def _without_data(model: nn.Module) -> nn.Module:
-    """Return a copy whose parameters and buffers are on the meta device."""
     memo: dict[int, Any] = {
         id(param): nn.Parameter(param.detach().to(META), param.requires_grad) for param in model.parameters()
     }
@@ -286,6 +285,5 @@ def _timed(
 
 
 def _compressor(arm: AdvisedArm) -> str:
-    """Return the name of the compressor's YAML file."""
     typed: Mapping[str, str] = dict(word.split("=", 1) for word in arm.overrides)
     return typed.get("compressor", DENSE)

@@ -190,7 +190,6 @@ class UnsteadyLinks:
         self._outages: list[Outage] = []  # drawn so far, without those that have ended
 
     def _machine(self, worker: int) -> slice:
-        """Return the workers that share the link of this one."""
         per_machine = self.network.workers_per_machine
         first = worker // per_machine * per_machine
         return slice(first, first + per_machine)

@@ -309,7 +309,6 @@ class Rehearsal:
         return self.clock.between(began, self.clock.mark())
 
     def _exchanged(self) -> float:
-        """Return the seconds of encode, communication and decode of the last step."""
         now = sum(self.clock.read().get(part, 0.0) for part in ("encode", "comm", "decode"))
         return now - sum(step.exchanged for step in self.steps)
 

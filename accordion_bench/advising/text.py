@@ -142,7 +142,6 @@ def few_columns(advice: Advice) -> list[AdviceColumn]:
 
 
 def _intervals(advice: Advice) -> str:
-    """Return the words about intervals, or "" without repeated measurements."""
     return ", with its 95 % interval" if any(row.step.low != row.step.high for row in advice.rows) else ""
 
 
@@ -161,7 +160,6 @@ _ACCURACY = AdviceColumn("accuracy against dense", lambda row: row.accuracy or "
 
 
 def _with_period(row: AdviceRow) -> str:
-    """Return the method with its period: `DiLoCo, H 30`."""
     shown = row.local and not row.every_local_step and "H " not in row.method
     return f"{SPOKEN.get(row.method, row.method)}{f', H {row.period}' if shown else ''}"
 

@@ -73,7 +73,6 @@ def stretches(regions: Regions, rows: Sequence[AdviceRow], from_above: bool) -> 
 
 
 def _as_good_at(regions: Regions, rows: Sequence[AdviceRow], i: int) -> list[str]:
-    """Return the names of the methods that are as good as the fastest at value i, the fastest first."""
     return _good({row.method: regions.steps[row.method][i] for row in rows}, rows)
 
 
@@ -162,7 +161,6 @@ def _where(advice: Advice) -> str:
 
 
 def _pays(advice: Advice) -> list[str]:
-    """Return the sentence on the step time below which compression saves time, if known."""
     if advice.pays is None or all(row.local or row.method in BASELINES for row in advice.rows):
         return []
     below, on = advice.pays
@@ -176,7 +174,6 @@ def _pays(advice: Advice) -> list[str]:
 
 
 def _elsewhere(advice: Advice, best: Sequence[AdviceRow], found: Sequence[Stretch]) -> list[str]:
-    """Return sentences on the fastest methods at other bandwidths, except those in the headline."""
     here = advice.by_bandwidth.here
     if any(row.method in BASELINES for row in best):
         compressed = [s for s in found if s.method not in BASELINES]

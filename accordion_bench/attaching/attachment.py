@@ -198,11 +198,7 @@ class Attachment:
         self._give_up_unused()
 
     def _look(self) -> None:
-        """Check at the start of a backward pass that all workers share its parameters and step them.
-
-        Raises:
-            ConfigError: they do not.
-        """
+        """Check at the start of a backward pass that all workers share its parameters and step them."""
         self._refuse_missing_steps()
         self.watch.refuse_replaced()
         self.watch.refuse_moved()
@@ -217,7 +213,6 @@ class Attachment:
             )
 
     def _give_up_unused(self) -> None:
-        """Discard unused gradients of the previous step, because new ones have arrived."""
         self.give_up_step()
         self.reminders.gradients_unused()
 
@@ -296,7 +291,6 @@ class Attachment:
             self.joined = True
 
     def _note_rate(self) -> None:
-        """Read the current learning rate, which may have changed since the backward pass."""
         self.position.note_rate()
         self._lr = self.inner.rate()
 
@@ -356,7 +350,6 @@ class Attachment:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        """Start a step of the clock and the timeline."""
         self.step.begin(self.setting.batch_size)
         if self.recording is not None:
             self.recording.begin_step()

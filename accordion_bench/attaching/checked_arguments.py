@@ -197,11 +197,7 @@ def _refuse_wrapped_parts(model: nn.Module) -> None:
 
 
 def _shard(model: nn.Module, named: Sequence[tuple[str, nn.Parameter]], passed: PassedArguments) -> int | None:
-    """Which of the shards of an FSDP2 model this process has; None = the model is not cut into shards.
-
-    Raises:
-        ConfigError: the group holds no replicas of the shards, or something looks at all shards of a gradient.
-    """
+    """Which of the shards of an FSDP2 model this process has; None = the model is not cut into shards."""
     if not is_fsdp(model):
         return None
     from accordion_bench.attaching.fsdp_groups import refuse_shards  # whose imports take half a second
@@ -217,7 +213,6 @@ def _shard(model: nn.Module, named: Sequence[tuple[str, nn.Parameter]], passed: 
 
 
 def _refuse_kinds(passed: PassedArguments) -> None:
-    """Refuse what is no model, no optimizer, no schedule and so on."""
     optimizer, schedule, scaler, overlap = passed.optimizer, passed.schedule, passed.scaler, passed.overlap
     if not isinstance(passed.model, nn.Module):
         raise ConfigError(f"model must be a torch.nn.Module, got {passed.model!r}; pass the module that is trained")
@@ -341,7 +336,6 @@ def _refuse_policy(name: str, policy: Policy) -> None:
 
 
 def _to_agree_on(chosen: MethodOptions, passed: PassedArguments, exempt: frozenset[str], named: Any) -> dict[str, Any]:
-    """What must be the same on all processes."""
     return {
         "compressor": {"name": chosen.compressor_name, **chosen.compressor},
         "sync": {"name": chosen.sync_name, **chosen.sync},

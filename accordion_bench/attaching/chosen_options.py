@@ -65,7 +65,6 @@ def choose(
 
 
 def _listed(adaptive: Several) -> list[Named]:
-    """Return the policies as a list."""
     if adaptive is None:
         return []
     if isinstance(adaptive, str):
@@ -76,7 +75,6 @@ def _listed(adaptive: Several) -> list[Named]:
 
 
 def _node(group: str, named: Named) -> tuple[str, Config]:
-    """Return the name and all options of one choice."""
     if isinstance(named, Mapping) and len(named) != 1:
         raise ConfigError(
             f"{group} must be one name with its options, got {dict(named)}; pass {group}={{'NAME': {{}}}}"
@@ -92,11 +90,7 @@ def _node(group: str, named: Named) -> tuple[str, Config]:
 
 
 def _file(group: str, name: Any) -> Any:
-    """Return the YAML file of a choice.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
+    """Return the YAML file of a choice."""
     known = list(yaml_files(group))
     if not isinstance(name, str):
         rule = "a name, or {name: {option: value}}"

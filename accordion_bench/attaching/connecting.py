@@ -79,7 +79,6 @@ def _detach_at_the_end(attached: "weakref.ref[Attached]") -> None:
 
 
 def _hooked(passed: PassedArguments, found: Checked, methods: Methods, comm: Comm) -> Attached:
-    """Hook into model and optimizer."""
     if comm.leader:
         for sentence in options_without_effect(found.setting.chosen, found.methods):
             log.warning("%s", sentence)
@@ -102,11 +101,7 @@ def _hooked(passed: PassedArguments, found: Checked, methods: Methods, comm: Com
 
 
 def _group(passed: PassedArguments) -> tuple[dist.ProcessGroup | None, float]:
-    """Return the process group of the workers (None = the default one) and the timeout in seconds.
-
-    Raises:
-        ConfigError: there is no such group, or this process is not in it.
-    """
+    """Return the process group of the workers (None = the default one) and the timeout in seconds."""
     group, timeout = passed.process_group, passed.timeout
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(
@@ -126,11 +121,7 @@ def _group(passed: PassedArguments) -> tuple[dist.ProcessGroup | None, float]:
 
 
 def _group_of(model: nn.Module, passed: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Return the process group of the workers; for DistributedDataParallel it is that of the wrapper.
-
-    Raises:
-        ConfigError: the argument is another group.
-    """
+    """Return the process group of the workers; for DistributedDataParallel it is that of the wrapper."""
     wrapper = unwrapped(model)
     if not isinstance(wrapper, DistributedDataParallel):
         return passed
@@ -143,11 +134,7 @@ def _group_of(model: nn.Module, passed: dist.ProcessGroup | None) -> dist.Proces
 
 
 def _comm(group: dist.ProcessGroup | None, timeout: float, device: torch.device) -> Comm:
-    """Create a communicator with one worker per process, in a new group, separate from the user's collectives.
-
-    Raises:
-        RuntimeError: a process did not join within the timeout.
-    """
+    """Create a communicator with one worker per process, in a new group, separate from the user's collectives."""
     comm = Comm(1, dist.get_world_size(group), dist.get_rank(group), str(device))
     comm.timeout, comm.group, comm.before = timeout, group, group
     if comm.processes > 1:

@@ -79,11 +79,7 @@ class DDPDelivery:
         return future
 
     def _gradients(self, bucket: dist.GradBucket) -> list[Tensor]:
-        """Split the bucket into the gradients of its parameters, complex ones as real tensors.
-
-        Raises:
-            ConfigError: the bucket is sparse.
-        """
+        """Split the bucket into the gradients of its parameters, complex ones as real tensors."""
         if bucket.buffer().layout != torch.strided:
             raise ConfigError(SPARSE)
         if not any(param.is_complex() for param in bucket.parameters()):

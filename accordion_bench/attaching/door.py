@@ -130,7 +130,6 @@ def door_of(passed: PassedArguments) -> Door | None:
 
 
 def _of_environment(timeout: float) -> dist.Store:
-    """Return the store of torchrun, or one hosted by rank 0."""
     place = [os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "RANK")]
     if None in place or not str(place[1]).isdigit():
         raise ConfigError(

@@ -260,11 +260,7 @@ def scattered(config: Config, owners: Mapping[str, int]) -> CompressorSetup:
 
 
 def _refuse_compressor(wrapped: CompressorSetup) -> None:
-    """Refuse a compressor that cannot encode each tensor independently, or that needs more than the gradients.
-
-    Raises:
-        ConfigError: suggests another compressor.
-    """
+    """Refuse a compressor that cannot encode each tensor independently, or that needs more than the gradients."""
     compressor = wrapped.compressor
     inner = _within(compressor).inner
     instead = {"compressor": "fp8"}, {"compressor": "int8"}
@@ -295,11 +291,7 @@ def _within(compressor: Compressor) -> Scattered:
 
 
 def _levels(groups: Sequence[FSDPGroup], options: ShardOptions) -> list[Level]:
-    """Return the levels: all processes of the shard axis; or one machine, then equal numbers in each machine.
-
-    Raises:
-        ConfigError: groups have different shard axes, or `machine` does not divide their size.
-    """
+    """Return the levels: all processes of the shard axis; or one machine, then equal numbers in each machine."""
     mesh = groups[0].mesh
     ranks, rank = dist.get_process_group_ranks(mesh.get_group()), mesh.get_local_rank()
     for group in groups[1:]:
@@ -337,7 +329,6 @@ def _seed(seed: int, ranks: Sequence[int]) -> int:
 
 
 def _comm_of(ranks: list[int], number: int, device: str) -> Comm:
-    """Create a communicator of some processes; only these call it."""
     comm = Comm(1, len(ranks), number, device)
     made = dist.new_group(ranks, use_local_synchronization=True)
     assert isinstance(made, dist.ProcessGroup)
@@ -355,7 +346,6 @@ def _copied(state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 
 
 def _put(exchange: Exchange, state: Mapping[str, Mapping[str, Any]]) -> None:
-    """Restore a state that `_copied` returned."""
     for name, entries in state.items():
         kept = exchange.state.setdefault(name, {})
         for key, value in entries.items():

@@ -78,7 +78,6 @@ class ParameterWatch:
         self._samples = torch.cat(self._firsts)
 
     def _first_numbers(self) -> list[Tensor]:
-        """Return views of the first element of each parameter."""
         values = [as_real(param.detach()) for param in self._params]
         return [value.as_strided((1,), (1,)) for value in values if value.numel()]
 
@@ -202,7 +201,6 @@ def _structure(model: nn.Module) -> Structure:
 
 
 def _place(param: Tensor) -> int:
-    """Return the address of a parameter, or of its shard."""
     return (as_real(param) if is_sharded(param) else param).data_ptr()
 
 
@@ -216,7 +214,6 @@ _watches: "weakref.WeakSet[ParameterWatch]" = weakref.WeakSet()
 
 @functools.cache
 def _look_at_all_optimizers() -> None:
-    """Register global hooks around every optimizer step, once per process."""
     register_optimizer_step_pre_hook(lambda optimizer, *_: _ask("enter", optimizer))
     register_optimizer_step_post_hook(lambda optimizer, *_: _ask("leave", optimizer))
 

@@ -140,7 +140,6 @@ def _states(state: Any) -> list[State]:
 
 
 def _put_same(attachment: Attachment, state: State) -> None:
-    """Restore the state for the same number of workers, bit for bit."""
     rank = attachment.comm.rank
     if state["rank"] != rank:
         raise ConfigError(f"state must be that of the same rank, got that of rank {state['rank']}; pass rank {rank}'s")
@@ -193,7 +192,6 @@ def put_shared(attachment: Attachment, shared: State) -> None:
 
 
 def _put_own(attachment: Attachment, own: State) -> None:
-    """Restore the state of this worker."""
     SyncState(attachment.sync, attachment.comm).load_worker_state(0, own)
     attachment.policy_runner.load_worker_state(0, own)
     attachment.loss_sum.copy_(own["loss_sum"])

@@ -91,7 +91,6 @@ def options_without_effect(chosen: MethodOptions, methods: Methods) -> list[str]
 
 
 def _nodes(chosen: MethodOptions) -> Iterator[tuple[str, str, Config]]:
-    """Yield group, name and options of each choice."""
     yield "compressor", chosen.compressor_name, chosen.compressor
     yield "sync", chosen.sync_name, chosen.sync
     yield from (("adaptive", name, node) for name, node in chosen.adaptive.items())

@@ -475,7 +475,6 @@ class Clock:
         return found
 
     def _stage(self, kind: ExchangeKind, bucket: int) -> Stage:
-        """Return the usual seconds, bytes and rounds of the exchange of one bucket."""
 
         def usual(part: str) -> float:
             return self._usual(ExchangePart(kind, part, bucket))
@@ -486,7 +485,6 @@ class Clock:
         return Stage(ready, encode, decode, wire, rounds, kinds or None)
 
     def _usual(self, part: ExchangePart) -> float:
-        """Median of a timed quantity, mean of a counted one."""
         if part in self.series:
             return self.series[part].median()
         series = self.series.get(part._replace(part="ready"))
@@ -527,5 +525,4 @@ class Clock:
 
 
 def _event(mark: Any) -> Any:
-    """Return the CUDA event of a mark."""
     return mark.event if isinstance(mark, ReplayedMark) else mark

@@ -227,7 +227,6 @@ class Comm:
         return parts
 
     def _summed(self, fused: Tensor) -> Tensor:
-        """Sum over all processes in place; charged as payload."""
         self.ledger.all_reduce(fused.numel() * fused.element_size())
         self._collective(lambda: dist.all_reduce(fused, group=self.group))
         return fused

@@ -112,7 +112,6 @@ class Members(Comm):
             self._swap(sent, received)
 
     def _swap(self, sent: Tensor, received: Tensor) -> None:
-        """Send to the next process, receive from the previous one."""
         work = dist.isend(sent, self._next, group=self.group) if sent.numel() else None
         if received.numel():
             dist.recv(received, self._previous, group=self.group)

@@ -182,7 +182,6 @@ class Steps:
         return len(far), float(sum(far))
 
     def _by(self, part: str) -> dict[int | tuple[str, ...], list[Alike]]:
-        """Group the phases by the property on which the time of a part depends."""
         found: dict[int | tuple[str, ...], list[Alike]] = {}
         for phase, alike in self.phases.items():
             found.setdefault(_deciding(part, phase), []).append(alike)

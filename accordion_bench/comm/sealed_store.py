@@ -228,7 +228,6 @@ class AgreedStep:
         return f"{self.name}-{self._round}"
 
     def _hears(self, store: SealedStore) -> bool:
-        """Return whether another process has requested it."""
         now = time.monotonic()
         if now < self._next_look:
             return False

@@ -142,7 +142,6 @@ class DDPExchange(Exchange):
             self.hook_state.load_state_dict(state["hook_state"])
 
     def _messages(self, shapes: Sequence[torch.Size], compresses: bool) -> list[int]:
-        """Return the bytes of each all-reduce of one bucket."""
         numel = sum(shape.numel() for shape in shapes)
         if isinstance(self.compressor, Cast):
             return [numel * self.compressor.narrow.itemsize]

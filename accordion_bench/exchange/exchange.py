@@ -137,14 +137,12 @@ class Exchange:
         self._forget()
 
     def _forget(self) -> None:
-        """Clear the results cached for previous levels."""
         self._counted: tuple[tuple[list[float | None], int], int | None] = ([], 0), 0
         self._dense: tuple[list[float | None], str] = [], ""
         self._predicted: tuple[list[float | None], int] = [], 0
         self._taken: tuple[list[float | None], list[bool]] = [], []
 
     def _weakest_bytes(self) -> list[float]:
-        """Return the payload bytes of each unit at the weakest level that a plan may choose."""
         levels = self.levels(StepInfo(self.weakest(), self.start_step, epoch=math.inf))
         pairs = zip(self.sent, levels, strict=True)
         return [payload_bytes(self.compressor, spec, level, self.comm.workers) for spec, level in pairs]
@@ -389,7 +387,6 @@ class Exchange:
         return self._join(xs_W, [len(unit) for unit in self.units])
 
     def _join(self, xs_W: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-        """Concatenate consecutive tensors to units, given the number of tensors of each unit."""
         wide_W = [self.comm.weighted(x.float() if x.element_size() == 2 else x) for x in xs_W]
         if self.scope == "tensor":
             return wide_W

@@ -83,7 +83,6 @@ class ForeignHook:
         return state
 
     def _new_state(self) -> Any:
-        """Return the state of this process, whose process group must exist."""
         make = self.factory()
         if make is None:
             return None
@@ -120,11 +119,7 @@ def can_be_saved(state: Any) -> bool:
 
 
 def _parts(key: str, path: object, what: str, example: str) -> tuple[str, str, str]:
-    """Split a path into module and name, and return them with the rule for error messages.
-
-    Raises:
-        ConfigError: the path has another form.
-    """
+    """Split a path into module and name, and return them with the rule for error messages."""
     rule = f"{key} must be package.module:{what} of a module that can be imported, got {checks.show(path)}"
     named = PATH.fullmatch(path) if isinstance(path, str) else None
     if named is None:

@@ -73,7 +73,6 @@ class Overlap:
             self._leave()
 
     def _leave(self) -> None:
-        """Submit the buckets that are full, in their order."""
         assert self.armed is not None
         exchange, ctx, xs_W, under_way = self.armed
         while (number := len(under_way)) < len(xs_W) and len(xs_W[number]) == len(exchange.members[number]):

@@ -200,7 +200,6 @@ def _repetitions(
 
 
 def _sent(interface: Interface | None, before: int, took: float) -> float:
-    """Return the bytes sent since `before`; 0 without an interface."""
     if interface is None:
         return 0.0
     time.sleep(SETTLE + took)  # others may still be sending
@@ -302,7 +301,6 @@ def placed(environ: Mapping[str, str]) -> Place:
 
 
 def _device(place: Place) -> torch.device:
-    """Return this process's GPU, or the CPU if there are no GPUs."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not gpus:
         return torch.device("cpu")
@@ -341,7 +339,6 @@ def _refuse_uneven(place: Place, device: torch.device) -> None:
 
 
 def _rows(place: Place, device: torch.device, seconds: float) -> list[Row]:
-    """Time all levels in which this process takes part, and return the rows."""
     rows: list[Row] = []
     budget = seconds / (1 + len(LEVELS) * place.two_levels)
     for level, group in _groups(place, device):
@@ -373,7 +370,6 @@ def _groups(place: Place, device: torch.device) -> list[tuple[str, LinkGroup]]:
 
 
 def _own_group(rank: int, groups: list[range]) -> dist.ProcessGroup:
-    """Create process groups, collectively, and return the one that contains this rank."""
     made = [dist.new_group(list(ranks), **on_device.nccl_sub_group_options(None)) for ranks in groups]
     (own,) = (group for group, ranks in zip(made, groups, strict=True) if rank in ranks)
     assert isinstance(own, dist.ProcessGroup)

@@ -281,7 +281,6 @@ def _word(key: str, value: Any) -> str:
 
 
 def _short(key: str, value: Any) -> Any:
-    """Round numbers to four digits, and write rates with their unit."""
     if isinstance(value, Mapping):
         return {inner: _short(inner, held) for inner, held in value.items()}
     if key in RATES:

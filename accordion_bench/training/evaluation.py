@@ -71,7 +71,6 @@ class Evaluation:
         return task.columns(comm.sum_(torch.stack(totals).sum(0), "eval").tolist()), evaluated_with[0]
 
     def _recompute(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Re-estimate BatchNorm statistics eagerly; return the argument of `axis.restore`."""
         axis, comm, position = self.axis, self.axis.comm, self.position
         count = min(RECOMPUTE_BATCHES, position.step_in_epoch)
         rows = range(comm.local_workers)

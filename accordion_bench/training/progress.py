@@ -175,7 +175,6 @@ class Progress:
             tqdm.write(fitting(told, output.columns())[0], file=sys.stdout)
 
     def _samples_per_second(self, position: Position) -> float:
-        """Return samples per second of all workers in this epoch."""
         samples = self.samples_before(position.step_in_epoch) - self._skipped
         return samples / max(time.monotonic() - self._epoch_began, 1e-9)
 
@@ -206,7 +205,6 @@ def fitting(parts: Sequence[str], width: int, drawn: Callable[[str], str] = str)
 
 
 def _payload(comm: Comm) -> str:
-    """Return the payload of one worker so far, as text."""
     return human_bytes(comm.ledger.columns()["payload_bytes"]) if comm.ledger.complete else "not counted"
 
 

@@ -125,11 +125,7 @@ class Replayed:
         return self._compare(work, captured)
 
     def _capture(self, work: CapturedWork) -> Captured:
-        """Capture all stages without executing them.
-
-        Raises:
-            NotCapturable: a stage cannot be replayed, or the work replaces tensors instead of changing them in place.
-        """
+        """Capture all stages without executing them."""
         before = [x.data_ptr() for x in work.changes()]
         replays, repeated, out = [], [], None
         for stage in work.stages:

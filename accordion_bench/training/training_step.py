@@ -275,7 +275,6 @@ class TrainingStep:
         return own.samples
 
     def _cut(self, row: int, own: Own) -> Own:
-        """Cut a batch to the samples that are counted, at least one."""
         samples = max(1, min(own.samples, self.used[self.comm.first_worker + row]))
 
         def read() -> tuple[Tensor, Tensor]:
@@ -329,7 +328,6 @@ class TrainingStep:
                 raise NonFinite(self._loss_is(row, value))
 
     def _loss_is(self, row: int, value: float) -> str:
-        """Describe the non-finite loss of a local worker."""
         gradient = self.exchange.non_finite(self.axis.gradients_W, "gradient")
         bad = f"the loss of worker {self.comm.first_worker + row} is {value}"
         return bad + (f", and {gradient} is not finite" if gradient else "")
@@ -338,9 +336,6 @@ class TrainingStep:
         """Divide the gradients by the loss scale; return whether all workers' are finite, so that the step is taken.
 
         A skipped step changes only the scale, BatchNorm's statistics and the step count, and thus the schedule.
-
-        Raises:
-            NonFinite: gradients are not finite, although the loss scale is 1.
         """
         gradients_W = self.axis.gradients_W
         self.clock.lap("update")

@@ -14,14 +14,12 @@ from accordion_bench.comm.membership import LeftBehind
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors.real_view import as_real
 
+log = logging.getLogger("accordion_bench")
+ROUNDING = 1e-4  # relative to the norm: different processors may round an optimizer step differently
+
 
 def answer(argument: str, function: Callable[..., Any], *given: Any) -> Any:
-    """Call a user's function and return its result.
-
-    Args:
-        argument: name of the argument as which it was passed, for messages.
-        function: the function.
-        given: its arguments.
+    """Return the result of a user's function, which was passed as `argument`.
 
     Raises:
         ConfigError: the function raised an exception.
@@ -44,12 +42,7 @@ class LostWorker(RuntimeError):
 def lost_worker_told(where: str, timeout: float) -> Iterator[None]:
     """Context of collectives that turns errors of the backend about a lost process into LostWorker.
 
-    Args:
-        where: start of the message.
-        timeout: seconds for which processes wait for each other.
-
-    Raises:
-        LostWorker: with the first words of the backend's message.
+    The message starts with `where` and contains the first words of the backend's; `timeout` is that of the processes.
     """
     try:
         yield
@@ -64,15 +57,12 @@ def lost_worker_told(where: str, timeout: float) -> Iterator[None]:
 
 
 def refuse_differences(comm: Comm, passed: Mapping[str, Any] | ConfigError, own: Any = None) -> list[Any]:
-    """Compare the arguments of all processes.
+    """Compare the arguments of all processes, and return `own` of each process, by rank.
 
     Args:
         comm: communicator of all processes.
         passed: arguments by name, possibly nested; or the error of this process's own checks.
         own: value that may differ between processes.
-
-    Returns:
-        `own` of each process, by rank.
 
     Raises:
         ConfigError: on all processes. If the checks of one process failed, it raises that error itself; otherwise the
@@ -119,10 +109,6 @@ def flat(node: Any, prefix: str = "") -> dict[str, Any]:
     return {key: value for name, inner in pairs for key, value in flat(inner, f"{prefix}.{name}".lstrip(".")).items()}
 
 
-log = logging.getLogger("accordion_bench")
-ROUNDING = 1e-4  # relative to the norm: different processors may round an optimizer step differently
-
-
 def is_due(step: int) -> bool:
     """Return whether parameters are compared after a step: 1, 10, 100, and every thousandth."""
     return step in (1, 10, 100) or step % 1000 == 0
@@ -130,16 +116,13 @@ def is_due(step: int) -> bool:
 
 @torch.no_grad()
 def refuse_drift(comm: Comm, values: Sequence[Tensor], step: int, tell: bool = True) -> bool:
-    """Compare the parameters of all workers; 8 control bytes if they are equal. All processes must call it.
+    """Return whether the parameters of workers differ by rounding; 8 control bytes if not. All processes must call it.
 
     Args:
         comm: communicator of all workers.
         values: parameters of this worker.
         step: number of steps taken, for messages.
         tell: whether the leader warns of rounding differences.
-
-    Returns:
-        whether they differ by rounding.
 
     Raises:
         ConfigError: they differ by more than `ROUNDING`.

@@ -14,13 +14,10 @@ from accordion_bench.attaching.checked_arguments import PassedArguments
 from accordion_bench.attaching.chosen_options import Named, Several, arguments_of, choose
 from accordion_bench.attaching.connecting import connected
 from accordion_bench.attaching.own_parameters import Exempt, unwrapped
-from accordion_bench.attaching.users_optimizer import stepping_optimizer
 from accordion_bench.options.checks import ConfigError
 
 if TYPE_CHECKING:
     from accordion_bench.attaching.fsdp import ShardAxis
-
-Schedule = Callable[[float], float]
 
 
 def attach(
@@ -32,7 +29,7 @@ def attach(
     exempt: Exempt = None,
     epochs: int | None = None,
     steps_per_epoch: int | None = None,
-    schedule: Schedule | None = None,
+    schedule: Callable[[float], float] | None = None,
     warmup_epochs: float = 0,
     clip_norm: float | None = None,
     clip_at: str | None = None,
@@ -100,15 +97,7 @@ def attach(
         'compressor=powersgd'
         >>> comm.detach()
     """
-    passed = PassedArguments(
-        model=model, optimizer=stepping_optimizer(optimizer), compressor=compressor, adaptive=adaptive,
-        sync="every_step",
-        exempt=exempt, epochs=epochs, steps_per_epoch=steps_per_epoch, schedule=schedule, warmup_epochs=warmup_epochs,
-        seed=seed, batch_size=batch_size, overlap=overlap, bucket_cap_mb=bucket_cap_mb, network=network, name=name,
-        process_group=process_group, timeout=timeout, store=store, options=options, known=arguments_of(attach),
-        clip_norm=clip_norm, clip_at=clip_at, scaler=scaler,
-    )  # fmt: skip
-    return connected(passed)
+    return connected(PassedArguments(**locals(), sync="every_step", known=arguments_of(attach)))
 
 
 def local(
@@ -121,7 +110,7 @@ def local(
     exempt: Exempt = None,
     epochs: int | None = None,
     steps_per_epoch: int | None = None,
-    schedule: Schedule | None = None,
+    schedule: Callable[[float], float] | None = None,
     warmup_epochs: float = 0,
     seed: int = 0,
     batch_size: int = 1,
@@ -165,18 +154,12 @@ def local(
         >>> str(comm).partition(",")[0]
         'compressor=none sync=local_sgd'
     """
+    passed = PassedArguments(**locals(), known=arguments_of(local), takes_local_steps=True)
     if isinstance(unwrapped(model), DistributedDataParallel):
         raise ConfigError(
             "model must be a plain module where workers take local steps, got DistributedDataParallel, which exchanges "
             "in every step; pass model.module"
         )
-    passed = PassedArguments(
-        model=model, optimizer=stepping_optimizer(optimizer), compressor=compressor, adaptive=adaptive, sync=sync,
-        exempt=exempt, epochs=epochs, steps_per_epoch=steps_per_epoch, schedule=schedule, warmup_epochs=warmup_epochs,
-        seed=seed, batch_size=batch_size, overlap=overlap, bucket_cap_mb=bucket_cap_mb, network=network, name=name,
-        process_group=process_group, timeout=timeout, store=store, options=options,
-        known=arguments_of(local), takes_local_steps=True,
-    )  # fmt: skip
     return connected(passed)
 
 

@@ -33,13 +33,9 @@ log = logging.getLogger("accordion_bench")
 
 
 class HookedStep(CommunicatingStep):
-    """Step of a user's loop, which checks that losses were reported to policies that need them.
+    """Step of a user's loop, which checks that losses were reported to policies that need them."""
 
-    Attributes:
-        losses: number of reported losses.
-    """
-
-    losses = 0
+    losses = 0  # number of reported losses
 
     def decide(self, completed: CompletedExchange) -> None:
         if not self.losses and any(isinstance(request, TrainingLoss) for request in self.policies.needs_at()):
@@ -52,15 +48,13 @@ class Attachment:
     """Connection of a training loop to an exchange, which runs around each step of the optimizer.
 
     Args:
-        model: the trained module.
-        optimizer: its optimizer, or several as one object.
+        model, optimizer: the trained module, and its optimizer or several as one object.
         methods: compressor, policies and synchronisation scheme.
         comm: communicator with one worker per process.
         setting: the other arguments.
 
     Attributes:
         position: current epoch, step and plan.
-        exchange: current exchange of all workers, with its compression levels and its state.
     """
 
     def __init__(self, model: nn.Module, optimizer: Stepping, methods: Methods, comm: Comm, setting: Setting) -> None:
@@ -71,13 +65,8 @@ class Attachment:
         self.inner = UsersOptimizer(optimizer, self.axis)
         self.watch = ParameterWatch(model, named, self.inner.all)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=comm.device)
-        self.position = LoopPosition(
-            methods.plan_for(self.axis.specs),
-            self._first_rate,
-            setting.schedule,
-            setting.epochs,
-            setting.steps_per_epoch,
-        )
+        plan, training = methods.plan_for(self.axis.specs), (setting.schedule, setting.epochs, setting.steps_per_epoch)
+        self.position = LoopPosition(plan, self._first_rate, *training)
         exchange = setting.step.exchange
         has_thread = exchange.overlaps(comm.processes)
         early = has_thread and not exchange.needs_all_gradients(methods.wrapped)  # scope=model, too: one bucket
@@ -86,8 +75,7 @@ class Attachment:
         self.step = HookedStep(methods, self.inner, self.position, self.overlap, batches, setting.step)
         self.sync, self.policy_runner = self.step.sync, self.step.policies
         self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self.joined = self.accumulating = self.attached = False
-        self.finished = False
+        self.joined = self.accumulating = self.attached = self.finished = False
         self.deal: SampleAssignment | None = None  # assigns samples, if the loop calls `samples`
         self.delivering: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
         self._lr: Rate = 0.0
@@ -107,17 +95,13 @@ class Attachment:
 
     @property
     def exchange(self) -> Exchange:
-        """Current exchange of all workers."""
+        """Current exchange of all workers, with its compression levels and its state."""
         return self.sync.exchange
 
     # ---- connecting
 
     def connect(self, listens: bool = True) -> None:
-        """Register the hooks that run the exchange.
-
-        Args:
-            listens: whether autograd hooks report gradients; otherwise DistributedDataParallel's hook does.
-        """
+        """Register the hooks that run the exchange; `listens`: autograd hooks report gradients, not the hook of DDP."""
         for optimizer in self.inner.all:
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
@@ -277,9 +261,8 @@ class Attachment:
         with self._told():
             self.watch.refuse_replaced()
             self._note_rate()
-            self.axis.collect(
-                give=self.sync.buffers == "average"
-            )  # otherwise the optimizers' buffers could differ between workers
+            # without zeros the optimizers' buffers could differ between workers
+            self.axis.collect(give=self.sync.buffers == "average")
             if self.sync.gradient_exchange_of_next_step() is not None and (name := self.axis.changed()):
                 raise ConfigError(
                     f"gradients must stay as backward has left them until they are exchanged, got that of {name} "

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accordion_bench.adaptive.policy import Policy
 from accordion_bench.attaching import users_optimizer
 from accordion_bench.attaching.agreement import answer, checksum
-from accordion_bench.attaching.chosen_options import Named, Several, choose
+from accordion_bench.attaching.chosen_options import Named, Several, choose, recorded
 from accordion_bench.attaching.own_parameters import (
     Exempt,
     exempt_names,
@@ -111,10 +111,7 @@ class Setting:
 
 
 attached_models: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
-AGREED = (
-    *("epochs", "steps_per_epoch", "warmup_epochs", "seed"),
-    *("overlap", "bucket_cap_mb", "clip_norm", "clip_at"),
-)
+AGREED = ("epochs", "steps_per_epoch", "warmup_epochs", "seed", "overlap", "bucket_cap_mb", "clip_norm", "clip_at")
 TOLD = ("epochs", "steps_per_epoch", "schedule")  # of the training, by who needs them
 
 
@@ -126,7 +123,6 @@ class Checked:
         inner: the model, without what wraps it.
         wrapper: DistributedDataParallel around it; None = a plain module.
         named: names and parameters that are trained.
-        exempt: names of those that are never compressed.
         methods: built of the options.
         setting: what else was passed.
         agreed: what must be the same on all processes, by name.
@@ -135,7 +131,6 @@ class Checked:
     inner: nn.Module
     wrapper: DistributedDataParallel | None
     named: list[tuple[str, nn.Parameter]]
-    exempt: frozenset[str]
     methods: Methods
     setting: Setting
     agreed: dict[str, Any]
@@ -179,17 +174,13 @@ def checked_arguments(passed: PassedArguments, workers: int) -> Checked:
         refuse_clipping_after(methods.sync, methods.wrapped.compressor)
     methods.sync.refuse_tensors(trained_specs(inner))
     methods.plan_for(trained_specs(inner))
-    agreed = {**_to_agree_on(chosen, passed, exempted, named), "buffers": _not_sent(inner), "shard": shard}
-    return Checked(inner, wrapper, named, exempted, methods, setting, agreed)
-
-
-def _not_sent(model: nn.Module) -> dict[str, int]:
-    """A checksum of each buffer that is not dense: rank 0's is not sent, so that all must have the same."""
-    return {name: checksum(dense_parts(buffer)) for name, buffer in model.named_buffers() if not is_dense(buffer)}
+    # rank 0's buffers that are not dense are not sent, so that all must have the same
+    unsent = {name: checksum(dense_parts(buffer)) for name, buffer in inner.named_buffers() if not is_dense(buffer)}
+    agreed = {**_to_agree_on(chosen, passed, exempted, named), "buffers": unsent, "shard": shard}
+    return Checked(inner, wrapper, named, methods, setting, agreed)
 
 
 def _refuse_wrapped_parts(model: nn.Module) -> None:
-    """What exchanges by itself would be exchanged twice."""
     if part := next((name for name, each in model.named_modules() if isinstance(each, DistributedDataParallel)), None):
         raise ConfigError(
             f"model must be DistributedDataParallel or hold none, got one that holds it as {part}; pass {part} itself"
@@ -337,9 +328,7 @@ def _refuse_policy(name: str, policy: Policy) -> None:
 
 def _to_agree_on(chosen: MethodOptions, passed: PassedArguments, exempt: frozenset[str], named: Any) -> dict[str, Any]:
     return {
-        "compressor": {"name": chosen.compressor_name, **chosen.compressor},
-        "sync": {"name": chosen.sync_name, **chosen.sync},
-        "adaptive": {name: dict(node) for name, node in chosen.adaptive.items()},
+        **recorded(chosen),
         **{key: getattr(passed, key) for key in AGREED},
         "schedule": "a function" if passed.schedule else None,
         "scaler": "a GradScaler" if passed.scaler else None,

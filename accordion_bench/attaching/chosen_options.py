@@ -30,8 +30,7 @@ def choose(
     """Return the chosen compressor, scheme and policies with all options, defaults from the YAML files.
 
     Args:
-        compressor, sync: one choice each.
-        adaptive: the policies.
+        compressor, adaptive, sync: the choices.
         optimizer: options of the optimizer, as in a configuration.
         options: options of the compressor or the scheme.
         arguments: names of all other arguments, for messages.
@@ -62,6 +61,15 @@ def choose(
     for name, node in policies.items():
         check_value_kinds(read_options(_file("adaptive", name)), node, f"adaptive.{name}.")
     return MethodOptions(compressor_name, compressor_node, sync_name, sync_node, policies, optimizer)
+
+
+def recorded(chosen: MethodOptions) -> dict[str, Any]:
+    """Return names and options of the chosen methods as plain data."""
+    return {
+        "compressor": {"name": chosen.compressor_name, **chosen.compressor},
+        "sync": {"name": chosen.sync_name, **chosen.sync},
+        "adaptive": {name: dict(node) for name, node in chosen.adaptive.items()},
+    }
 
 
 def _listed(adaptive: Several) -> list[Named]:

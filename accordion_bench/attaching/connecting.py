@@ -5,10 +5,10 @@ import datetime
 import logging
 import sys
 import weakref
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.attaching import users_optimizer
@@ -32,18 +32,19 @@ log = logging.getLogger("accordion_bench")
 
 def connected(passed: PassedArguments) -> Attached:
     """Check the arguments on all processes, then hook into model and optimizer."""
+    passed = replace(passed, optimizer=users_optimizer.stepping_optimizer(passed.optimizer))
     if (door := door_of(passed)) is not None:
         return _entered(passed, door)
-    group, timeout = _group(passed)
+    group, timeout = _group(passed), passed.timeout
     found: Checked | ConfigError
     try:
         found = checked_arguments(passed, dist.get_world_size(group))
+        agreed, device = found.agreed, found.named[0][1].device
     except ConfigError as refused:
-        found = refused.in_python()
-    device = torch.device("cpu") if isinstance(found, ConfigError) else found.named[0][1].device
+        found = agreed = refused.in_python()
+        device = torch.device("cpu")
     with lost_worker_told("ab.attach or ab.local", timeout):
         comm = _comm(group, timeout, device)
-        agreed = found if isinstance(found, ConfigError) else found.agreed
         batches = unequal(refuse_differences(comm, agreed, passed.batch_size))
         assert isinstance(found, Checked)
         try:
@@ -100,9 +101,9 @@ def _hooked(passed: PassedArguments, found: Checked, methods: Methods, comm: Com
     return attached
 
 
-def _group(passed: PassedArguments) -> tuple[dist.ProcessGroup | None, float]:
-    """Return the process group of the workers (None = the default one) and the timeout in seconds."""
-    group, timeout = passed.process_group, passed.timeout
+def _group(passed: PassedArguments) -> dist.ProcessGroup | None:
+    """Return the process group of the workers, for DistributedDataParallel the wrapper's; None = the default one."""
+    group = passed.process_group
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(
             "torch.distributed must have a process group, got none; call torch.distributed.init_process_group() first "
@@ -114,19 +115,14 @@ def _group(passed: PassedArguments) -> tuple[dist.ProcessGroup | None, float]:
             " pass process_group=None for all processes"
         )
     try:
-        checks.number("timeout", timeout, above=0, instead=600.0)
+        checks.number("timeout", passed.timeout, above=0, instead=600.0)
     except ConfigError as refused:
         raise refused.in_python() from None
-    return _group_of(passed.model, group), timeout
-
-
-def _group_of(model: nn.Module, passed: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Return the process group of the workers; for DistributedDataParallel it is that of the wrapper."""
-    wrapper = unwrapped(model)
+    wrapper = unwrapped(passed.model)
     if not isinstance(wrapper, DistributedDataParallel):
-        return passed
+        return group
     own = dist.get_process_group_ranks(wrapper.process_group)
-    if passed is not None and (given := dist.get_process_group_ranks(passed)) != own:
+    if group is not None and (given := dist.get_process_group_ranks(group)) != own:
         raise ConfigError(
             f"process_group must be that of DistributedDataParallel, got ranks {given} and {own}; leave it out"
         )

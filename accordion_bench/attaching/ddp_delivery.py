@@ -84,9 +84,8 @@ class DDPDelivery:
             raise ConfigError(SPARSE)
         if not any(param.is_complex() for param in bucket.parameters()):
             return bucket.gradients()
-        shapes = [
-            as_real(param.detach()).shape for param in bucket.parameters()
-        ]  # the shapes of complex gradients in a bucket are wrong
+        # the shapes of complex gradients in a bucket are wrong
+        shapes = [as_real(param.detach()).shape for param in bucket.parameters()]
         parts = bucket.buffer().split([shape.numel() for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -148,9 +147,6 @@ def exchange_after_unscaling(scaler: torch.amp.GradScaler, attachment: Attachmen
     After `unscale_`, gradients are the exchanged ones and may be clipped. With several optimizers the first call
     unscales all.
 
-    Args:
-        scaler: the user's scaler.
-        attachment: attachment of the optimizers that the scaler steps.
     """
     unscale = scaler.unscale_
     unscaled: list[Any] = []  # optimizers unscaled with the first one, whose own calls follow

@@ -32,15 +32,7 @@ from accordion_bench.tensors import keyed_rng
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """How gradients are reduced to their shards.
-
-    Args:
-        compressor: all options of the compressor, as in a YAML file in conf/compressor.
-        inside: options of the compressor between processes of one machine, if there are two levels.
-        machine: number of processes of a machine, consecutive on the shard axis; None = one level.
-        exempt: parameters whose gradients are not compressed, see `exempt_names`.
-        seed: seed of keyed draws, equal on all processes.
-    """
+    """How gradients are reduced to their shards: the arguments of `ab.attach_shards`, with all compressor options."""
 
     compressor: Config
     inside: Config
@@ -89,9 +81,6 @@ class GroupReduction:
         group: FSDP group.
         levels: levels in order.
         exempt: names of parameters whose gradients are not compressed.
-
-    Attributes:
-        step: number of reductions so far.
     """
 
     def __init__(self, group: FSDPGroup, levels: Sequence[Level], exempt: frozenset[str]) -> None:
@@ -116,8 +105,7 @@ class GroupReduction:
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Allocate the input and output buffers for FSDP2."""
-        memory: Tensor = self.before.allocate(size, dtype=dtype, device=device)
-        return memory
+        return self.before.allocate(size, dtype=dtype, device=device)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def __call__(
@@ -128,9 +116,7 @@ class GroupReduction:
         Args:
             output_tensor: [n], receives this process's shards; half precision is summed in float32.
             input_tensor: [shards n], the gradients of this process.
-            group: process group of the shard axis.
-            op: sum or mean.
-            async_op: must be False.
+            group, op, async_op: process group of the shard axis; sum or mean; False.
 
         Raises:
             NonFinite: a gradient is NaN or infinite. On a CPU this process has sent nothing; the others wait for it.
@@ -166,11 +152,7 @@ class GroupReduction:
 class ShardAxis:
     """Low-bit reduction on the shard axis of an FSDP2 model, active until `detach`.
 
-    Every process stores and saves the residuals of its own gradients.
-
-    Args:
-        reductions: one reduction per FSDP group.
-        levels: levels of the reductions.
+    Every process stores and saves the residuals of its own gradients. There is one reduction per FSDP group.
 
     Attributes:
         ledger: bytes that this process sent; with two levels, to other machines.
@@ -222,12 +204,7 @@ class ShardAxis:
 def attach_to_shards(model: nn.Module, options: ShardOptions) -> ShardAxis:
     """Reduce the gradients of an FSDP2 model along its shard axis by a compressor. All processes must call it.
 
-    Args:
-        model: wrapped by `fully_shard(..., mesh=mesh["shard"])`; its trained parameters must not change afterwards.
-        options: options of the reduction.
-
-    Returns:
-        the attached reduction.
+    Its trained parameters must not change afterwards.
 
     Raises:
         ConfigError: the compressor or the model is not supported, or the processes passed different arguments.
@@ -251,11 +228,7 @@ def attach_to_shards(model: nn.Module, options: ShardOptions) -> ShardAxis:
 
 
 def scattered(config: Config, owners: Mapping[str, int]) -> CompressorSetup:
-    """Create a compressor, with its error feedback, whose messages are sent to the owners of the tensors only.
-
-    Raises:
-        ConfigError: an option has a wrong value.
-    """
+    """Create a compressor, with its error feedback, whose messages are sent to the owners of the tensors only."""
     return wrapped_compressor(config, carried=lambda inner: Scattered(inner, owners))
 
 

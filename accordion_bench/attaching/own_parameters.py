@@ -21,12 +21,7 @@ WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DistributedDataParallel and 
 
 
 class OwnParameters(Replicas):
-    """Parameters of one worker, whose replica is the model itself.
-
-    Args:
-        named: names and trained parameters.
-        comm: communicator with one worker per process.
-        tables: see `Replicas`.
+    """Parameters of one worker, whose replica is the model itself; arguments as for `Replicas`.
 
     Attributes:
         delivers: whether another object writes the exchanged gradients of this step, stored in `applied`, to the
@@ -60,11 +55,7 @@ class OwnParameters(Replicas):
         return self._taken[i]
 
     def take(self, i: int, gradient: Tensor) -> None:
-        """Take the gradient of one parameter in this step, complex or as a real tensor.
-
-        Raises:
-            ConfigError: it is sparse.
-        """
+        """Take the gradient of one parameter in this step, complex or as a real tensor; ConfigError if it is sparse."""
         if gradient.layout != torch.strided:
             raise ConfigError(
                 f"gradients must be dense tensors, got a sparse one of {self.specs[i].name}; pass sparse=False to the "
@@ -94,11 +85,7 @@ class OwnParameters(Replicas):
 
     @torch.no_grad()
     def collect(self, give: bool = False) -> None:
-        """Store all gradients of the step in `gradients_W`, zeros for parameters without a gradient.
-
-        Args:
-            give: whether to set these zeros as gradients of the parameters, too.
-        """
+        """Store the gradients of the step in `gradients_W`: zeros for parameters without one, set as theirs if `give`."""
         for i, param in enumerate(self.params):
             if i not in self._taken:
                 gradient = torch.zeros_like(param) if param.grad is None else param.grad

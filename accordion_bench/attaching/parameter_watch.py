@@ -24,12 +24,7 @@ ATTACH_AGAIN = "call comm.detach() and ab.attach again"
 
 
 class ParameterWatch:
-    """Detects changes to the parameters of an attached model by anything but its optimizers.
-
-    Args:
-        model: the trained module.
-        named: names and parameters that are exchanged.
-        optimizers: optimizers that may step them.
+    """Detects changes to the exchanged parameters of an attached model by anything but its optimizers.
 
     Attributes:
         pending: whether gradients have arrived since the last step of these optimizers.
@@ -84,11 +79,7 @@ class ParameterWatch:
     # ---- checks
 
     def refuse_replaced(self) -> None:
-        """Check that the parameters are the same objects as at the start.
-
-        Raises:
-            ConfigError: the model or the optimizers have other parameters.
-        """
+        """Raise ConfigError if the model or the optimizers have other parameters than at the start."""
         held = self._count_held()
         if held != self._held:
             got = f"{held} in the optimizer, {self._held} before"

@@ -16,12 +16,7 @@ from accordion_bench.plan import plan_record
 
 
 def metrics_row(attachment: Attachment, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns of metrics.jsonl for this process, and a description of the training.
-
-    Args:
-        attachment: the attachment.
-        own: columns of the user, e.g. accuracy, loss.
-    """
+    """Return the columns of metrics.jsonl for this process with the user's `own`, and a description of the training."""
     comm, position = attachment.comm, attachment.position
     return {
         "epoch": max(position.epoch - 1, 0) if position.step_in_epoch == 0 else position.epoch,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from accordion_bench.attaching.agreement import checksum, first_difference
 from accordion_bench.attaching.attachment import Attachment
+from accordion_bench.attaching.chosen_options import recorded
 from accordion_bench.comm.ledger import of_workers
 from accordion_bench.comm.membership import SampleAssignment
 from accordion_bench.comm.on_device import copy_on_cpu
@@ -16,15 +17,12 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.sync.scheme import SyncState, renamed
 
 State = dict[str, Any]
+FORMAT = 1
+log = logging.getLogger("accordion_bench")
 
 
 def redistributed_state(attachment: Attachment, owns: Sequence[State]) -> State:
-    """Return this worker's state for another number of workers: the mean of all residuals, which preserves their mean.
-
-    Args:
-        attachment: attachment of this worker.
-        owns: states of the previous workers, in their order.
-    """
+    """Return this worker's state from those of another number of workers, in their order: the mean of all residuals."""
     comm, first = attachment.comm, owns[0]
     exchanges = {place.name: place.exchange for place in attachment.sync.exchanges()}
     kept = {}
@@ -53,10 +51,6 @@ def mean_of(values: Sequence[Any]) -> Any:
     return first
 
 
-log = logging.getLogger("accordion_bench")
-FORMAT = 1
-
-
 def state_of(attachment: Attachment) -> State:
     """Return the state: tensors on the CPU, numbers, strings and containers; residuals and factors by parameter name.
 
@@ -79,7 +73,8 @@ def state_of(attachment: Attachment) -> State:
         "weights": checksum(attachment.axis.params),
         "shared": shared_of(attachment),
         "own": {
-            **_merged([sync.worker_state(0), runner.worker_state(0)]),
+            **sync.worker_state(0),
+            **runner.worker_state(0),
             "loss_sum": copy_on_cpu(attachment.loss_sum),
             "losses": attachment.step.losses,
             "views": dict(comm.ledger.views),
@@ -92,16 +87,14 @@ def shared_of(attachment: Attachment) -> State:
     comm, axis, deal = attachment.comm, attachment.axis, attachment.deal
     shared: list[Any] = [SyncState(attachment.sync, comm), attachment.position, attachment.policy_runner, comm.ledger]
     shared += [attachment.clock, *([axis] if axis.replicas else []), *([] if deal is None else [deal])]
-    return _merged([owner.state_dict() for owner in shared])
+    return {key: value for owner in shared for key, value in owner.state_dict().items()}
 
 
 def put_state(attachment: Attachment, state: State | Sequence[State]) -> None:
     """Restore a state from `state_of`, before the first step and after loading model and optimizer.
 
-    Args:
-        attachment: new attachment with the same options.
-        state: state of this rank, or of all ranks in order. If the number of workers has changed, rank 0's state drops
-            residuals; with all states each worker gets their mean.
+    `state` is that of this rank, or a list of all ranks' in order. If the number of workers has changed, rank 0's state
+    drops residuals; with all states each worker gets their mean.
 
     Raises:
         ConfigError: the state belongs to another attachment.
@@ -203,14 +196,8 @@ def _put_own(attachment: Attachment, own: State) -> None:
 def _options(attachment: Attachment) -> State:
     chosen = attachment.setting.chosen
     return {
-        "compressor": {"name": chosen.compressor_name, **chosen.compressor},
-        "adaptive": {name: dict(node) for name, node in chosen.adaptive.items()},
-        "sync": {"name": chosen.sync_name, **chosen.sync},
+        **recorded(chosen),
         "optimizer": chosen.optimizer,
         "seed": attachment.setting.step.seed,
         "parameters": {spec.name: list(spec.shape) for spec in attachment.axis.specs},
     }
-
-
-def _merged(states: Sequence[State]) -> State:
-    return {key: value for state in states for key, value in state.items()}

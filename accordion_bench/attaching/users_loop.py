@@ -25,8 +25,7 @@ class LoopPosition(Position):
         plan: current plan.
         rate: returns the current learning rate of the first tensor.
         schedule: function from the time in epochs to the learning rate; None = only the current one is known.
-        epochs: number of epochs of the training; None = unknown.
-        steps: optimizer steps per epoch; None = unknown.
+        epochs, steps: number of epochs, and of optimizer steps per epoch; None = unknown.
 
     Attributes:
         next_lr: learning rate at the start of the next epoch, while an epoch ends.
@@ -71,12 +70,7 @@ class LoopPosition(Position):
 
 
 def options_without_effect(chosen: MethodOptions, methods: Methods) -> list[str]:
-    """Return a sentence for each option that differs from its default and has no effect.
-
-    Args:
-        chosen: names and options.
-        methods: methods built from them.
-    """
+    """Return a sentence for each option that differs from its default and has no effect in the methods built of it."""
     context = RunContext(
         epochs=methods.run.epochs,
         workers=methods.run.workers,
@@ -85,15 +79,9 @@ def options_without_effect(chosen: MethodOptions, methods: Methods) -> list[str]
         steered_by=tuple(name for name, policy in methods.policies.items() if policy.drives == "level"),
         weight_decay=chosen.optimizer.get("weight_decay", 0.0),
     )
-    return list(
-        dict.fromkeys(told for group, name, node in _nodes(chosen) for told in _idle(group, name, node, context))
-    )
-
-
-def _nodes(chosen: MethodOptions) -> Iterator[tuple[str, str, Config]]:
-    yield "compressor", chosen.compressor_name, chosen.compressor
-    yield "sync", chosen.sync_name, chosen.sync
-    yield from (("adaptive", name, node) for name, node in chosen.adaptive.items())
+    nodes = [("compressor", chosen.compressor_name, chosen.compressor), ("sync", chosen.sync_name, chosen.sync)]
+    nodes += [("adaptive", name, node) for name, node in chosen.adaptive.items()]
+    return list(dict.fromkeys(told for choice in nodes for told in _idle(*choice, context)))
 
 
 def _idle(group: str, name: str, node: Config, context: RunContext) -> Iterator[str]:
@@ -111,14 +99,7 @@ LONG = 10_000  # steps of an epoch after which a warning is issued that it never
 
 
 class Reminders:
-    """Warnings about loops that misuse an attachment; the leader prints them.
-
-    Args:
-        methods: methods of the attachment.
-        compressor_name: name of their compressor.
-        position: current position of the loop.
-        leader: whether this process prints.
-    """
+    """Warnings about loops that misuse an attachment; the leader prints them."""
 
     def __init__(self, methods: Methods, compressor_name: str, position: LoopPosition, leader: bool) -> None:
         self.compressor_name, self.position, self.leader = compressor_name, position, leader

@@ -15,20 +15,13 @@ from accordion_bench.options.instantiate import Config
 from accordion_bench.position import Rate
 
 MOVED = ("momentum", "nesterov", "weight_decay")  # options that a compressor may apply instead of the optimizer
-UNREAD = {
-    "dampening": 0,
-    "maximize": False,
-    "amsgrad": False,
-}  # options that no compressor applies, with the values that have no effect
+# options that no compressor applies, with the values that have no effect
+UNREAD = {"dampening": 0, "maximize": False, "amsgrad": False}
 READ = ("betas", "eps")  # other options that a compressor may need
 
 
 class Together:
-    """Several optimizers of one model, with disjoint parameters, as one object.
-
-    Args:
-        optimizers: such as Muon for matrices and AdamW for the rest.
-    """
+    """Several optimizers of one model, with disjoint parameters, as one: Muon for matrices, AdamW for the rest."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.optimizers = list(optimizers)
@@ -79,9 +72,7 @@ class UsersOptimizer:
         self.all = one_by_one(optimizer)
         numbered = enumerate(optimizer.param_groups)
         group_of = {id(param): number for number, group in numbered for param in group["params"]}
-        self._groups = [
-            group_of[id(param)] for param in axis.params
-        ]  # by number, because load_state_dict creates new groups
+        self._groups = [group_of[id(param)] for param in axis.params]  # load_state_dict creates new groups
 
     def fork(self) -> None:
         """Use the same optimizer for the replica."""
@@ -94,11 +85,7 @@ class UsersOptimizer:
 
 
 def stepping_optimizer(optimizer: Any) -> Any:
-    """Return the innermost optimizer of wrappers with an attribute `optimizer`, such as Accelerate's and Lightning's.
-
-    Args:
-        optimizer: an optimizer or a list of optimizers.
-    """
+    """Return the innermost optimizer of wrappers with an attribute `optimizer`, as Accelerate's and Lightning's."""
     if isinstance(optimizer, list | tuple) and all(isinstance(own, torch.optim.Optimizer) for own in optimizer):
         each = [stepping_optimizer(own) for own in optimizer]
         return each[0] if len(each) == 1 else Together(each) if each else optimizer
@@ -136,12 +123,17 @@ def refuse_parameters(named: Sequence[tuple[str, nn.Parameter]], optimizer: Step
 
 def options_of(optimizer: Stepping) -> Config:
     """Return the options of an optimizer as in a configuration."""
-    kind = " and ".join(dict.fromkeys(map(_kind, one_by_one(optimizer))))
+
+    def kind_of_one(own: torch.optim.Optimizer) -> str:
+        known = {"torch.optim.SGD": torch.optim.SGD, "torch.optim.AdamW": torch.optim.AdamW}
+        path = f"{type(own).__module__}.{type(own).__qualname__}"
+        return next((name for name, cls in known.items() if isinstance(own, cls)), path)
+
+    kind = " and ".join(dict.fromkeys(map(kind_of_one, one_by_one(optimizer))))
     first, *others = optimizer.param_groups
     found: Config = {key: first[key] for key in (*MOVED, *READ) if key in first}
-    alike = [
-        key for key in found if key != "weight_decay" or "betas" not in found
-    ]  # decay of AdamW is not in the gradient
+    # the decay of AdamW is not in the gradient
+    alike = [key for key in found if key != "weight_decay" or "betas" not in found]
     differ = next((key for key in alike if any(group.get(key) != first[key] for group in others)), None)
     return {"_target_": kind, **found, **({"differs": differ} if differ else {})}
 
@@ -192,9 +184,3 @@ def give_back(optimizer: Stepping, taken: Config) -> None:
 def kind_of(optimizer: Stepping) -> str:
     """Return the class name, or several joined by `+`."""
     return "+".join(type(own).__name__ for own in one_by_one(optimizer))
-
-
-def _kind(optimizer: torch.optim.Optimizer) -> str:
-    known = {"torch.optim.SGD": torch.optim.SGD, "torch.optim.AdamW": torch.optim.AdamW}
-    path = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-    return next((name for name, cls in known.items() if isinstance(optimizer, cls)), path)

@@ -114,8 +114,7 @@ class Regions:
 
     Args:
         axis: `bandwidth` (bit/s of the outer link) or `workers`.
-        at: values on the axis.
-        here: value of the given cluster.
+        at, here: values on the axis, and that of the given cluster.
         steps: seconds per step by method, one for each value in `at`.
     """
 
@@ -192,9 +191,7 @@ MOST_WORKERS = 4096
 def factors(name: str, measured: Sequence[float]) -> list[float]:
     """Return `DRAWS` bootstrap medians of the measurements, relative to their median (Efron 1979).
 
-    Args:
-        name: key of the random draws.
-        measured: seconds. With fewer than two the spread is unknown, and all factors are 1.
+    The draws are keyed by `name`. With fewer than two measurements the spread is unknown, and all factors are 1.
     """
     if len(measured) < 2 or not statistics.median(measured):
         return [1.0] * DRAWS
@@ -227,9 +224,7 @@ def advise(
     The caller adds the verdict, the link's options and the methods that were left out.
 
     Args:
-        times: step of one worker alone.
-        costs: costs of the methods, including dense fp32 and bf16.
-        cluster: links, workers, cores.
+        times, costs, cluster: as for `step`; the costs include dense fp32 and bf16.
         link_error: relative error of the fitted link; 0 = exact.
         pays: limit for other devices; None = compute it for these.
 
@@ -273,13 +268,7 @@ def reference(costs: Sequence[MethodCost], overrides: tuple[str, ...]) -> Method
 
 
 class DrawnMeasurements:
-    """`DRAWS` bootstrap resamples of step times, codec times and bandwidth, for confidence intervals.
-
-    Args:
-        times: step of one worker alone.
-        cluster: links, workers, cores.
-        link_error: relative error of the fitted link.
-    """
+    """`DRAWS` bootstrap resamples of step times, codec times and bandwidth, for confidence intervals."""
 
     def __init__(self, times: StepTimes, cluster: Cluster, link_error: float) -> None:
         self.computing = factors("step", times.steps)
@@ -290,10 +279,8 @@ class DrawnMeasurements:
     def steps(self, cost: MethodCost) -> list[Step]:
         """Return the predicted step for each draw. Draws of step times and bandwidth are the same for all methods."""
         codecs = factors(cost.name, cost.repetitions)
-        return [
-            step(self.times[i], cost.scaled(codecs[i]) if codecs[i] != 1 else cost, self.clusters[i])
-            for i in range(DRAWS)
-        ]
+        costs = [cost.scaled(codec) if codec != 1 else cost for codec in codecs]
+        return list(map(step, self.times, costs, self.clusters))
 
 
 def row(
@@ -304,12 +291,10 @@ def row(
     baselines: tuple[MethodCost, MethodCost],
     steps_of_baselines: Sequence[Sequence[Step]],
 ) -> AdviceRow:
-    """Return the row of one method.
+    """Return the row of one method, with its period if it is local.
 
     Args:
-        times: step of one worker alone.
-        cost: cost of the method; for a local method, with its period.
-        cluster: links, workers, cores.
+        times, cost, cluster: as for `step`.
         drawn: resampled measurements.
         baselines: dense fp32 and bf16.
         steps_of_baselines: predicted steps of the baselines for the same draws.
@@ -321,7 +306,9 @@ def row(
         return interval(step(times, baseline, cluster).seconds / taken.seconds, ratios)
 
     over_fp32, over_bf16 = map(faster, baselines, steps_of_baselines)
-    break_evens = [0.0 if cost is baseline else break_even(times, cost, baseline, cluster) for baseline in baselines]
+    below_fp32, below_bf16 = (
+        0.0 if cost is baseline else break_even(times, cost, baseline, cluster) for baseline in baselines
+    )
     return AdviceRow(
         method=cost.name,
         overrides=cost.overrides,
@@ -332,8 +319,8 @@ def row(
         payload_bytes=cost.payload(cluster.workers) / cost.period,
         wire_bytes=cost.wire(cluster.workers) / cost.period,
         memory_bytes=cost.state,
-        break_even_fp32=break_evens[0],
-        break_even_bf16=break_evens[1],
+        break_even_fp32=below_fp32,
+        break_even_bf16=below_bf16,
         period=cost.period,
         local=cost.local,
         every_local_step=cost.every_local_step,

@@ -1,7 +1,4 @@
-"""`ab.advice`: predict whether compression or local steps speed up the training of a given model on a cluster.
-
-The prediction uses step times and method costs that are measured on this machine or estimated for another GPU.
-"""
+"""`ab.advice`: predict whether compression or local steps speed up the training of a given model on a cluster."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +18,7 @@ from accordion_bench.advising.arms import (
 )
 from accordion_bench.advising.cluster import Cluster, cluster_like_here, link_named
 from accordion_bench.advising.counted_step import CountedStep, costs_on, counted_step, relative_copy_time, step_on
-from accordion_bench.advising.gpus import (
-    HALF,
-    AskedDevice,
-    Gpu,
-    asked_device,
-    codecs_told,
-    measured_gpu,
-    operation_seconds,
-)
+from accordion_bench.advising.gpus import HALF, AskedDevice, Gpu, asked_device, measured_gpu, operation_seconds
 from accordion_bench.advising.predict import MethodCost, pays_below
 from accordion_bench.advising.rehearsal import Beside, optimizer_of
 from accordion_bench.advising.step_times import Loss, MakeOptimizer, StepTimes, measured_step, trained_module
@@ -142,11 +131,10 @@ READY = "gradients are assumed to be ready as their products are computed; comm.
 
 @dataclass(frozen=True)
 class Basis:
-    """Inputs of the prediction.
+    """Inputs of the prediction, measured on this machine or estimated for another GPU.
 
     Args:
-        times: step of one worker alone.
-        costs: costs of the methods.
+        times, costs: step of one worker alone, and costs of the methods.
         left_out: reason by method for the methods without costs.
         doubts: reasons why these times may differ from the cluster's, one clause each.
         on_gpus: the same inputs for GPUs of unknown step time; None = not computed.
@@ -195,13 +183,7 @@ class TimedMethods:
 
 
 def here(times: StepTimes, methods: TimedMethods, counted: CountedStep | None = None) -> Basis:
-    """Time the methods on this machine.
-
-    Args:
-        times: step on such a machine.
-        methods: methods to time.
-        counted: counted operations of the step, for an additional estimate on GPUs; None = no such estimate.
-    """
+    """Time the methods on this machine; counted operations of the step give an additional estimate on GPUs."""
     costs, left_out = methods.measured(times.specs, methods.seconds)
     on_gpus = None
     if counted is not None:
@@ -216,11 +198,7 @@ def on_gpu(
 ) -> Basis:
     """Estimate the methods on a GPU that is not available. Messages are made here; codec times are estimated.
 
-    Args:
-        gpu: entry of the table.
-        times_of: function from the seconds of the optimizer's step to the step times.
-        specs: the trained tensors.
-        methods: methods to estimate.
+    `times_of` returns the step times for the seconds of the optimizer's step.
     """
     costs, left_out = methods.measured(specs, 0.0)
     theirs, more, longer = methods.on(gpu, costs, specs)
@@ -242,11 +220,8 @@ def asked_for(
     """Return the inputs of the prediction for a named GPU or a given step time.
 
     Args:
-        asked: the GPU or the step time.
-        counted: counted operations of the step.
+        asked, counted, precision, deterministic: as for `step_on`.
         methods: methods to time or estimate.
-        precision: precision of the forward pass; null = float32.
-        deterministic: whether TF32 is disabled.
         at_hand: whether a given step time is that of this device, on which the methods are then timed.
     """
     at_hand = at_hand and asked.gpu is None
@@ -276,7 +251,8 @@ def advised(
     """
     pays, theirs = None, found.on_gpus
     if theirs is not None:
-        pays = Pays(pays_below(theirs.times, theirs.costs, cluster_of("cuda")), codecs_told())
+        limit = pays_below(theirs.times, theirs.costs, cluster_of("cuda"))
+        pays = Pays(limit, f"GPUs with codecs as on an {measured_gpu().name}")
     table = advise(found.times, found.costs, cluster_of(found.times.device), link_error, pays)
     doubts = (*table.doubts, *found.doubts)
     return replace(table, network=dict(network), doubts=doubts, left_out=dict(found.left_out))

@@ -92,14 +92,10 @@ def _integer(key: str, value: str, at_least: int) -> int:
 
 
 def link_of(path: Path | None, overrides: Sequence[str]) -> MeasuredLink | None:
-    """Read the file of a probed link.
-
-    Args:
-        path: path of the file; None = no probe.
-        overrides: command-line overrides.
+    """Read the file of a probed link; None = no probe.
 
     Raises:
-        ConfigError: the file contains no link, or `network=` is given as well.
+        ConfigError: the file contains no link, or `network=` is among the overrides as well.
     """
     if path is None:
         return None
@@ -114,9 +110,7 @@ def link_of(path: Path | None, overrides: Sequence[str]) -> MeasuredLink | None:
 def words_of(link: MeasuredLink | None, workers_each: int) -> list[str]:
     """Return overrides that set the modelled link to the measured one. The user's overrides follow and take precedence.
 
-    Args:
-        link: probed link; None = no probe.
-        workers_each: workers per machine.
+    `workers_each` is the number of workers per machine.
     """
     if link is None:
         return []
@@ -125,22 +119,14 @@ def words_of(link: MeasuredLink | None, workers_each: int) -> list[str]:
 
 
 def error_of(link: MeasuredLink | None, workers_each: int) -> float:
-    """Return the mean relative error of the lines fitted to a probe; 0 without a probe.
-
-    Args:
-        link: probed link; None = no probe.
-        workers_each: workers per machine.
-    """
+    """Return the mean relative error of the lines fitted to a probe; 0 without a probe."""
     return 0.0 if link is None else mean(cost.error for cost in costs_between(link, workers_each).values())
 
 
 def with_algorithm(network: Mapping[str, Any], typed: Sequence[str], backend: str) -> dict[str, Any]:
-    """Return the link's options with the backend's algorithm, unless `network.algorithm` is overridden.
+    """Return the link's options with the backend's algorithm, unless an override sets `network.algorithm`.
 
-    Args:
-        network: options of the link. With several workers per machine, the algorithm is `cheapest`.
-        typed: command-line overrides.
-        backend: `nccl`, with the algorithm `cheapest`, or `gloo`, with `ring`.
+    It is `cheapest` with `nccl` or several workers per machine, otherwise `ring`.
     """
     if any(word.lstrip("+").startswith("network.algorithm=") for word in typed):
         return dict(network)
@@ -151,11 +137,7 @@ def with_algorithm(network: Mapping[str, Any], typed: Sequence[str], backend: st
 def link_named(
     network: str | Mapping[str, Any] | Network, workers_per_machine: int, inside: str | None
 ) -> tuple[Network, dict[str, Any]]:
-    """Return the links, and their options for the advice.
-
-    Raises:
-        ConfigError: the name or an option of the link is unknown.
-    """
+    """Return the links, and their options for the advice; ConfigError if the name or an option is unknown."""
     if isinstance(network, Network):
         told = {key: getattr(network, key) for key in ("bandwidth", "latency", "workers_per_machine")}
         return network, told
@@ -199,12 +181,6 @@ def cluster_like_here(network: Network, workers: int, device: str, threads: int)
 
     All compute threads of a worker count as one. On a GPU codecs slow computation down, because the kernels of the
     backward pass fill the device; communication does not.
-
-    Args:
-        network: links, with the number of workers per machine.
-        workers: A.
-        device: device type of the steps.
-        threads: compute threads per worker when the step was timed.
     """
     if device != "cpu":
         return Cluster(network.without_cpu(), workers, 1.0)

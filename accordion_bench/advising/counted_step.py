@@ -84,25 +84,14 @@ class CountedStep:
     batch_size: int
 
     def lasting(self, seconds: float, update: float, device: str, on: str) -> StepTimes:
-        """Return step times for a given duration of the passes; gradients are ready in proportion to computed products.
+        """Return step times for given seconds of the passes and of the optimizer's step, on a device with this name.
 
-        Args:
-            seconds: duration of the forward and backward pass.
-            update: duration of the optimizer's step.
-            device: `cpu` or `cuda`.
-            on: name of the device, for messages.
+        Gradients are ready in proportion to computed products.
         """
         return self._times([self._share(one) for one in self.ready], seconds, update, device, on)
 
     def on_gpu(self, gpu: Gpu, precision: str | None, deterministic: bool, update: float) -> StepTimes:
-        """Return the estimated step times on a GPU.
-
-        Args:
-            gpu: entry of the table.
-            precision: precision of the forward pass; null = float32.
-            deterministic: whether TF32 is disabled.
-            update: seconds of the optimizer's step.
-        """
+        """Return the estimated step times on a GPU; arguments as for `step_on`."""
         products, host = self.whole.seconds(gpu, precision, deterministic)
         by_host = [one.started / self.whole.started for one in self.ready]
         shares = by_host if host > products else [self._share(one) for one in self.ready]
@@ -137,10 +126,7 @@ def counted_step(
     model computes the step once on the model's device.
 
     Args:
-        model: the model; for DistributedDataParallel, the wrapped module is used.
-        batch: input of `loss`.
-        loss: forward pass and loss.
-        batch_size: samples of the batch, for messages; 0 = unknown.
+        model, batch, loss, batch_size: as for `measured_step`.
         name: name of the model; "" = the name of its class.
         computed: whether to compute the step without trying the meta device first. This is faster after a timed step,
             because for the meta device torch imports its compiler.
@@ -225,17 +211,13 @@ def decomposed() -> Iterator[None]:
 def costs_on(
     gpu: Gpu, costs: Sequence[MethodCost], arms: Sequence[AdvisedArm], specs: Sequence[TensorSpec], longer: float
 ) -> tuple[list[MethodCost], dict[str, str]]:
-    """Estimate the costs of methods on a GPU.
+    """Return (costs of the arms on a GPU, the reason by name for each that cannot be estimated).
 
     Args:
         gpu: entry of the table.
         costs: costs measured on this machine.
-        arms: methods of these costs.
-        specs: the trained tensors.
+        arms, specs: methods of these costs, and the trained tensors.
         longer: duration of memory-bound work there relative to here, see `relative_copy_time`.
-
-    Returns:
-        (the costs, the reason by name for each method that cannot be estimated).
     """
     compressors = {arm.name: _compressor(arm) for arm in arms}
     feedback = {arm.name: bool(arm.chosen.compressor.get("error_feedback")) for arm in arms}
@@ -267,12 +249,7 @@ def relative_copy_time(gpu: Gpu, tensors: Sequence[Tensor]) -> float:
 def _timed(
     cost: MethodCost, codec: CodecTime, gpu: Gpu, specs: Sequence[TensorSpec], moved: float, longer: float
 ) -> MethodCost:
-    """Scale each bucket to the codec's time for its tensors; encode and decode keep their measured ratio.
-
-    Args:
-        moved: seconds per element in addition to the codec.
-        longer: factor of the work outside the exchange.
-    """
+    """Scale each bucket to the codec's time, plus `moved` seconds per element; its parts keep their ratio."""
 
     def timed(bucket: BucketCost) -> BucketCost:
         numbers = sum(specs[i].numel for i in bucket.members)

@@ -13,8 +13,8 @@ Source: Thakur et al. 2005; Rényi 1953 (the largest of A exponential delays).
 """
 
 import heapq
-import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -34,12 +34,7 @@ MOST_DOWN = 3.0  # mean number of links down at a time: an exchange of all worke
 
 
 class Outage(NamedTuple):
-    """Outage of a link.
-
-    worker: worker whose link is down.
-    at: start in seconds after the start of the run.
-    seconds: duration.
-    """
+    """Outage of a worker's link, `at` seconds after the start of the run."""
 
     worker: int
     at: float
@@ -86,11 +81,7 @@ class Disturbances:
             raise ValueRefused("outage_seconds", "above 0 where outages_per_hour is", self.outage_seconds, 30.0)
 
     def check(self, workers: int, per_machine: int) -> None:
-        """Check the disturbances against the number of workers.
-
-        Args:
-            workers: A.
-            per_machine: G, the number of workers that share a link.
+        """Check the disturbances against the number of workers, `per_machine` of which share a link.
 
         Raises:
             ValueRefused: a worker or a link does not exist, or outages are so frequent that exchanges hardly ever end.
@@ -110,11 +101,8 @@ class Disturbances:
             raise ValueRefused("outages_per_hour", rule, self.outages_per_hour, float(f"{most / 10:.1g}"))
 
     def _named(self) -> dict[str, Iterable[int]]:
-        return {
-            "slow": self.slow,
-            "slow_links": self.slow_links,
-            "outages": [outage.worker for outage in self.outages],
-        }
+        workers = [outage.worker for outage in self.outages]
+        return {"slow": self.slow, "slow_links": self.slow_links, "outages": workers}
 
 
 Array = NDArray[np.float64]  # one number per worker, unless stated otherwise
@@ -126,13 +114,9 @@ def generator(*parts: object) -> np.random.Generator:
 
 
 class RandomSteps:
-    """Random duration of each worker's step, relative to the median step.
+    """Random duration of each worker's step, relative to the median of the measured steps.
 
-    Args:
-        times: measured steps; their median corresponds to 1.
-        disturbances: `spread` and `slow`.
-        workers: A. The draws of a worker do not depend on A.
-        seed: random seed.
+    The draws of a worker do not depend on the number of workers.
 
     Attributes:
         slow: constant factor [A] of each worker.
@@ -168,11 +152,7 @@ Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]  # workers, and the partner 
 class UnsteadyLinks:
     """Links of a run with their state over time: tokens and outages. Collectives run one after another.
 
-    Args:
-        network: undisturbed links.
-        disturbances: `slow_links` and outages; a worker's link is that of its machine.
-        workers: A.
-        seed: random seed.
+    A worker's link is that of its machine.
     """
 
     def __init__(self, network: Network, disturbances: Disturbances, workers: int, seed: int) -> None:
@@ -183,10 +163,10 @@ class UnsteadyLinks:
         self._tokens = np.full(workers, network.burst)
         self._idle_since = np.zeros(workers)
         self._made = 0  # collectives
-        known = sorted(disturbances.outages, key=_at)
+        at = operator.attrgetter("at")
         machines = -(-workers // network.workers_per_machine)
         random = _random(disturbances, machines, network.workers_per_machine, seed)
-        self._coming = heapq.merge(known, random, key=_at)
+        self._coming = heapq.merge(sorted(disturbances.outages, key=at), random, key=at)
         self._outages: list[Outage] = []  # drawn so far, without those that have ended
 
     def _machine(self, worker: int) -> slice:
@@ -210,13 +190,9 @@ class UnsteadyLinks:
         return float(end)
 
     def meetings(self, stage: Stage, begin: Array, pairs: Pairs, earliest: float) -> Array:
-        """Return the times at which pairs of workers, each with its own start time, end their exchange of a bucket.
+        """Return the times at which pairs of workers, which start at `begin`, end their exchange of a bucket.
 
-        Args:
-            stage: the bucket.
-            begin: start time of each pair.
-            pairs: workers and their partners.
-            earliest: lower bound of the start time of all later collectives.
+        `earliest` is a lower bound of the start time of all later collectives.
         """
         one, other = pairs
         rate, workers = np.minimum(self.bandwidth[one], self.bandwidth[other]), len(self.bandwidth)
@@ -271,10 +247,7 @@ class UnsteadyLinks:
     def _with_outages(self, begin: Array, seconds: Array, touches: Callable[[slice], Any]) -> Array:
         """Return the end times of exchanges, outages included.
 
-        Args:
-            begin: start time of each exchange.
-            seconds: duration of each exchange without outages.
-            touches: whether workers of a machine take part, as one value or one per exchange.
+        `touches` returns whether workers of a machine take part, as one value or one per exchange.
         """
         now, left = begin.copy(), seconds.copy()
         for outage in self._in_order():
@@ -288,17 +261,10 @@ class UnsteadyLinks:
 
     def _in_order(self) -> Iterator[Outage]:
         """Yield outages in the order of their start; random outages are drawn on demand."""
-        for number in itertools.count():
-            if number == len(self._outages):
-                following = next(self._coming, None)
-                if following is None:
-                    return
-                self._outages.append(following)
-            yield self._outages[number]
-
-
-def _at(outage: Outage) -> float:
-    return outage.at
+        yield from self._outages
+        for outage in self._coming:
+            self._outages.append(outage)
+            yield outage
 
 
 def _in(machine: slice, pairs: Pairs) -> Workers:

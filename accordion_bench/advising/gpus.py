@@ -42,11 +42,9 @@ class Gpu:
     source: str
 
     def rates(self, precision: str | None, deterministic: bool = False) -> tuple[float, float]:
-        """Return (rate of convolutions, rate of other products) in operations/s; torch uses TF32 only for convolutions.
+        """Return (rate of convolutions, rate of other products) in operations/s; arguments as for `step_on`.
 
-        Args:
-            precision: precision of the forward pass; null = float32.
-            deterministic: whether TF32 is disabled.
+        torch uses TF32 only for convolutions, and not if `deterministic`.
         """
         if precision in HALF:
             return self.half, self.half
@@ -80,11 +78,7 @@ class CodecTime(NamedTuple):
 
 
 def named(key: str) -> Gpu:
-    """Return the GPU with this key, in either case.
-
-    Raises:
-        ValueRefused: the key is unknown.
-    """
+    """Return the GPU with this key, in either case; ValueRefused if it is unknown."""
     return gpus()[checks.choice("gpu", str(key).lower(), list(gpus()))]
 
 
@@ -139,15 +133,10 @@ TOLD = {  # help text by option
 
 @dataclass(frozen=True)
 class AskedDevice:
-    """Requested target device other than the available one; false if there is none.
-
-    Args:
-        gpu: named GPU of the table; None = none.
-        compute: given seconds of a forward and backward pass; None = none.
-    """
+    """Requested target device other than the available one; false if there is none."""
 
     gpu: Gpu | None = None
-    compute: float | None = None
+    compute: float | None = None  # seconds of a forward and backward pass
 
     def __bool__(self) -> bool:
         return self.gpu is not None or self.compute is not None
@@ -159,25 +148,14 @@ class AskedDevice:
 
 
 def asked_device(gpu: str | None = None, compute_ms: float | str | None = None) -> AskedDevice:
-    """Return the requested target device.
-
-    Args:
-        gpu: key of the table; None = none.
-        compute_ms: milliseconds of a forward and backward pass; None = none.
+    """Return the requested target device: a key of the table, or the milliseconds of a forward and backward pass.
 
     Raises:
         ConfigError: the GPU is unknown, the time is not a positive number, or both arguments are given.
-
-    Example:
-        asked_device(gpu="h100")
     """
     if gpu is not None and compute_ms is not None:
         told = f"{compute_ms:g}" if isinstance(compute_ms, int | float) else compute_ms
-        raise ConfigError(
-            f"{GPU} must stand without {COMPUTE}, got {gpu} and {told}",
-            {GPU: gpu},
-            {COMPUTE: told},
-        )
+        raise ConfigError(f"{GPU} must stand without {COMPUTE}, got {gpu} and {told}", {GPU: gpu}, {COMPUTE: told})
     if compute_ms is not None:
         return AskedDevice(compute=checks.number(COMPUTE, compute_ms, above=0, instead=12) / 1000)
     return AskedDevice(None if gpu is None else named(gpu))
@@ -199,8 +177,3 @@ def _number(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
-
-
-def codecs_told() -> str:
-    """Return the words for the GPUs that a prediction without a named GPU applies to."""
-    return f"GPUs with codecs as on an {measured_gpu().name}"

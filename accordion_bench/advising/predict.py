@@ -1,11 +1,10 @@
 """Predict the step time of a method on a cluster from the costs of its exchange, and compute break-even points.
 
-Costs are valid for any number of workers. Break-even points are the bandwidth below which a method is faster than a
-baseline, and the step time below which compression saves time.
+Costs are valid for any number of workers.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -141,16 +140,9 @@ class MethodCost:
         return self.buckets if workers < self.crowded_from else self.crowded
 
     def stages(self, ready: Sequence[float], workers: int) -> list[Stage]:
-        """Return all buckets as input of the modelled clock; each is ready with its last tensor.
-
-        Args:
-            ready: seconds until each tensor is ready.
-            workers: A.
-        """
-        return [
-            bucket.stage(max((ready[i] for i in bucket.members), default=0.0), workers)
-            for bucket in self.among(workers)
-        ]
+        """Return all buckets as input of the modelled clock, given the seconds until each tensor is ready."""
+        buckets = self.among(workers)
+        return [bucket.stage(max((ready[i] for i in bucket.members), default=0.0), workers) for bucket in buckets]
 
     def exchanges(self, stages: Sequence[Stage]) -> list[list[Stage]]:
         """Group all buckets by the exchange of a period that sends them."""
@@ -261,17 +253,10 @@ def shortest_period(times: StepTimes, cost: MethodCost, cluster: Cluster) -> Met
 
 
 def break_even(times: StepTimes, cost: MethodCost, baseline: MethodCost, cluster: Cluster) -> float:
-    """Return the bandwidth between machines below which a method is faster than the baseline, all else being equal.
+    """Return the bandwidth in bit/s between machines below which a method is faster than the baseline.
 
-    Args:
-        times: step of one worker alone.
-        cost: cost of the method.
-        baseline: cost of the baseline.
-        cluster: workers, latencies and cores.
-
-    Returns:
-        bit/s; 0 = the method is faster at no bandwidth, infinity = at all, NaN = only at some high bandwidths; on slow
-        links, where bytes decide, it is slower.
+    All else is equal. 0 = the method is faster at no bandwidth, infinity = at all, NaN = only at some high bandwidths;
+    on slow links, where bytes decide, it is slower.
     """
 
     def gains(bandwidth: float) -> bool:
@@ -287,38 +272,24 @@ def break_even(times: StepTimes, cost: MethodCost, baseline: MethodCost, cluster
     if not faster[0]:
         return math.nan if any(faster) else 0.0
     first = faster.index(False)
-    low, high = grid[first - 1], grid[first]
-    while high / low > 1.001:
-        middle = math.sqrt(high * low)
-        low, high = (middle, high) if gains(middle) else (low, middle)
-    return float(low)
+    return _last(gains, grid[first - 1], grid[first], 1.001)
 
 
 def pays_below(times: StepTimes, costs: Sequence[MethodCost], cluster: Cluster) -> float:
-    """Return the duration of the passes below which some method is faster than dense fp32 and bf16 by over 2 %.
+    """Return the seconds of the passes below which some method is faster than dense fp32 and bf16 by over 2 %.
 
-    Local methods are excluded, because they change the algorithm. Optimizer, codecs and links do not change.
-
-    Args:
-        times: step of one worker alone; gradients are ready at the same fractions of the passes.
-        costs: costs of the methods.
-        cluster: workers, links and cores.
-
-    Returns:
-        seconds; 0 = no method is faster at any duration, infinity = some method is faster at every duration.
+    0 = no method is faster at any duration, infinity = some method is at every duration. Local methods are excluded,
+    because they change the algorithm. Optimizer, codecs and links do not change, and gradients are ready at the same
+    fractions of the passes.
     """
     every_step = [cost for cost in costs if not cost.local]
 
     def pays(seconds: float) -> bool:
         shorter = lasting(times, seconds)
-        dense, others = (
-            min(
-                (step(shorter, cost, cluster).seconds for cost in every_step if cost.baseline is wanted),
-                default=math.inf,
-            )
-            for wanted in (True, False)
-        )
-        return dense > (1 + GAIN) * others
+        fastest = {True: math.inf, False: math.inf}  # of the baselines, of the others
+        for cost in every_step:
+            fastest[cost.baseline] = min(fastest[cost.baseline], step(shorter, cost, cluster).seconds)
+        return fastest[True] > (1 + GAIN) * fastest[False]
 
     places = round(PASSES_PER_DECADE * math.log10(LONGEST_PASS / SHORTEST_PASS)) + 1
     grid = np.geomspace(SHORTEST_PASS, LONGEST_PASS, places).tolist()
@@ -327,10 +298,14 @@ def pays_below(times: StepTimes, costs: Sequence[MethodCost], cluster: Cluster) 
         return 0.0
     if last == places - 1:
         return math.inf
-    low, high = grid[last], grid[last + 1]
-    while high / low > 1.005:
+    return _last(pays, grid[last], grid[last + 1], 1.005)
+
+
+def _last(holds: Callable[[float], bool], low: float, high: float, ratio: float) -> float:
+    """Return, up to this ratio, the largest number at which a condition holds that holds at `low` and not at `high`."""
+    while high / low > ratio:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if pays(middle) else (low, middle)
+        low, high = (middle, high) if holds(middle) else (low, middle)
     return float(low)
 
 

@@ -45,10 +45,6 @@ class RehearsalComm(Comm):
 
     It follows the code path of one worker per process, whose time matters. Workers simulated in one process are summed
     without a collective.
-
-    Args:
-        workers: A, at least 2.
-        device: device of the tensors.
     """
 
     def __init__(self, workers: int, device: str = "cpu") -> None:
@@ -121,11 +117,7 @@ class BucketTimes(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """Further operations of a step on its gradients, in addition to exchange and optimizer.
-
-    clip_norm, clip_at: clipping options of the configuration.
-    norms: whether norms of summed gradients are measured. Quantities that policies need are summed in any case.
-    """
+    """Further operations of a step on its gradients: clipping, and norms of sums that no policy needs."""
 
     clip_norm: float | None = None
     clip_at: str | None = None
@@ -210,16 +202,10 @@ class Rehearsal:
 
     Args:
         chosen: options of compressor, scheme and optimizer.
-        specs: the trained tensors.
+        specs, device: the trained tensors, and their device.
         workers: A.
-        device: device of the tensors.
         together: units of each bucket; None = as in a run of this many workers.
         beside: clipping and norms of the step.
-
-    Attributes:
-        info: position of the steps, with the learning rate.
-        overlaps: as in `RehearsalResult`.
-        steps: measured times of each step.
 
     Raises:
         ConfigError: the methods are incompatible, or their steps are not all alike.
@@ -241,9 +227,10 @@ class Rehearsal:
         self.clock = self.comm.clock
         params = [(spec.name, nn.Parameter(torch.zeros(spec.shape, device=device))) for spec in specs]
         self.axis = OwnParameters(params, self.comm, {spec.name for spec in specs if spec.table})
-        self.optimizer = optimizer_of(optimizer_node(chosen.optimizer, methods.wrapped.compressor), self.axis.params)
+        node = optimizer_node(chosen.optimizer, methods.wrapped.compressor)
+        self.optimizer = optimizer_of(node, self.axis.params)
         self.wait = waiting_for(device)
-        self.moved_momentum = dict(chosen.optimizer) != optimizer_node(chosen.optimizer, methods.wrapped.compressor)
+        self.moved_momentum = dict(chosen.optimizer) != node
         plan = methods.plan_for(self.axis.specs)
         self.position = Position(plan, RATE, lambda _: 1.0, 2 * PAST, lambda _: 1, PAST, methods.wrapped.start_step)
         self.beside = beside
@@ -312,20 +299,14 @@ class Rehearsal:
         now = sum(self.clock.read().get(part, 0.0) for part in ("encode", "comm", "decode"))
         return now - sum(step.exchanged for step in self.steps)
 
-    @property
-    def parts(self) -> tuple[tuple[int, ...], ...]:
-        """Numbers of the buckets of each exchange of a round."""
-        numbers = iter(range(len(self.exchange.members)))
-        return tuple(tuple(itertools.islice(numbers, len(part.members))) for part in self.sync.parts)
-
     def found(self) -> RehearsalResult:
         """Return the result of the steps so far."""
-        exchange = self.exchange
+        exchange, numbers = self.exchange, iter(range(len(self.exchange.members)))
         return RehearsalResult(
             workers=self.comm.workers,
             specs=tuple(exchange.specs),
             members=tuple(map(tuple, exchange.members)),
-            parts=self.parts,
+            parts=tuple(tuple(itertools.islice(numbers, len(part.members))) for part in self.sync.parts),
             buckets=tuple(self.buckets()),
             steps=tuple(self.steps),
             local=self.sync.local,
@@ -372,11 +353,7 @@ class Rehearsal:
 
 
 def refuse_other_steps(sync: Sync, name: str) -> None:
-    """Refuse schemes whose steps are not all alike.
-
-    Raises:
-        ConfigError: the scheme starts with synchronous steps, or has groups with different periods.
-    """
+    """Raise ConfigError for schemes that start with synchronous steps, or have groups with different periods."""
     if sync.groups:
         raise ConfigError(
             f"sync={name} has groups with periods of their own, which no single period stands for; look at "
@@ -389,11 +366,7 @@ def refuse_other_steps(sync: Sync, name: str) -> None:
 
 
 def optimizer_of(node: Config, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Build the optimizer of these parameters from its options.
-
-    Raises:
-        ConfigError: the optimizer refuses an option, or the class is no torch optimizer.
-    """
+    """Build the optimizer of these parameters from its options; ConfigError if it is no torch optimizer."""
     device = params[0].device
     made: Any = build(node, "optimizer", positional=[params], adapt=lambda cls: fused(without_dynamo(cls), device))
     if not isinstance(made, torch.optim.Optimizer):

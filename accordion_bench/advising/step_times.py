@@ -111,14 +111,10 @@ def relative_spread(seconds: Sequence[float]) -> float:
 
 
 def step_times_from(path: str | Path, specs: Sequence[TensorSpec] | None = None) -> StepTimes:
-    """Read step times from a timeline file.
+    """Read step times from a timeline file of the model with these trained tensors; None = of any model.
 
     A tensor without a gradient is ready at the end of the backward pass. Files of format 1 do not contain the spread of
     the steps.
-
-    Args:
-        path: path of the JSON file.
-        specs: expected trained tensors; None = accept any model.
 
     Raises:
         ConfigError: the file does not exist, was not written by `comm.timeline()`, or is of another model.
@@ -156,11 +152,7 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Effort(NamedTuple):
-    """Limits of a measurement.
-
-    steps: number of measured steps after the warm-up.
-    budget: seconds after which no further step starts; at least one step is measured.
-    """
+    """Limits: steps after the warm-up, and seconds after which none starts; at least one is measured."""
 
     steps: int = STEPS
     budget: float = BUDGET
@@ -188,9 +180,6 @@ def measured_step(
         optimizer: function that makes the optimizer of the copy's parameters; None = SGD with momentum.
         batch_size: samples in the batch, for messages; 0 = unknown.
         effort: limits of the measurement.
-
-    Returns:
-        the times; the model's name is that of its class.
 
     Raises:
         ConfigError: the model has no trained parameters, does not accept the batch, or does not fit into memory.
@@ -225,11 +214,7 @@ def measured_step(
 
 
 def trained_module(model: nn.Module) -> nn.Module:
-    """Return the model itself, or the module that DistributedDataParallel wraps.
-
-    Raises:
-        ConfigError: the model has no trained parameters.
-    """
+    """Return the model itself, or the module in DistributedDataParallel; ConfigError if nothing is trained."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     if not trained_parameters(inner):
         raise ConfigError("model must have parameters that are trained, got none; pass one with requires_grad=True")
@@ -261,11 +246,7 @@ class Passes(Generic[Mark]):
             param.register_post_accumulate_grad_hook(lambda _, i=i: self._marks.update({i: mark()}))
 
     def take(self) -> tuple[list[Mark], Mark]:
-        """Return (marks of the gradients, mark at the end); without a gradient, a parameter has the mark at the end.
-
-        Raises:
-            ConfigError: the loss cannot be computed, or is no scalar.
-        """
+        """Return (marks of the gradients, mark at the end); without a gradient, a parameter has the mark at the end."""
         self._marks.clear()
         scalar_loss(self.loss, self.model, self.batch).backward()
         over = self.mark()
@@ -273,18 +254,13 @@ class Passes(Generic[Mark]):
 
 
 class Trial:
-    """Timed training steps of a model, which it changes.
-
-    Args:
-        model, batch, loss: as for `Passes`.
-        make: function that makes the optimizer; None = SGD with momentum.
+    """Timed training steps of a model, which it changes; by default with SGD with momentum.
 
     Attributes:
         ready: for each parameter, seconds from the start of each step until its gradient is available; if the loss does
             not depend on it, until the end of the backward pass.
-        backward_ends: for each step, seconds from its start to the end of the backward pass.
-        updates: for each step, seconds of the optimizer's step.
-        totals: for each step, its total seconds.
+        backward_ends, updates, totals: for each step, seconds from its start to the end of the backward pass, of the
+            optimizer's step, and in total.
     """
 
     def __init__(self, model: nn.Module, batch: Any, loss: Loss, make: MakeOptimizer | None) -> None:
@@ -302,11 +278,7 @@ class Trial:
         self.totals: list[float] = []
 
     def step(self) -> None:
-        """Take one step, and synchronise with the device at its end, as an exchange of gradients would.
-
-        Raises:
-            ConfigError: the loss cannot be computed, or is no scalar.
-        """
+        """Take one step, and synchronise with the device at its end, as an exchange of gradients would."""
         for param in self.passes.params:
             param.grad = None
         began = self.clock.mark()
@@ -327,13 +299,9 @@ def waiting_for(device: torch.device) -> Callable[[], None]:
 
 
 def timed(run: Callable[[], object], device: torch.device, times: int, enough: float = math.inf) -> list[float]:
-    """Return the seconds of each of at least one call. The first calls also allocate memory and load kernels.
+    """Return the seconds of at least one and at most `times` calls; after `enough` seconds no further call starts.
 
-    Args:
-        run: function to call.
-        device: device on which it computes.
-        times: maximum number of calls.
-        enough: seconds after which no further call starts.
+    The first calls also allocate memory and load kernels.
     """
     wait, taken, began = waiting_for(device), list[float](), time.perf_counter()
     while not taken or (len(taken) < times and time.perf_counter() - began < enough):
@@ -395,11 +363,7 @@ def usual_optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """Return a deep copy of the model, without gradients and hooks of its parameters.
-
-    Raises:
-        ConfigError: the model contains an object that cannot be copied.
-    """
+    """Return a deep copy of the model without its gradients and hooks; ConfigError if it cannot be copied."""
     try:
         return copy.deepcopy(model)
     except (MemoryError, torch.OutOfMemoryError):
@@ -413,14 +377,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def explained_memory_errors(batch_size: int) -> Iterator[None]:
-    """Context that reports an out-of-memory error as a one-sentence ConfigError.
-
-    Args:
-        batch_size: samples per step; 0 = unknown.
-
-    Raises:
-        ConfigError: an allocation failed.
-    """
+    """Context that reports an out-of-memory error as a one-sentence ConfigError."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:

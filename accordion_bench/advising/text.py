@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import math
 import textwrap
@@ -54,13 +55,7 @@ class Unit:
 
 
 def text(advice: Advice, columns: Sequence[AdviceColumn] | None = None, width: int = WIDTH) -> str:
-    """Return the advice as text, the answer first.
-
-    Args:
-        advice: advice with its verdict.
-        columns: columns of the table; None = all.
-        width: characters per line of text.
-    """
+    """Return the advice with its verdict as text, the answer first, with these columns or all."""
     shown = columns_of(advice) if columns is None else columns
     parts = [
         "\n".join(_wrapped(sentence, width) for sentence in advice.verdict),
@@ -71,12 +66,7 @@ def text(advice: Advice, columns: Sequence[AdviceColumn] | None = None, width: i
 
 
 def short_text(advice: Advice, width: int) -> str:
-    """Return the advice as text with few columns, for a terminal. Columns that do not fit are dropped, the last first.
-
-    Args:
-        advice: advice with its verdict.
-        width: characters per line of the terminal.
-    """
+    """Return the advice as text with few columns, for a terminal; those that do not fit are dropped, last first."""
     columns = few_columns(advice)
     while len(columns) > FEWEST and max(map(len, table(advice, columns).splitlines())) > width:
         columns.pop()
@@ -252,11 +242,7 @@ def simulated_text(late: Sequence[Late], advice: Advice, wanted: Wanted) -> str:
 
 
 def refuse_taken(out: Path) -> None:
-    """Refuse a folder that already contains advice or cannot be created; no new folder remains.
-
-    Raises:
-        ValueRefused: the folder is unsuitable; the message suggests another one.
-    """
+    """Raise ValueRefused for a folder that already contains advice or cannot be created; no new folder remains."""
     if (out / JSON).exists():
         raise ValueRefused("--out", "a folder without advice in it", out, _free(out))
     try:
@@ -265,19 +251,14 @@ def refuse_taken(out: Path) -> None:
         if new:
             out.rmdir()
     except OSError as error:
-        raise ValueRefused(
-            "--out", f"a folder that can be made ({error.strerror})", out, "results/advice_runs/new"
-        ) from None
+        rule = f"a folder that can be made ({error.strerror})"
+        raise ValueRefused("--out", rule, out, "results/advice_runs/new") from None
 
 
 def write(advice: Advice, out: Path, timed_with: Mapping[str, Any], said: str) -> None:
-    """Write the text, CSV and JSON files.
+    """Write the text `said`, CSV and JSON into a folder, which is created if necessary.
 
-    Args:
-        advice: advice with its verdict.
-        out: folder, which is created if necessary.
-        timed_with: versions, device, cores, threads and commit, to repeat the timing.
-        said: the text.
+    `timed_with` has versions, device, cores, threads and commit, to repeat the timing.
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / TEXT).write_text(said, encoding="utf-8")
@@ -308,7 +289,5 @@ def as_json(advice: Advice, timed_with: Mapping[str, Any]) -> str:
 
 
 def _free(out: Path) -> Path:
-    count = 2
-    while (other := out.with_name(f"{out.name}-{count}")).exists():
-        count += 1
-    return other
+    others = (out.with_name(f"{out.name}-{count}") for count in itertools.count(2))
+    return next(other for other in others if not other.exists())

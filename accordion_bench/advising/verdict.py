@@ -47,18 +47,13 @@ def noise(row: AdviceRow) -> tuple[float, float]:
 
 
 def stretches(regions: Regions, rows: Sequence[AdviceRow], from_above: bool) -> list[Stretch]:
-    """Cover an axis with the fewest stretches, in the order of traversal.
+    """Cover an axis with the fewest stretches, in the order of traversal, from its largest value down if `from_above`.
 
     A method is the winner until it is no longer as good as the fastest. The next winner is dense if it is as good,
     otherwise the method that remains so for longest. Intervals have the same relative width as those of `rows`.
-
-    Args:
-        regions: step times over an axis.
-        rows: rows of the compared methods.
-        from_above: whether to traverse the axis from its largest value down.
     """
     places = sorted(range(len(regions.at)), key=lambda i: regions.at[i], reverse=from_above)
-    good = [_as_good_at(regions, rows, i) for i in places]
+    good = [_good({row.method: regions.steps[row.method][i] for row in rows}, rows) for i in places]
     found: list[Stretch] = []
     first = 0
     while first < len(places):
@@ -70,10 +65,6 @@ def stretches(regions: Regions, rows: Sequence[AdviceRow], from_above: bool) -> 
         found.append(Stretch(winner, (winner, *others), min(ends), max(ends)))
         first = end
     return found
-
-
-def _as_good_at(regions: Regions, rows: Sequence[AdviceRow], i: int) -> list[str]:
-    return _good({row.method: regions.steps[row.method][i] for row in rows}, rows)
 
 
 def _good(steps: Mapping[str, float], rows: Sequence[AdviceRow]) -> list[str]:
@@ -102,11 +93,7 @@ def _edge(regions: Regions, places: Sequence[int], i: int) -> float:
 
 
 def verdict(advice: Advice) -> tuple[str, ...]:
-    """Return the verdict as sentences, the answer first. No method is called faster than another within noise.
-
-    Args:
-        advice: rows, and step times over bandwidth and workers; the verdict in it is ignored.
-    """
+    """Return the verdict as sentences, the answer first. No method is called faster than another within noise."""
     every_step = [row for row in advice.rows if not row.local]
     best = as_good(every_step)
     over_bandwidth = stretches(advice.by_bandwidth, every_step, from_above=True)
@@ -134,9 +121,8 @@ def _headline(advice: Advice, best: Sequence[AdviceRow], found: Sequence[Stretch
     told = dense or others
     names = together([row.method for row in told])
     alike = "" if len(told) == 1 else f", {_alike(told)},"
-    takes = (
-        f"{names}{alike} {'takes' if len(told) == 1 else 'take'} {told[0].step.value / compute:.2f} of computing alone"
-    )
+    verb = "takes" if len(told) == 1 else "take"
+    takes = f"{names}{alike} {verb} {told[0].step.value / compute:.2f} of computing alone"
     if dense:
         lower = next((s for s in found if s.method not in BASELINES and s.low < here), None)
         if lower is None:

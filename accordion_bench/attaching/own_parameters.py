@@ -85,7 +85,7 @@ class OwnParameters(Replicas):
 
     @torch.no_grad()
     def collect(self, give: bool = False) -> None:
-        """Store the gradients of the step in `gradients_W`: zeros for parameters without one, set as theirs if `give`."""
+        """Store the gradients of the step in `gradients_W`, zeros where there is none; `give`: as gradients, too."""
         for i, param in enumerate(self.params):
             if i not in self._taken:
                 gradient = torch.zeros_like(param) if param.grad is None else param.grad

@@ -106,13 +106,9 @@ def ring(kind: str, payload: float, times: float, workers: int, per_machine: int
     """Return the seconds of flat collectives (ring or direct) of all workers, ordered machine by machine.
 
     Args:
-        kind: kind of collective.
-        payload: payload of a worker in bytes, over all collectives.
-        times: number of successive collectives.
-        workers: A.
+        kind, payload, times, workers: as for `wire_and_rounds`.
         per_machine: G.
-        outer: link between machines.
-        inner: link inside a machine.
+        outer, inner: link between machines, and inside a machine.
     """
     wire, rounds = wire_and_rounds(kind, payload, times, workers)
     if workers <= per_machine:
@@ -162,11 +158,7 @@ def cheapest(kind: str, payload: float, times: float, workers: int, per_machine:
 
 
 def checked_kinds(kinds: Any, usual: Hop) -> dict[str, KindCost]:
-    """Check the costs by kind of collective, and fill in missing numbers from `usual`.
-
-    Raises:
-        ValueRefused: a kind is unknown, or a number is invalid.
-    """
+    """Return the costs by kind of collective, with missing numbers from `usual`; ValueRefused if one is invalid."""
     if not isinstance(kinds, Mapping) or not {*kinds} <= {*KINDS}:
         raise ValueRefused("kinds", f"groups of numbers by kind of collective ({', '.join(KINDS)})", kinds, None)
     found = {}
@@ -182,11 +174,7 @@ def checked_kinds(kinds: Any, usual: Hop) -> dict[str, KindCost]:
 
 
 def inner_hop(inside: Any) -> Hop:
-    """Return the link inside a machine, from the name of a file in conf/network or from {bandwidth, latency}.
-
-    Raises:
-        ValueRefused: the name is unknown, or a number is invalid.
-    """
+    """Return the link inside a machine, from the name of a file in conf/network or from {bandwidth, latency}."""
     if isinstance(inside, Mapping):
         said = without_units(dict(inside))
         if set(said) != {"latency", "bandwidth"}:

@@ -32,13 +32,7 @@ GOOD = 0.01  # a line with a smaller distance needs no burst
 
 @dataclass(frozen=True)
 class Link:
-    """seconds = alpha rounds + beta max(0, wire - burst).
-
-    Args:
-        alpha: seconds per round.
-        beta: seconds per byte.
-        burst: bytes.
-    """
+    """seconds = alpha rounds + beta max(0, wire - burst), with wire and burst in bytes."""
 
     alpha: float
     beta: float
@@ -82,23 +76,13 @@ class Overhead:
 
 
 def link(rows: Sequence[Row], with_burst: bool = True) -> Link:
-    """Fit one line to several kinds of collective, by least squares of relative errors.
-
-    Args:
-        rows: rows of kinds with similar behaviour on the link.
-        with_burst: whether a burst is allowed.
-    """
+    """Fit one line to kinds of collective with similar behaviour on the link, by least squares of relative errors."""
     lines = [_line(rows, burst) for burst in (_bursts(rows) if with_burst else (0.0,))]
     return min(lines, key=lambda one: one.error(rows))
 
 
 def link_of_kind(rows: Sequence[Row], with_burst: bool = True) -> Link:
-    """Fit the line of smallest distance, with a burst only if this is much closer than any line without one.
-
-    Args:
-        rows: rows of one kind of collective.
-        with_burst: whether a burst is allowed.
-    """
+    """Fit the line of smallest distance to one kind, with a burst only if this is much closer than any line without."""
     plain = _moved(_line(rows, 0.0), rows)
     if not with_burst:
         return plain
@@ -135,25 +119,18 @@ def _line(rows: Sequence[Row], burst: float) -> Link:
 
 
 def costs(rows: Sequence[Row], with_burst: bool = True, shared_by: int = 1) -> dict[str, LinkCost]:
-    """Fit the line of each kind of collective.
+    """Fit the line of each kind of collective, with a burst if allowed.
 
-    Args:
-        rows: rows of a probe.
-        with_burst: whether a burst is allowed.
-        shared_by: number of workers that sent over one link at the same time; bandwidth and burst are those of the
-            link.
+    `shared_by` workers sent over one link at the same time; bandwidth and burst are those of the link.
 
     Raises:
         ConfigError: times do not grow with message size, so that the bandwidth cannot be determined.
     """
     found = {}
-    for kind, sample_distribution in by_kind(rows).items():
-        line = link_of_kind(sample_distribution, with_burst)
-        if (
-            line.beta * max(row["wire_bytes"] for row in sample_distribution)
-            <= GROWS * sample_distribution[0]["seconds"]
-        ):
-            first, last = sample_distribution[0], sample_distribution[-1]
+    for kind, some in by_kind(rows).items():
+        line = link_of_kind(some, with_burst)
+        first, last = some[0], some[-1]
+        if line.beta * max(row["wire_bytes"] for row in some) <= GROWS * first["seconds"]:
             raise ConfigError(
                 f"probe must see times that grow with messages, got {1e3 * first['seconds']:.2f} ms of {kind} for "
                 f"{first['wire_bytes']:,} bytes and {1e3 * last['seconds']:.2f} ms for {last['wire_bytes']:,}; "
@@ -163,8 +140,8 @@ def costs(rows: Sequence[Row], with_burst: bool = True, shared_by: int = 1) -> d
             latency=line.alpha,
             bandwidth=shared_by * line.bandwidth,
             burst=shared_by * line.burst,
-            cpu=cpu_per_byte(sample_distribution),
-            error=line.error(sample_distribution),
+            cpu=cpu_per_byte(some),
+            error=line.error(some),
         )
     return found
 

@@ -59,6 +59,8 @@ class Exchanges(NamedTuple):
 
 
 OF_BUS = {"bandwidth": "bit/s of each worker, one direction, about 80 % of the bus; an assumption, not a measurement"}
+OF_NVLINK = "NVLink of the A100 (600 GB/s of both directions), inside a machine: network.inside=nvlink"
+OF_HAND = "a link by hand: network=custom network.bandwidth=20mbit network.latency=1ms"
 OF_CUSTOM = {
     "bandwidth": "bit/s of each machine's link, one direction; 10gbit, 20mbit work too; must be given",
     "latency": "seconds per round of a collective",
@@ -127,20 +129,8 @@ class Network:
             ("pcie3", "PCIe 3.0 x16, inside a machine: network.inside=pcie3", 1e11, 1e-5, OF_BUS),
             ("pcie4", "PCIe 4.0 x16, inside a machine: network.inside=pcie4", 2e11, 1e-5, OF_BUS),
             ("pcie5", "PCIe 5.0 x16, inside a machine: network.inside=pcie5", 4e11, 1e-5, OF_BUS),
-            (
-                "nvlink",
-                "NVLink of the A100 (600 GB/s of both directions), inside a machine: network.inside=nvlink",
-                2e12,
-                5e-6,
-                OF_BUS,
-            ),
-            (
-                "custom",
-                "a link by hand: network=custom network.bandwidth=20mbit network.latency=1ms",
-                None,
-                5e-5,
-                OF_CUSTOM,
-            ),
+            ("nvlink", OF_NVLINK, 2e12, 5e-6, OF_BUS),
+            ("custom", OF_HAND, None, 5e-5, OF_CUSTOM),
         )
     }
 
@@ -188,8 +178,7 @@ class Network:
         """Return the modelled seconds: 8 wire_bytes / bandwidth + rounds (latency + jitter H_A) on equal links.
 
         Args:
-            wire_bytes: bytes that one worker sends, as the ledger counts them.
-            rounds: number of successive rounds.
+            wire_bytes, rounds: bytes that one worker sends, as the ledger counts them, and successive rounds.
             workers: A, the number of participating workers; H_A = 1 + 1/2 + ... + 1/A.
             kind: kind of collective.
             tokens: bytes that pass a machine's link in no time; 0 = the link was not idle before.
@@ -223,11 +212,7 @@ class Network:
     def end(self, buckets: Sequence[Stage], workers: int) -> float:
         """Return the end of the last bucket, relative to the same start as `ready`; one thread processes the buckets.
 
-            end_k = max(ready_k, end_(k-1)) + encode_k + comm_k + decode_k
-
-        Args:
-            buckets: buckets in the order of their exchange.
-            workers: number of participating workers.
+        end_k = max(ready_k, end_(k-1)) + encode_k + comm_k + decode_k
         """
         end = idle_since = 0.0
         tokens = self.burst
@@ -252,8 +237,7 @@ class Network:
 
         Args:
             kinds: exchanges by kind.
-            wire_bytes: bytes that one worker sends in the run, inside and outside exchanges.
-            rounds: rounds of the run, inside and outside exchanges.
+            wire_bytes, rounds: bytes that one worker sends, and rounds, in the run, inside and outside exchanges.
             workers: number of workers of the run.
             own: seconds that a worker computes in the run; infinity = every burst refills completely.
         """
@@ -340,11 +324,8 @@ def exchanges_of(comm: "Comm", overlaps: bool) -> list[Exchanges]:
     """Return the exchanges of one worker from the clock of a process.
 
     Local workers encode one after another and decode once for all. Groups that exchange in parallel in a distributed
-    run exchange one after another in one process; the numbers are divided accordingly.
-
-    Args:
-        comm: communicator with the clock.
-        overlaps: whether buckets are sent when they are ready, rather than when only waiting remains.
+    run exchange one after another in one process; the numbers are divided accordingly. Unless `overlaps`, buckets are
+    sent when only waiting remains, rather than when they are ready.
     """
     found = []
     for kind, (count, wait, spread, buckets) in comm.clock.exchanges().items():
@@ -377,9 +358,8 @@ def step_ends(
     """Return (end of the backward pass, end of the last bucket's decoding) in seconds from the start of the step.
 
     Args:
-        network: links of the exchange.
+        network, workers: links of the exchange, and number of participating workers.
         buckets: buckets in the order of their exchange; `ready` is without contention for cores.
-        workers: number of participating workers.
         backward: seconds of forward and backward pass without contention.
         cores: cores per worker; below 1 if workers share one.
     """

@@ -110,20 +110,19 @@ def time_collectives(
         tell: called with progress messages.
 
     Returns:
-        one row per kind and size, with `collective`, the ledger's `payload_bytes`, `wire_bytes` and `rounds` of one
-        worker, medians `seconds` and `cpu_seconds`, `link_sent_bytes` of the interface, and all `repetitions` in
-        seconds.
+        one row per kind and size: the ledger's counts of one worker, medians of seconds, processor seconds and bytes of
+        the interface, and the seconds of all repetitions.
     """
     budget = seconds / len(KINDS) / sum(wire <= USUAL for wire in WIRE)
     rows: list[Row] = []
     for kind in KINDS:
         tell(f"{kind} of {group.workers} workers")
-        sample_distribution: list[Row] = []
+        some: list[Row] = []
         for wire in WIRE:
-            if sample_distribution and _enough(sample_distribution, wire, budget):
+            if some and _enough(some, wire, budget):
                 break
-            sample_distribution.append(_row(group, kind, wire, idle, budget, interface))
-        rows += sample_distribution
+            some.append(_row(group, kind, wire, idle, budget, interface))
+        rows += some
     return rows
 
 
@@ -154,14 +153,7 @@ def _row(group: LinkGroup, kind: str, wire: int, idle: float, budget: float, int
 
 
 def collective(kind: str, wire: int, ledger: Ledger, group: LinkGroup) -> Callable[[], Any]:
-    """Return a function that runs a collective, and count one run in the ledger.
-
-    Args:
-        kind: one of `KINDS`.
-        wire: approximate bytes sent per worker.
-        ledger: ledger of the group's workers.
-        group: process groups and device.
-    """
+    """Return a function that runs a collective of about `wire` bytes per worker, and count one run in the ledger."""
     workers, members = group.workers, group.members
     part = max(wire // (workers - 1), 1)  # bytes per receiver
     from_all = torch.zeros(workers * part, dtype=torch.uint8, device=group.device)
@@ -212,13 +204,7 @@ PATIENCE = 300.0  # timeout for all processes to join, seconds
 
 
 class Place(NamedTuple):
-    """Ranks of this process.
-
-    rank: rank of this process.
-    workers: total number of processes.
-    local_rank: rank of this process on its machine.
-    per_machine: number of processes per machine.
-    """
+    """Ranks of this process in all and on its machine, and the number of processes in all and per machine."""
 
     rank: int
     workers: int
@@ -237,7 +223,7 @@ class Place(NamedTuple):
 
 
 def probe_link(seconds: float, out: Path) -> MeasuredLink:
-    """Time collectives between all processes of torchrun; rank 0 prints a table and writes a file.
+    """Return the measured link between all processes of torchrun, the same in each; rank 0 prints and writes it.
 
     The backend is NCCL if GPUs are available, otherwise gloo. Several machines with several processes each are probed
     at both levels. The function creates the default process group, which must not exist yet, and destroys it.
@@ -245,9 +231,6 @@ def probe_link(seconds: float, out: Path) -> MeasuredLink:
     Args:
         seconds: approximate total time.
         out: path of the file, `link.json`.
-
-    Returns:
-        the measured link, equal in every process.
 
     Raises:
         ConfigError: there is only one process, or the numbers of processes are inconsistent.
@@ -280,9 +263,6 @@ def probe_link(seconds: float, out: Path) -> MeasuredLink:
 
 def placed(environ: Mapping[str, str]) -> Place:
     """Read the ranks from the launcher's environment variables.
-
-    Args:
-        environ: environment of this process.
 
     Raises:
         ConfigError: there is only one process, or a variable is missing or invalid.
@@ -345,9 +325,8 @@ def _rows(place: Place, device: torch.device, seconds: float) -> list[Row]:
 
         def tell(said: str, level: str = level) -> None:
             if place.rank == 0:
-                print(
-                    f"probe: {said}" + f", {level.replace('_', ' ')}" * (level in LEVELS), file=sys.stderr, flush=True
-                )
+                where = f", {level.replace('_', ' ')}" if level in LEVELS else ""
+                print(f"probe: {said}{where}", file=sys.stderr, flush=True)
 
         rows += [{"level": level, **row} for row in time_collectives(group, budget, tell=tell)]
     return rows
@@ -360,9 +339,8 @@ def _groups(place: Place, device: torch.device) -> list[tuple[str, LinkGroup]]:
         return [everyone]
     first_of_machine = range(0, place.workers, place.per_machine)
     inside = _own_group(place.rank, [range(first, first + place.per_machine) for first in first_of_machine])
-    across = _own_group(
-        place.rank, [range(index, place.workers, place.per_machine) for index in range(place.per_machine)]
-    )
+    columns = [range(index, place.workers, place.per_machine) for index in range(place.per_machine)]
+    across = _own_group(place.rank, columns)
     found = [everyone, ("inside", LinkGroup(inside, None, device))]
     if place.rank in first_of_machine:
         found.append(("between", LinkGroup(across, across, device)))

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from accordion_bench.options.units import RATES, human_rate, typed_rate
 Row = dict[str, Any]  # of a probe: one kind of collective at one size
 FORMAT = 1
 LEVELS = ("inside", "between", "between_together")
+NUMBERS = ("latency", "bandwidth", "burst", "cpu_seconds_per_byte", "error")  # names of a cost's fields in the file
 LARGEST = 16 << 20  # maximum file size in bytes; a probe writes about 20 kB
 MADE_BY = "link.json, which python -m accordion_bench.advise --probe writes"
 
@@ -71,19 +72,10 @@ class MeasuredLink:
 
 
 def write_measured_link(path: Path, link: MeasuredLink, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a link with the rows that it was fitted to.
-
-    Args:
-        path: path of the file, `link.json`.
-        link: measured link.
-        rows: rows of the probe.
-    """
+    """Write a link with the rows that it was fitted to."""
     said = {
         "format": FORMAT,
-        "workers": link.workers,
-        "machines": link.machines,
-        "backend": link.backend,
-        "device": link.device,
+        **{key: getattr(link, key) for key in ("workers", "machines", "backend", "device")},
         "kinds": _plain(link.kinds),
         **{level: _plain(costs) for level in LEVELS if (costs := getattr(link, level))},
         "rows": list(rows),
@@ -93,23 +85,11 @@ def write_measured_link(path: Path, link: MeasuredLink, rows: Sequence[Mapping[s
 
 
 def _plain(costs: Mapping[str, LinkCost]) -> dict[str, dict[str, float]]:
-    return {
-        kind: {
-            "latency": cost.latency,
-            "bandwidth": cost.bandwidth,
-            "burst": cost.burst,
-            "cpu_seconds_per_byte": cost.cpu,
-            "error": cost.error,
-        }
-        for kind, cost in costs.items()
-    }
+    return {kind: dict(zip(NUMBERS, astuple(cost), strict=True)) for kind, cost in costs.items()}
 
 
 def read_measured_link(path: Path) -> MeasuredLink:
     """Read a file of `write_measured_link`.
-
-    Args:
-        path: path of the file.
 
     Raises:
         ValueRefused: the file is missing, has another format, or contains an invalid number; the key is `probe`.
@@ -170,30 +150,21 @@ def _cost(key: str, said: Any) -> LinkCost:
     if not isinstance(said, dict):
         raise ValueRefused(key, "a group of numbers", said, "")
 
-    def number(name: str, **limits: float) -> float:
+    def number(name: str) -> float:
+        limit = {"above" if name == "bandwidth" else "at_least": 0}
         try:
-            return checks.number(f"{key}.{name}", said.get(name), **limits, instead=0)
+            return checks.number(f"{key}.{name}", said.get(name), **limit, instead=0)
         except OverflowError:  # an integer beyond all floats
             raise ValueRefused(f"{key}.{name}", "a number that a link can have", "larger", 0) from None
 
-    return LinkCost(
-        number("latency", at_least=0),
-        number("bandwidth", above=0),
-        number("burst", at_least=0),
-        number("cpu_seconds_per_byte", at_least=0),
-        number("error", at_least=0),
-    )
+    return LinkCost(*map(number, NUMBERS))
 
 
 CUSTOM = "custom"
 
 
 def link_name(config: Config) -> str:
-    """Return the link's label: `1gbit`, or for other options than a preset's, `5 Gbit/s and 50 µs per round`.
-
-    Args:
-        config: configuration of a run.
-    """
+    """Return the label of a run's link: `1gbit`, or unless it is a preset's, `5 Gbit/s and 50 µs per round`."""
     choice, options = (config.get("choices") or {}).get("network") or "", config.get("network") or {}
     named = choice not in ("", CUSTOM) and not overridden("network", choice, options)
     return choice if named or "bandwidth" not in options else show_link(options)
@@ -231,12 +202,7 @@ def _lines(costs: Mapping[str, LinkCost], where: str) -> list[str]:
 
 
 def costs_between(link: MeasuredLink, workers_each: int) -> Mapping[str, LinkCost]:
-    """Return the costs of collectives between machines by kind, with one or with all workers of each machine sending.
-
-    Args:
-        link: measured link.
-        workers_each: number of workers per machine.
-    """
+    """Return the costs of collectives between machines by kind, if one or all workers of each machine send."""
     return (link.between if workers_each == 1 else link.between_together) or link.kinds
 
 
@@ -244,11 +210,7 @@ def network_options(link: MeasuredLink, workers_each: int | None = None) -> dict
     """Return the options of `Network` for a measured link.
 
     Bandwidth, latency and burst are those of all-reduces; `kinds` contains the costs of each kind. For machines with
-    several workers, `bandwidth` is that of all workers of a machine together.
-
-    Args:
-        link: measured link.
-        workers_each: number of workers per machine; None = as probed.
+    several workers (None = as probed), `bandwidth` is that of all workers of a machine together.
     """
     each = workers_each or link.workers_per_machine
     costs = costs_between(link, each)
@@ -267,17 +229,12 @@ def network_options(link: MeasuredLink, workers_each: int | None = None) -> dict
 
 
 def to_type(link: MeasuredLink) -> str:
-    """Return the overrides that model a measured link, quoted for a shell.
-
-    Args:
-        link: measured link.
-    """
-    return " ".join(["network=custom", *(_word(key, value) for key, value in network_options(link).items())])
-
-
-def _word(key: str, value: Any) -> str:
-    text = show(_short(key, value))
-    return f"'network.{key}={text}'" if isinstance(value, Mapping) else f"network.{key}={text}"
+    """Return the overrides that model a measured link, quoted for a shell."""
+    words = ["network=custom"]
+    for key, value in network_options(link).items():
+        quote = "'" if isinstance(value, Mapping) else ""
+        words.append(f"{quote}network.{key}={show(_short(key, value))}{quote}")
+    return " ".join(words)
 
 
 def _short(key: str, value: Any) -> Any:

@@ -25,11 +25,7 @@ class Interface:
     """
 
     def __init__(self, name: str, system: Path = SYSTEM) -> None:
-        there = (
-            sorted(entry.name for entry in system.iterdir() if (entry / "statistics").is_dir())
-            if system.is_dir()
-            else []
-        )
+        there = sorted(folder.parent.name for folder in system.glob("*/statistics"))
         if not there:
             raise checks.ValueRefused("comm.interface", "{null} where no interface counts its bytes", name, None)
         if name not in there:

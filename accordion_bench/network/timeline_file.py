@@ -63,14 +63,7 @@ class RecordedStep:
 
 
 def read_timeline(path: str | Path) -> RecordedStep:
-    """Read a file of `comm.timeline()`.
-
-    Args:
-        path: path of the file.
-
-    Raises:
-        NoTimeline: the file cannot be read, or has other contents.
-    """
+    """Read a file of `comm.timeline()`; NoTimeline if it cannot be read, or has other contents."""
     found = _read(Path(path))
     tensors = _part(found, "tensors", list)
     specs = tuple(_spec(tensor) for tensor in tensors)
@@ -78,10 +71,10 @@ def read_timeline(path: str | Path) -> RecordedStep:
         raise NoTimeline("tensors must be a list of at least one, got none")
     seconds = _part(found, "seconds", dict)
     data, compute, update = (_number(f"seconds.{part}", seconds.get(part)) for part in ("data", "compute", "update"))
-    waits = [
-        (f"ready_seconds of {spec.name}", row.get("ready_seconds")) for spec, row in zip(specs, tensors, strict=True)
-    ]
-    ready = [None if value is None else _number(key, value) for key, value in waits]
+    ready: list[float | None] = []
+    for spec, row in zip(specs, tensors, strict=True):
+        value = row.get("ready_seconds")
+        ready.append(None if value is None else _number(f"ready_seconds of {spec.name}", value))
     backward_end = max(data + compute, *(moment or 0.0 for moment in ready))
     steps = _part(found, "step_seconds", list) if found["format"] > 1 else []
     workers = found.get("workers", 1)
@@ -102,15 +95,7 @@ def read_timeline(path: str | Path) -> RecordedStep:
 
 
 def refuse_other_model(step: RecordedStep, specs: Sequence[TensorSpec]) -> None:
-    """Refuse a timeline of another model.
-
-    Args:
-        step: step of the timeline.
-        specs: the model's trained tensors, in its order.
-
-    Raises:
-        NoTimeline: the models differ; the message names the first different tensor.
-    """
+    """Raise NoTimeline for the first tensor of a timeline that differs from the model's trained tensors."""
     for recorded, wanted in itertools.zip_longest(step.specs, specs):
         if recorded != wanted:
             has, wants = (f"{s.name} {list(s.shape)}" if s else "no further tensor" for s in (recorded, wanted))
@@ -142,11 +127,8 @@ def _part(found: dict[str, Any], key: str, kind: type) -> Any:
 def _spec(tensor: Any) -> TensorSpec:
     entry = tensor if isinstance(tensor, dict) else {}
     name, shape = entry.get("name"), entry.get("shape")
-    if (
-        not isinstance(name, str)
-        or not isinstance(shape, list)
-        or not all(type(size) is int and size >= 0 for size in shape)
-    ):
+    shaped = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+    if not isinstance(name, str) or not shaped:
         raise NoTimeline(f"a tensor must have a name and a shape, got {json.dumps(tensor)[:60]}")
     return TensorSpec(name, tuple(shape))
 
@@ -175,13 +157,7 @@ OWN = ("data", "compute", "update")  # parts of a step without waiting for other
 
 
 class Timeline:
-    """Recorder of a number of steps.
-
-    Args:
-        clock: clock of the process.
-        steps: number of steps to record, after the current one.
-        path: path of the JSON file to write; None = none.
-    """
+    """Recorder of a number of steps after the current one, and writer of the JSON file, if there is a path."""
 
     def __init__(self, clock: "Clock", steps: int, path: Path | None) -> None:
         self.clock, self.wanted, self.path = clock, steps, path
@@ -217,10 +193,7 @@ class Timeline:
     def found(self, specs: list[TensorSpec], about: dict[str, Any], buckets: list[dict[str, Any]]) -> dict[str, Any]:
         """Return medians over the steps in seconds; `step_seconds` is the time of each step without waiting for others.
 
-        Args:
-            specs: the tensors.
-            about: description of model and machine.
-            buckets: times of the exchange of each bucket.
+        `about` describes model and machine, `buckets` the times of the exchange of each bucket.
         """
         return {
             "format": FORMAT,

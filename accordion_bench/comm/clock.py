@@ -1,10 +1,9 @@
 """Time measurement: seconds of a run by part (computing, waiting, encoding, ...), step and bucket.
 
 `lap(part)` adds the main thread's time since the last mark to `part`; these exclusive parts sum to the total. The time
-of an exchange, on any thread, is split into encode, comm and decode by marks that `Comm` sets around its collectives,
-and stored per bucket for the modelled clock. `step_over` ends a step and stores the seconds of its parts, from which
-the modelled clock takes medians. On a GPU marks are CUDA events, read once per epoch or when more than `UNREAD` are
-pending, so that measuring never synchronises with the device.
+of an exchange, on any thread, is split into encode, comm and decode by marks that `Comm` sets around its collectives.
+The modelled clock takes medians of the times per bucket and of the parts of a step. On a GPU marks are CUDA events,
+read once per epoch or when more than `UNREAD` are pending, so that measuring never synchronises with the device.
 
 Each replay of a captured graph records the marks in it again. They are read in sampled steps only, one of `SAMPLED`, at
 whose end the host synchronises; the values also count for the steps in between. If several local workers compute
@@ -208,12 +207,7 @@ class Clock:
     # ---- steps
 
     def in_force(self, batch_size: int, payload: int) -> None:
-        """Start a step under a plan. After `PLANS` different plans, a new one counts as the nearest of these.
-
-        Args:
-            batch_size: samples per worker and step.
-            payload: bytes that a worker sends per exchange.
-        """
+        """Start a step under a plan, see `InForce`. After `PLANS` different plans, a new one counts as the nearest."""
         plan = InForce(batch_size, payload)
         if plan not in self._plans and len(self._plans) == PLANS:
             plan = min(self._plans, key=plan.distance)
@@ -229,11 +223,7 @@ class Clock:
         self._events.add(name)
 
     def step_over(self, samples: int = 0) -> None:
-        """End a step, or the work between two steps.
-
-        Args:
-            samples: number of samples of one worker in the step; 0 = work between two steps.
-        """
+        """End a step with this number of samples of one worker; 0 = end the work between two steps."""
         phase = Phase(samples, tuple(sorted(self._events)))
         self._events.clear()
         for kind, stretch in self._waits:
@@ -277,11 +267,7 @@ class Clock:
     def ready(self, bucket: int) -> None:
         """Note that a bucket is ready. Other buckets count as ready when the main thread waits for them."""
         mark = self.mark()
-
-        def note() -> None:
-            self._ready[bucket] = self._step, mark
-
-        self._count_now(note)
+        self._count_now(lambda: self._ready.update({bucket: (self._step, mark)}))
 
     def launched(self, buckets: int) -> Any:
         """Note that all buckets are launched now, from which time counts; return the mark to pass to `waits`."""
@@ -291,12 +277,7 @@ class Clock:
         return now
 
     def waits(self, kind: ExchangeKind, since: Any = None) -> None:
-        """Note that the main thread starts to wait for an exchange, or to run it.
-
-        Args:
-            kind: kind of the exchange.
-            since: mark of its launch; None = the start of the step.
-        """
+        """Note that the main thread starts to wait for an exchange, or to run it; `since` is the mark of its launch."""
         self.event(kind.name)
         if self.warm:
             kind = kind._replace(plan=self.plan)
@@ -309,11 +290,7 @@ class Clock:
     def exchanging(self, kind: ExchangeKind, bucket: int, ledger: Ledger) -> Iterator[None]:
         """Measure the exchange of one bucket, on the thread that runs it.
 
-        Args:
-            kind: kind of the exchange; its bytes are divided by the number of its workers, late ones included, as in
-                the ledger of the run.
-            bucket: number of the bucket.
-            ledger: ledger that counts its bytes.
+        Its bytes are divided by the number of workers of its kind, late ones included, as in the ledger of the run.
         """
         sent, rounds, before = ledger.counts["wire"], ledger.counts["rounds"], dict(ledger.kinds)
         start = self.mark()
@@ -449,19 +426,11 @@ class Clock:
             return []
         if self.cuda:
             torch.cuda.synchronize()
-        origin = spans[0].start
-
-        return [
-            {
-                "name": s.name,
-                "ph": "X",
-                "pid": 0,
-                "tid": s.thread,
-                "ts": 1e6 * self.between(origin, s.start),
-                "dur": 1e6 * self.between(s.start, s.end),
-            }
-            for s in spans
-        ]
+        rows = []
+        for name, thread, start, end in spans:
+            times = {"ts": 1e6 * self.between(spans[0].start, start), "dur": 1e6 * self.between(start, end)}
+            rows.append({"name": name, "ph": "X", "pid": 0, "tid": thread, **times})
+        return rows
 
     def exchanges(self) -> dict[ExchangeKind, tuple[int, float, float, list[Stage]]]:
         """Return per kind of exchange: count, median and deviation of the time until the wait, and the buckets."""
@@ -503,11 +472,8 @@ class Clock:
         `outlier_seconds_count` is the number of steps that took at least three times the usual time;
         `outlier_seconds` is their excess, which is part of all measured columns and of no modelled one. If several
         local workers compute concurrently, `overlapped_seconds` is the time that this saved, estimated from sampled
-        steps; it is part of all modelled columns and of no measured one.
-
-        Args:
-            measures_comm: whether communication time is reported; false if a process hosts several workers, because it
-                cannot be measured then.
+        steps; it is part of all modelled columns and of no measured one. Communication time cannot be measured if a
+        process hosts several workers.
         """
         totals = self.read()
         parts: dict[str, float | None] = {f"{part}_seconds": totals.get(part, 0.0) for part in EXCLUSIVE + CONCURRENT}

@@ -6,7 +6,7 @@ Tensor suffixes: W local workers, A all workers. Dimension 0 of a tensor `x_W` i
 import contextlib
 import datetime
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,10 +29,15 @@ def split_like(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(like.shape) for part, like in zip(parts, likes, strict=True)]
 
 
+def _by_dtype(xs: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Yield the tensors of each dtype, and their values as one vector."""
+    for dtype in dict.fromkeys(x.dtype for x in xs):
+        alike = [x for x in xs if x.dtype == dtype]
+        yield alike, torch.cat([x.detach().reshape(-1) for x in alike])
+
+
 class Comm:
     """Communicator of all workers of the run over torch.distributed.
-
-    A collective first reduces over the local workers of this process, then over the process group.
 
     Args:
         workers_per_process: number of workers of this process, W.
@@ -79,11 +84,9 @@ class Comm:
         Every process must call this at the same point. A group counts bytes in its own ledger until the run's ledger
         absorbs them.
 
-        Args:
-            size: divisor of the number of workers, and either a divisor or a multiple of the workers per process.
-
         Raises:
-            ValueError: `size` does not divide these numbers.
+            ValueError: `size` is no divisor of the number of workers, or neither a divisor nor a multiple of those of a
+                process.
         """
         W = self.local_workers
         if self.workers % size or (size % W and W % size):
@@ -115,8 +118,7 @@ class Comm:
     def settle(self, charged: bool = True) -> None:
         """Sum the bytes of groups over the processes. Every process calls it before it reads or saves the ledger.
 
-        Args:
-            charged: whether to charge 8 control bytes per number; false for checkpoints, which change no count.
+        8 control bytes per number are charged, except for checkpoints, which change no count.
         """
         if not self.grouped:
             return
@@ -273,15 +275,7 @@ class Comm:
         message_W.copy_(message_A[self.first_worker : self.first_worker + self.local_workers])
 
     def all_gather_uneven(self, messages_W: Sequence[Tensor], sizes_A: Sequence[int]) -> list[Tensor]:
-        """Gather messages of different sizes from all workers, without padding.
-
-        Args:
-            messages_W: a 1-D tensor of bytes for each local worker.
-            sizes_A: sizes of the messages of all workers, bytes.
-
-        Returns:
-            A messages, in the order of the workers.
-        """
+        """Return the 1-D messages of bytes of all workers in order, of these different sizes, without padding."""
         self.ledger.all_gather_uneven(sizes_A)
         here, W = joined(messages_W), self.local_workers
         if self.processes == 1:
@@ -290,7 +284,7 @@ class Comm:
         by_process = [sum(sizes_A[first : first + W]) for first in range(0, self.workers, W)]
         everywhere = here.new_empty(sum(by_process))
         # an all-gather of unequal parts equals an all-to-all in which each process sends the same data to all others
-        if self._takes_lists():  # views, without copies
+        if self.device.type == "cuda" and dist.get_backend(self.group) == "nccl":  # takes lists: views, without copies
             sent, received = [here] * self.processes, list(everywhere.split(by_process))
             self._collective(lambda: dist.all_to_all(received, sent, group=self.group))
             return list(everywhere.split(list(sizes_A)))
@@ -301,19 +295,8 @@ class Comm:
         )
         return list(everywhere.split(list(sizes_A)))
 
-    def _takes_lists(self) -> bool:
-        """Whether the backend supports an all-to-all of lists of tensors; gloo does not."""
-        return self.device.type == "cuda" and dist.get_backend(self.group) == "nccl"
-
     def all_to_all(self, messages_AW: Sequence[Tensor]) -> list[Tensor]:
-        """Send a part of each worker's message to each worker.
-
-        Args:
-            messages_AW: for each receiving worker of the run, the bytes [W, B] that the local workers send to it.
-
-        Returns:
-            for each local worker, the bytes [A, B] received from all workers.
-        """
+        """Send to each worker of the run the bytes [W, B] from the local workers; return the bytes [A, B] for each."""
         sizes = [message.shape[1] for message in messages_AW]
         self.ledger.all_to_all(sizes)
         if self.processes == 1:
@@ -357,14 +340,11 @@ class Comm:
             elif there == self.rank:
                 incoming.setdefault(source, []).append(target - first)
         received = {peer: message_W.new_empty(len(rows), *message_W.shape[1:]) for peer, rows in incoming.items()}
-        calls = [
-            *((peer, dist.isend, message_W[rows]) for peer, rows in outgoing.items()),
-            *((peer, dist.irecv, x) for peer, x in received.items()),
-        ]
-        ops = [
-            dist.P2POp(call, x, group=self.group, group_peer=peer)
-            for peer, call, x in sorted(calls, key=lambda one: one[0])
-        ]
+        calls: list[tuple[int, Any, Tensor]]
+        calls = [(peer, dist.isend, message_W[rows]) for peer, rows in outgoing.items()]
+        calls += [(peer, dist.irecv, x) for peer, x in received.items()]
+        calls.sort(key=lambda call: call[0])
+        ops = [dist.P2POp(call, x, group=self.group, group_peer=peer) for peer, call, x in calls]
         self._collective(lambda: [work.wait() for work in dist.batch_isend_irecv(ops)] if ops else None)
         for peer, rows in incoming.items():
             theirs_W[rows] = received[peer]
@@ -385,26 +365,18 @@ class Comm:
         self.ledger.charge(account, nbytes, wire=others * nbytes, rounds=others)
         if self.processes == 1:
             return
-        for dtype in dict.fromkeys(x.dtype for x in xs):
-            alike = [x for x in xs if x.dtype == dtype]
-            fused = torch.cat([x.detach().reshape(-1) for x in alike])
+        for alike, fused in _by_dtype(xs):
             self._run(functools.partial(dist.broadcast, fused, group=self.group, group_src=0))
-            for x, value in zip(alike, fused.split([x.numel() for x in alike]), strict=True):
-                x.detach().copy_(value.view(x.shape))
+            for x, value in zip(alike, split_like(fused, alike), strict=True):
+                x.detach().copy_(value)
 
     def send_tensors_(self, xs: Sequence[Tensor], source: int, receivers: Sequence[int]) -> None:
         """Send `xs` from one process to some others, which overwrite theirs. Only these processes call it.
 
-        Sends one message per dtype and receiver. The caller charges the ledger.
-
-        Args:
-            xs: tensors of the same shapes and dtypes on all of these processes; contiguous or not.
-            source: rank of the sender.
-            receivers: ranks of the receivers.
+        Sends one message per dtype and receiver. The caller charges the ledger. Shapes and dtypes are the same on all
+        of these processes; tensors may be not contiguous.
         """
-        for dtype in dict.fromkeys(x.dtype for x in xs):
-            alike = [x for x in xs if x.dtype == dtype]
-            fused = torch.cat([x.detach().reshape(-1) for x in alike])
+        for alike, fused in _by_dtype(xs):
             if self.rank == source:
                 for receiver in receivers:
                     self._run(functools.partial(dist.send, fused, receiver, group=self.group))

@@ -33,10 +33,9 @@ class ReplayedMark(NamedTuple):
 
 
 class CaptureStage(NamedTuple):
-    """A part of work that is captured as one graph.
+    """A part of work that is captured as one graph; `run` launches it and returns its results.
 
-    prepare: host code that runs before each execution, for example seeding generators or writing learning rates.
-    run: launches the work; returns its result tensors.
+    `prepare` is host code that runs before each execution, for example seeding generators or writing learning rates.
     """
 
     prepare: Callable[[], object]
@@ -74,16 +73,9 @@ def eagerly(work: CapturedWork) -> Any:
 
 
 class Graphs:
-    """Implementation without capture, for a CPU.
+    """Implementation without capture, for a CPU."""
 
-    Args:
-        streams: streams of the device.
-
-    Class attributes:
-        captures: whether work can be captured.
-    """
-
-    captures = False
+    captures = False  # whether work can be captured
 
     def __init__(self, streams: Streams | None = None) -> None:
         self.streams = streams or Streams()
@@ -96,10 +88,7 @@ class Graphs:
         """Return a context in which work is launched in a lane, after all earlier work except that of other lanes.
 
         torch's default generator draws from the lane's generator inside: graphs that share a generator and are replayed
-        concurrently would overwrite each other's seed.
-
-        Args:
-            number: number of the lane; 0 = the training's own stream.
+        concurrently would overwrite each other's seed. Lane 0 is the training's own stream.
         """
         if not number:
             yield
@@ -138,10 +127,8 @@ class Graphs:
     def capture(self, run: Callable[[], T], pool: str) -> tuple[Callable[..., None], T]:
         """Capture the work that `run` launches, without executing it.
 
-        Args:
-            run: launches the work.
-            pool: graphs of one pool and one lane share memory. They are replayed one after another, and the result of
-                one is consumed before the next one of the pool starts.
+        Graphs of one pool and one lane share memory. They are replayed one after another, and the result of one is
+        consumed before the next one of the pool starts.
 
         Returns:
             a function that replays the work, given the moment of `CapturedWork`; and the tensors that each replay
@@ -180,9 +167,6 @@ class CudaGraphs(Graphs):
 
     The whole training runs in one side stream, in which its graphs are also captured, because an autograd node that was
     created in another stream makes the capture fail.
-
-    Args:
-        device: the GPU.
     """
 
     captures = True

@@ -6,15 +6,8 @@ from typing import Any
 
 # an all-gather of unequal messages is sent as an all-to-all in which each worker sends the same data to all others
 KINDS = ("all_reduce", "all_gather", "all_gather_uneven", "all_to_all", "send_receive")
-OVER_WORKERS = (
-    "payload",
-    "wire",
-    "inner_wire",
-    "control_wire",
-    "dense",
-    "dense_wire",
-    "saved",
-)  # sums over the workers
+# sums over the workers
+OVER_WORKERS = ("payload", "wire", "inner_wire", "control_wire", "dense", "dense_wire", "saved")
 # columns that are unknown with a third-party hook
 OF_EXCHANGES = ("payload_bytes", "wire_bytes", "inner_wire_bytes", "rounds", "entropy_bytes", "paper_floats")
 
@@ -39,22 +32,8 @@ class Ledger:
     """
 
     fields = (
-        "payload",
-        "wire",
-        "inner_wire",
-        "rounds",
-        "control",
-        "control_wire",
-        "control_rounds",
-        "eval",
-        "setup",
-        "dense",
-        "dense_wire",
-        "dense_rounds",
-        "saved",
-        "coded",
-        "paper_floats",
-        "uncounted",
+        *("payload", "wire", "inner_wire", "rounds", "control", "control_wire", "control_rounds", "eval", "setup"),
+        *("dense", "dense_wire", "dense_rounds", "saved", "coded", "paper_floats", "uncounted"),
     )
     viewed = ("payload", "wire", "saved")
     exchanged = (*viewed, "rounds", "coded", "paper_floats", "uncounted")
@@ -101,22 +80,15 @@ class Ledger:
         self.kinds[kind] = before[0] + wire, before[1] + rounds
 
     def deliver(self, nbytes: int, receivers: int) -> None:
-        """Charge concurrent messages of `nbytes` to some workers, from others, outside of exchanges.
-
-        Args:
-            nbytes: size of a message.
-            receivers: number of workers that receive one.
-        """
+        """Charge concurrent messages of `nbytes` to some workers, from others, outside of exchanges."""
         self.counts["payload"] += nbytes * receivers
         self.counts["wire"] += nbytes * receivers
         self.counts["rounds"] += receivers > 0
 
     def dense_step(self, numel: int, passes: int = 2) -> None:
-        """Count the cost of an fp32 ring all-reduce of `numel` coordinates in this step, for comparison.
+        """Count the cost of an fp32 ring all-reduce of a worker's coordinates in this step, for comparison.
 
-        Args:
-            numel: number of coordinates of one worker.
-            passes: number of passes around the ring; 1 = a reduce-scatter.
+        One pass around the ring is a reduce-scatter.
         """
         self.counts["dense"] += self.workers * 4 * numel
         self.counts["dense_wire"] += passes * (self.workers - 1) * 4 * numel
@@ -138,25 +110,20 @@ class Ledger:
         part.counts, part.kinds = dict.fromkeys(self.fields, 0), dict.fromkeys(KINDS, (0, 0))
 
     def absorb(self, inner: Sequence["Ledger"]) -> None:
-        """Add the counts of the groups of this process to its view of the run, and clear them.
-
-        Args:
-            inner: ledgers of the local groups, which exchange concurrently. Their rounds do not depend on data.
-        """
+        """Add the counts of this process's groups, which exchange concurrently, to its view of the run; clear them."""
         alike = self.workers // (inner[0].workers * len(inner))  # processes, or groups of several processes
         for name in self.viewed:
             self.views[name] += alike * sum(ledger.counts[name] for ledger in inner)
-        for name in ("rounds", "coded", "paper_floats", "uncounted"):  # per worker, equal in all groups
+        for name in ("rounds", "coded", "paper_floats", "uncounted"):  # per worker, independent of data
             self.counts[name] += max(ledger.counts[name] for ledger in inner)
         for ledger in inner:
             ledger.counts = dict.fromkeys(self.fields, 0)
 
     def settled(self, views: Sequence[int]) -> None:
-        """Count the bytes of groups, and clear the view of this process.
+        """Count the bytes of groups, given the mean of `views` over the processes, and clear the view of this process.
 
-        Args:
-            views: mean of `views` over the processes. It is an integer, because each group is part of as many views as
-                it has processes, multiplied by the number of groups of that many processes.
+        The mean is an integer, because each group is part of as many views as it has processes, multiplied by the
+        number of groups of that many processes.
         """
         self.views = dict.fromkeys(self.viewed, 0)
         for name, spent in zip(self.viewed, views, strict=True):
@@ -207,12 +174,7 @@ class Ledger:
         return dict(self.counts), dict(self.kinds)
 
     def put_back(self, noted: tuple[dict[str, int], dict[str, tuple[int, int]]], names: Sequence[str]) -> None:
-        """Discard the counts since `noted()`, because the operation is repeated.
-
-        Args:
-            noted: return value of `noted()`.
-            names: names of the counts to reset.
-        """
+        """Reset these counts to those of `noted()`, because the operation is repeated."""
         counts, kinds = noted
         self.counts.update({name: counts[name] for name in names})
         self.kinds = dict(kinds)
@@ -251,9 +213,7 @@ class Ledger:
             c[name] += spent
         c["inner_wire"] += self.views["wire"]
         counted = {
-            "payload_bytes": mean(c["payload"]),
-            "wire_bytes": mean(c["wire"]),
-            "inner_wire_bytes": mean(c["inner_wire"]),
+            **{f"{name}_bytes": mean(c[name]) for name in ("payload", "wire", "inner_wire")},
             "rounds": c["rounds"],
             "control_bytes": c["control"],
             "control_wire_bytes": mean(c["control_wire"]),

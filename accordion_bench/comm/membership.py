@@ -28,11 +28,9 @@ class Membership:
     changed = False
 
     def together(self, do: Callable[[], T], undo: Undo = nothing) -> T:
-        """Run a collective operation, which all members call at the same point, and return its result.
+        """Return the result of a collective operation, which all members call at the same point.
 
-        Args:
-            do: the operation; called again if a member was lost.
-            undo: reverts the changes of `do` before it is called again.
+        If a member was lost, `undo` reverts its changes, and it is called again.
         """
         return do()
 
@@ -56,11 +54,7 @@ class Membership:
         return {}
 
     def leave(self, over: bool = True) -> None:
-        """Leave the run.
-
-        Args:
-            over: whether the run has ended, so that no process may enter any more.
-        """
+        """Leave the run; if it is over, no process may enter any more."""
 
 
 class LeftBehind(RuntimeError):
@@ -75,12 +69,7 @@ class Owner(Protocol):
     """Owner of the state that is equal on all members."""
 
     def resized(self, lost: Sequence[int], before: int) -> None:
-        """Adapt to a new number of processes and a new rank.
-
-        Args:
-            lost: previous ranks of the lost processes.
-            before: previous number of processes.
-        """
+        """Adapt to new processes and a new rank; `lost` are previous ranks, `before` is the previous number."""
 
     def averaged(self) -> None:
         """Note that an exchange of all members is complete, of all tensors or of a fragment."""
@@ -125,13 +114,7 @@ class SampleAssignment:
         self._settled = max(self._settled, steps)
 
     def change(self, workers: int, lost: Sequence[int], steps: int) -> None:
-        """Assign the remaining samples to a new set of workers.
-
-        Args:
-            workers: new number of workers.
-            lost: previous numbers of the lost workers.
-            steps: number of steps of the run so far.
-        """
+        """Assign the remaining samples to this many workers after `steps` steps; `lost` are previous numbers."""
         dealt = (steps - self._since) * self.batch * self.workers
         back = self._entries(self._places(lost, max(self._settled, self._since), steps))
         self._next += max(0, dealt - len(self._left))

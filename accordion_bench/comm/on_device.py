@@ -42,10 +42,7 @@ def gpu_models() -> list[str]:
 def nccl_options(timeout: datetime.timedelta | None) -> Any:
     """Return options of one NCCL group: a high-priority stream, for exchanges that overlap the backward pass.
 
-    Each group needs a new object, because torch writes the group's name into it.
-
-    Args:
-        timeout: timeout of the group's collectives; None = torch's default.
+    Each group needs a new object, because torch writes the group's name into it. Without a timeout torch's is used.
     """
     chosen = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     if timeout is not None:
@@ -57,9 +54,6 @@ def nccl_sub_group_options(timeout: datetime.timedelta | None) -> dict[str, Any]
     """Return keyword arguments of `new_group`; {} if the default group does not use NCCL.
 
     torch splits the new group from the default group eagerly, because that is bound to its GPU.
-
-    Args:
-        timeout: see `nccl_options`.
     """
     over_nccl = dist.is_initialized() and dist.get_backend() == "nccl"
     return {"pg_options": nccl_options(timeout)} if over_nccl else {}
@@ -91,11 +85,7 @@ class Streams:
 
 
 class CudaStreams(Streams):
-    """Streams of one GPU.
-
-    Args:
-        device: the GPU.
-    """
+    """Streams of one GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -133,11 +123,7 @@ def copy_on_cpu(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def restore_(x: Tensor, saved: Tensor) -> None:
-    """x <- saved, with equal shapes, because `copy_` would broadcast.
-
-    Raises:
-        ValueError: the shapes differ.
-    """
+    """x <- saved; ValueError if the shapes differ, because `copy_` would broadcast."""
     if saved.shape != x.shape:
         raise ValueError(f"a tensor has the shape {list(saved.shape)} where {list(x.shape)} belongs")
     x.copy_(saved)
@@ -157,11 +143,7 @@ class Work(NamedTuple):
 
 
 class Transport:
-    """Thread that runs submitted work one item after another; after the first failure it runs no more.
-
-    Args:
-        device: device of the tensors.
-    """
+    """Thread that runs submitted work one item after another; after the first failure it runs no more."""
 
     def __init__(self, device: torch.device) -> None:
         self.streams = streams_of(device)
@@ -175,11 +157,11 @@ class Transport:
     def submit(
         self, work: Callable[[], list[Tensor]], inputs: Iterable[Tensor] = (), state: State = tuple
     ) -> "Future[tuple[list[Tensor], State, Any]]":
-        """Submit work on tensors that are complete, or whose computation this thread has launched on the device.
+        """Submit work that returns new tensors.
 
         Args:
-            work: function that returns new tensors.
-            inputs: tensors that it reads; no other code may keep a reference.
+            inputs: tensors that it reads, complete or computed by work that this thread has launched on the device; no
+                other code may keep a reference.
             state: returns the tensors that it changes; they may be read and changed after `wait`.
         """
         self._last = Future()
@@ -187,11 +169,7 @@ class Transport:
         return self._last
 
     def wait(self, future: "Future[tuple[list[Tensor], State, Any]]") -> list[Tensor]:
-        """Wait for submitted work, and return its tensors.
-
-        Raises:
-            the exception of this work, or of earlier work.
-        """
+        """Wait for submitted work, and return its tensors; raise the exception of this work, or of earlier work."""
         tensors, state, done = future.result()
         if self._last is future:
             self._last = None

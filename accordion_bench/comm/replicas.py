@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.collectives import Comm, split_like
 from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.clip import clip_factor
@@ -20,12 +20,8 @@ from accordion_bench.tensors.real_view import as_kind_of, as_real
 def pooled_buffers(buffers_W: Mapping[str, Tensor], comm: Comm, between: bool = True) -> dict[str, Tensor]:
     """Return the means of buffers over all workers, weighted by samples. Charged to `eval`.
 
-    Integers and bools are those of worker 0. Buffers that are not dense are those of the first local worker.
-
-    Args:
-        buffers_W: buffers [W, ...] by name.
-        comm: communicator of all workers.
-        between: whether a variance includes the variance of the workers' means.
+    Integers and bools are those of worker 0. Buffers that are not dense are those of the first local worker. If
+    `between`, a variance includes the variance of the workers' means.
     """
     pooled = {name: buffer_W[0].clone() for name, buffer_W in buffers_W.items()}
     dense = [name for name, buffer in pooled.items() if is_dense(buffer)]
@@ -38,9 +34,7 @@ def pooled_buffers(buffers_W: Mapping[str, Tensor], comm: Comm, between: bool = 
     if not parts:
         return pooled
     total = comm.sum_(torch.cat([part.reshape(-1) for part in parts]), "eval") / comm.workers
-    averages = [
-        value.view(part.shape) for value, part in zip(total.split([p.numel() for p in parts]), parts, strict=True)
-    ]
+    averages = split_like(total, parts)
     mean = dict(zip(floats, averages, strict=False))
     for name, square in zip(variances, averages[len(floats) :], strict=True):
         mean[name] = mean[name] + square - mean[means_of[name]].square()
@@ -121,13 +115,7 @@ class Replicas:
 
     @torch.no_grad()
     def differences(self, anchor: Sequence[Tensor], rows: range, tensors: Tensors = None) -> list[Tensor]:
-        """Return anchor - x of some local workers, [rows, ...]. Overwrites their gradients.
-
-        Args:
-            anchor: a tensor [...] for each of the tensors.
-            rows: rows of the workers.
-            tensors: indices of the tensors; None = all.
-        """
+        """Return anchor - x of some local workers, [rows, ...], for some tensors or all. Overwrites their gradients."""
         parts_W = [g_W[rows.start : rows.stop] for g_W in _chosen(self.gradients_W, tensors)]
         for i, row in enumerate(rows):
             own = [part_W[i] for part_W in parts_W]

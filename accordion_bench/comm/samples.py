@@ -39,10 +39,9 @@ class Series:
         return float(np.median(self.values))
 
     def deviation(self) -> float:
-        """Return the deviation between consecutive values: 1.4826 median |x_t - x_(t-1)| / sqrt(2).
+        """Return 1.4826 median |x_t - x_(t-1)| / sqrt(2), which stalls and slow drifts of the machine do not affect.
 
-        Equals the standard deviation of independent, normally distributed values. Stalls and slow drifts of the machine
-        do not affect it.
+        Equals the standard deviation of independent, normally distributed values.
         """
         if len(self.values) < 2:
             return 0.0

@@ -49,8 +49,7 @@ class SealedStore:
     seal, because the store's server increments them. Use them only as a hint that a value may be available.
 
     Args:
-        base: store of torch.distributed.
-        processes: number of processes that share it.
+        base, processes: store of torch.distributed, and the number of processes that share it.
         secret: secret that they share; "" = no seals.
         path: prefix of the keys; a seal is valid only under this prefix.
     """
@@ -85,9 +84,7 @@ class SealedStore:
     def read(self, key: str, meaning: Callable[[str], T]) -> T | None:
         """Return a value, or None if there is no valid one, without waiting.
 
-        Args:
-            key: key of the value.
-            meaning: parser of the text, `str` for the text itself; raises ValueError for invalid text.
+        `meaning` parses the text, `str` for the text itself, and raises ValueError for invalid text.
         """
         there = self._path + key
         return self._open(key, self.base.get(there), meaning) if self.base.check([there]) else None
@@ -162,11 +159,7 @@ class SealedStore:
 
 
 def whole_number(text: str) -> int:
-    """Parse a non-negative integer of at most 18 digits.
-
-    Raises:
-        ValueError: the text is not such a number.
-    """
+    """Parse a non-negative integer of at most 18 digits; ValueError for any other text."""
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise ValueError(text)
     return int(text)
@@ -210,9 +203,7 @@ class AgreedStep:
     def due(self, step: int, wanted: Callable[[], bool]) -> bool:
         """Return whether this is the agreed step; every process must call it after every step.
 
-        Args:
-            step: number of steps taken.
-            wanted: returns whether this process requests it; called after every step until a process has.
+        `wanted` returns whether this process requests it; it is called after every step until a process has.
         """
         if self.store is None:
             return wanted()

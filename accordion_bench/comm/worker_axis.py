@@ -3,6 +3,7 @@
 Local methods add a row of parameters for each worker (`fork`).
 """
 
+import functools
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -81,10 +82,8 @@ class WorkerAxis(Replicas):
         self._losses, self._loss_sums = list(self.loss_W), list(self.loss_sum_W)  # views, made once
         self._taken: dict[int, Tensor] = {}
         self._current: int | None = None
-        self.buffers_W = {
-            name: buffer.detach().expand(comm.local_workers, *buffer.shape).clone()
-            for name, buffer in model.named_buffers()
-        }
+        buffers = model.named_buffers()
+        self.buffers_W = {name: x.detach().expand(rows, *x.shape).clone() for name, x in buffers}
         self._homes = {name: _home(model, name) for name in self.buffers_W}
         self._buffers = [{name: x_W[row] for name, x_W in self.buffers_W.items()} for row in range(rows)]
 
@@ -124,22 +123,15 @@ class WorkerAxis(Replicas):
     def backward(self, row: int, step: int, batch: Batch, do: Callable[[CapturedWork], Passed] = eagerly) -> Tensor:
         """Compute the gradients of one worker's step, and store them in its row.
 
-        Args:
-            row: row of the local worker.
-            step: key of dropout.
-            batch: batch of the worker.
-            do: runs the passes; each micro-batch is a stage.
-
-        Returns:
-            the detached loss of the batch; overwritten by the worker's next step.
+        Return the detached loss of the batch, which the worker's next step overwrites. `step` is the key of dropout;
+        `do` runs the passes, of which each micro-batch is a stage.
         """
         if self.comm.local_workers == 1:
             self.gradients_W = []  # otherwise gradients of two steps would be in memory
 
         def stage(micro: int) -> CaptureStage:
-            return CaptureStage(
-                lambda: self.seed_dropout("dropout", step, row, micro), lambda: self._pass(row, micro, batch)
-            )
+            seed = functools.partial(self.seed_dropout, "dropout", step, row, micro)
+            return CaptureStage(seed, functools.partial(self._pass, row, micro, batch))
 
         key = (row, batch.key, batch.micro_batches, batch.scale, bool(self.replicas))
         stages = [stage(micro) for micro in range(batch.micro_batches)]
@@ -219,10 +211,7 @@ class WorkerAxis(Replicas):
     ) -> list[Tensor]:
         """Re-estimate BatchNorm statistics as averages over training batches; return the old ones, for `restore`.
 
-        Args:
-            values: parameters for which to estimate them.
-            forward: function of (row, batch number) that runs the model on one training batch.
-            batches: number of batches per worker.
+        `forward` runs the model with these parameter values on a batch, given its row and number.
         """
         kept = [buffer_W.clone() for buffer_W in self.buffers_W.values()]
         norms: list[Any] = [m for m in self.model.modules() if getattr(m, "track_running_stats", False)]

@@ -41,8 +41,7 @@ class DDPExchange(Exchange):
 
     Args:
         axis: of one worker in each of several processes; its model is wrapped, and each worker keeps its own buffers.
-        node: the compressor's options.
-        ladder: the compressor's one level.
+        node, ladder: the compressor's options, and its one level.
         seed: for keyed draws.
         bucket_cap_mb: MB of gradients per bucket; None = torch's 1, then 25.
         hook: a third-party hook, in place of the compressor's; None = the compressor's.

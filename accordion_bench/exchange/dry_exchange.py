@@ -17,13 +17,7 @@ from accordion_bench.position import StepInfo
 
 @torch.no_grad()
 def probe_exchange(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo, first: bool = False) -> Probed:
-    """Return error and bytes per exchanged unit under the plan.
-
-    Args:
-        exchange: the exchange to probe.
-        xs_W, info: as for an exchange.
-        first: whether to probe only the first local worker.
-    """
+    """Return error and bytes per exchanged unit under the plan, of all local workers or only of the first."""
     state = exchange.state
     if first:
         xs_W, state = [x_W[:1] for x_W in xs_W], state_of_first(exchange)
@@ -53,12 +47,7 @@ def measure_level(
 ) -> dict[str, Measured]:
     """Return bytes and error of one level of the ladder on the first local worker, per unit that has levels.
 
-    Args:
-        exchange: the exchange to probe.
-        xs_W: tensors to exchange, or, with `is_input`, results of `compressor_input`.
-        level: index into the ladder.
-        info: as for an exchange.
-        is_input: whether `xs_W` already include residual, momentum and learning rate.
+    The tensors are those of an exchange, or if `is_input`, results of `compressor_input`.
     """
     plan = info.plan
     ctx = exchange.context(replace(info, plan=plan.with_levels(dict.fromkeys(plan.levels, level))))
@@ -69,11 +58,7 @@ def measure_level(
 
 
 def cut_into_buckets(exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> list[list[Buckets]]:
-    """Return the quantiser's buckets of each local worker's tensors, for policies that request them.
-
-    Raises:
-        NonFinite: a tensor, or the norm of a bucket, is NaN or infinite.
-    """
+    """Return the quantiser's buckets of each local worker's tensors; NonFinite if a tensor or a bucket's norm is."""
     exchange.refuse_non_finite(xs_W)
     try:
         buckets_W = buckets_of(exchange.compressor, exchange.as_sent(xs_W), exchange.context(replace(info, lr=1.0)))
@@ -98,9 +83,6 @@ def tensors_in(node: Any) -> Iterator[Tensor]:
     """Yield all tensors in nested containers."""
     if isinstance(node, Tensor):
         yield node
-    elif isinstance(node, dict):
-        for value in node.values():
-            yield from tensors_in(value)
-    elif isinstance(node, list | tuple):
-        for value in node:
+    elif isinstance(node, dict | list | tuple):
+        for value in node.values() if isinstance(node, dict) else node:
             yield from tensors_in(value)

@@ -143,7 +143,9 @@ class Exchange:
         self._taken: tuple[list[float | None], list[bool]] = [], []
 
     def _weakest_bytes(self) -> list[float]:
-        levels = self.levels(StepInfo(self.weakest(), self.start_step, epoch=math.inf))
+        return self._bytes(self.levels(StepInfo(self.weakest(), self.start_step, epoch=math.inf)))
+
+    def _bytes(self, levels: Sequence[float | None]) -> list[float]:
         pairs = zip(self.sent, levels, strict=True)
         return [payload_bytes(self.compressor, spec, level, self.comm.workers) for spec, level in pairs]
 
@@ -154,11 +156,9 @@ class Exchange:
         return ExchangeKind(what, self.workers)
 
     def part(self, number: int, tensors: Sequence[int]) -> "Exchange":
-        """Return an exchange of some tensors, with the same compressor and state, but timed separately.
+        """Return an exchange of the tensors of whole buckets, with the same compressor and state, but timed separately.
 
-        Args:
-            number: identifies the part.
-            tensors: indices of the tensors of whole buckets; each tensor is a unit.
+        Each tensor is a unit; `number` identifies the part.
         """
         own, at = copy.copy(self), {tensor: i for i, tensor in enumerate(tensors)}
         buckets = [bucket for bucket, members in enumerate(self.members) if members[0] in at]
@@ -224,16 +224,13 @@ class Exchange:
         levels, workers = self.levels(info), self.comm.workers
         if levels != self._predicted[0] or self.compressor.traits.cycle > 1:  # a plan is valid for many steps
             pairs = zip(self.sent, levels, strict=True)
-            payload = sum(
-                next_payload_bytes(self.compressor, spec, level, workers, self.state) for spec, level in pairs
-            )
-            self._predicted = levels, round(payload)
+            own = (next_payload_bytes(self.compressor, spec, level, workers, self.state) for spec, level in pairs)
+            self._predicted = levels, round(sum(own))
         return self._predicted[1]
 
     def mean_bytes(self, info: StepInfo) -> int:
         """Return the payload bytes as a mean over all turns."""
-        pairs = zip(self.sent, self.levels(info), strict=True)
-        return round(sum(payload_bytes(self.compressor, spec, level, self.comm.workers) for spec, level in pairs))
+        return round(sum(self._bytes(self.levels(info))))
 
     def steps_taken(self, info: StepInfo) -> list[bool]:
         """Return for each tensor whether its update is its step, which the optimizer must not take again."""
@@ -270,14 +267,7 @@ class Exchange:
 
     @torch.no_grad()
     def __call__(self, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
-        """Exchange tensors [W, ...], one per spec.
-
-        Args:
-            xs_W: gradients.
-            info: of this step.
-
-        Returns:
-            the updates [...], one per spec.
+        """Exchange tensors [W, ...], and return the updates [...], one per spec.
 
         Raises:
             NonFinite: a gradient is NaN or infinite; on a CPU nothing was sent, and no state has changed. Or a
@@ -345,23 +335,10 @@ class Exchange:
 
     @torch.no_grad()
     def bucket(self, number: int, xs_W: Sequence[Tensor], ctx: Context) -> list[Tensor]:
-        """Exchange one bucket.
-
-        Args:
-            number: number of the bucket.
-            xs_W: its tensors [W, ...], one for each of its `members`.
-            ctx: context of the whole step.
-
-        Returns:
-            the updates [...] of these tensors.
-        """
+        """Exchange the tensors [W, ...] of a bucket's `members` in a step's context; return the updates [...]."""
         units = self.buckets[number]
-        own = replace(
-            ctx,
-            specs=[ctx.specs[u] for u in units],
-            levels=[ctx.levels[u] for u in units],
-            lrs=[ctx.lrs[u] for u in units],
-        )
+        specs, levels, lrs = ([values[u] for u in units] for values in (ctx.specs, ctx.levels, ctx.lrs))
+        own = replace(ctx, specs=specs, levels=levels, lrs=lrs)
         counts = [len(self.units[u]) for u in units]
         with self.comm.clock.exchanging(self.kind, number, self.comm.ledger):
             updates = self.compressor.exchange(self._join(xs_W, counts), own, self.state, self.comm).update
@@ -421,10 +398,7 @@ class Exchange:
     ) -> str | None:
         """Return a description of the first non-finite tensor and its worker; None, after one pass, if all are finite.
 
-        Args:
-            xs_W: tensors [W, ...].
-            what: noun for the tensors; default: the noun of this exchange.
-            members: indices of the tensors; default: one per spec.
+        The tensors [W, ...] have the indices `members`, one per spec by default, and the noun `what`.
         """
         if all_finite(xs_W):
             return None

@@ -35,14 +35,7 @@ Noted = tuple[Tensor, Sequence[Look]]
 
 
 class Finite:
-    """The checks of a step.
-
-    Args:
-        device: of the tensors.
-
-    Attributes:
-        late: whether checks are noted and read together; if not, each check is made at once.
-    """
+    """The checks of a step; if `late`, as on a device, they are noted and read together instead of at once."""
 
     def __init__(self, device: torch.device) -> None:
         self.late = device.type != "cpu"

@@ -96,11 +96,7 @@ class ForeignHook:
 
 
 def refuse_hook(path: object, state_path: object, options: object) -> None:
-    """Check the options of a hook, its state and the state's options, independent of the rest of the run; None = unset.
-
-    Raises:
-        ConfigError: names the option.
-    """
+    """Check the options of a hook, its state and the state's options, whatever the rest of the run is; None = unset."""
     if path is not None:
         _parts("comm.hook", path, "function", EXAMPLE)
     if state_path is not None and path is None:

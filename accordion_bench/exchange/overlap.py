@@ -30,11 +30,8 @@ class Overlap:
     Buckets are submitted in a fixed order: a bucket that fills early waits for the earlier buckets. Parameters that the
     backward pass did not reach have a zero gradient, and their buckets are submitted at its end.
 
-    A lone worker exchanges nothing, so that no ready times are noted.
-
     Args:
-        axis: replicas whose gradients are exchanged.
-        comm: communicator whose transport runs the exchanges.
+        axis, comm: replicas whose gradients are exchanged, and communicator whose transport runs the exchanges.
         transport: whether exchanges run in a separate thread.
         allowed: whether buckets are submitted early; if not, only their ready times are noted, for the modelled clock.
     """
@@ -52,12 +49,7 @@ class Overlap:
             param.register_post_accumulate_grad_hook(lambda _, i=i: self.arrived(i))
 
     def arm(self, exchange: Exchange, ctx: Context | None) -> None:
-        """Start collecting gradients, which are those of the last worker's last micro-batch.
-
-        Args:
-            exchange: receives the gradients.
-            ctx: of this step; None = buckets are not submitted early.
-        """
+        """Start collecting the gradients of the last worker's last micro-batch; without a context none leaves early."""
         if self.notes:
             self.armed = Armed(exchange, ctx, [{} for _ in exchange.buckets], [])
 
@@ -99,21 +91,13 @@ class Overlap:
         self._leave()
 
     def join(self) -> list[Tensor]:
-        """Wait for all buckets, and return the updates [...], one per spec.
-
-        Raises:
-            NonFinite: a gradient is NaN or infinite.
-        """
+        """Wait for all buckets, and return the updates [...], one per spec; NonFinite if a gradient is."""
         assert self.armed is not None
         (exchange, _, _, under_way), self.armed = self.armed, None
         return self._landed(exchange, under_way)
 
     def launch(self, exchange: Exchange, xs_W: Sequence[Tensor], info: StepInfo) -> Callable[[], list[Tensor]]:
-        """Submit tensors that will not be changed, and return a function that waits for the updates.
-
-        Args:
-            exchange, xs_W, info: as for `Exchange`, in the units of the parameters.
-        """
+        """Submit tensors, in the units of the parameters, that will not be changed; return a wait for the updates."""
         ctx, clock = exchange.begin(info), self.comm.clock
         alone = self.comm.local_workers == 1
         if alone:
@@ -145,10 +129,9 @@ class Overlap:
 
 
 def checked(exchange: Exchange, number: int, xs_W: Sequence[Tensor], ctx: Context) -> list[Tensor]:
-    """Exchange one bucket, on a CPU after a check of its gradients; returns the input of `Exchange.receive`.
+    """Exchange one bucket for `Exchange.receive`, on a CPU after a check of its gradients.
 
-    Raises:
-        NonFinite: a gradient is NaN or infinite; earlier buckets of the step may have been sent.
+    Earlier buckets of the step may have been sent before NonFinite is raised.
     """
     if not exchange.finite.late and (bad := exchange.non_finite(xs_W, members=exchange.members[number])):
         raise NonFinite(f"{bad} is not finite")

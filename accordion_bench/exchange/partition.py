@@ -23,9 +23,8 @@ def bucketed(
     Gradients become ready in about this order. Units within a bucket have the model's order.
 
     Args:
-        sizes: bytes of each unit's message.
+        sizes, gradients: bytes of each unit's message, and, if `gradient_mb` is finite, of its gradients.
         bucket_mb: MB of messages, in the first bucket and in the others.
-        gradients: bytes of each unit's gradients; required if `gradient_mb` is finite.
         gradient_mb: MB of gradients at which a bucket is also complete.
     """
     buckets: list[list[int]] = []
@@ -48,12 +47,7 @@ def bucketed_in_parts(
     gradient_mb: float,
     parts: Sequence[Sequence[int]] | None,
 ) -> list[list[int]]:
-    """Group units as `bucketed` does, but part by part, so that no bucket contains units of two parts.
-
-    Args:
-        sizes, bucket_mb, gradients, gradient_mb: see `bucketed`.
-        parts: units, by index, in the model's order; None = one part of all units.
-    """
+    """Group units as `bucketed` does, but part by part (units by index), so that no bucket contains units of two."""
     if parts is None:
         return bucketed(sizes, bucket_mb, gradients, gradient_mb)
     found = []
@@ -108,14 +102,7 @@ REASONS = 2  # number of reasons in a warning, those of most coordinates
 def why_dense(
     compressor: Compressor, sent: Sequence[TensorSpec], levels: Sequence[float | None], workers: int
 ) -> dict[WhyDense, list[TensorSpec]]:
-    """Return, by reason, the units that are exchanged dense although they have a level; most coordinates first.
-
-    Args:
-        compressor: in its wrappers.
-        sent: the units of exchange: tensors, buckets, or the model.
-        levels: of each unit; None = dense as configured.
-        workers: that take part.
-    """
+    """Return, by reason, the units that are exchanged dense although they have a level; most coordinates first."""
     found: dict[WhyDense, list[TensorSpec]] = {}
     for spec, level in zip(sent, levels, strict=True):
         why = None if level is None else dense_reason(compressor, spec, level, workers)
@@ -137,17 +124,12 @@ def dense_warning(
     if share < TOLD:
         return ""
     count = sum(map(len, found.values()))
-    reasons = "; ".join(
-        f"{why.reason} ({len(specs)})" if len(found) > 1 else why.reason for why, specs in _first(found)
-    )
-    ways = [way for why, _ in _first(found) for way in why.instead]
+    first = list(found.items())[:REASONS]
+    reasons = "; ".join(f"{why.reason} ({len(specs)})" if len(found) > 1 else why.reason for why, specs in first)
+    ways = [way for why, _ in first for way in why.instead]
     how_much = f"{count} of {counted(len(sent), 'tensor')}, {100 * share:.3g} % of the coordinates"
     told = f"{how_much}, are exchanged dense: {reasons}"
     return worded(told, [way for i, way in enumerate(ways) if way not in ways[:i]])
-
-
-def _first(found: dict[WhyDense, list[TensorSpec]]) -> list[tuple[WhyDense, list[TensorSpec]]]:
-    return list(found.items())[:REASONS]
 
 
 def _numel(specs: Sequence[TensorSpec]) -> int:

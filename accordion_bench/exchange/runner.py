@@ -114,14 +114,9 @@ class ExchangeRunner:
         parts: Sequence[Sequence[int]] | None = None,
         wrapped: CompressorSetup | None = None,
     ) -> Exchange:
-        """Return a new exchange of gradients, or of differences of parameters.
+        """Return a new exchange of gradients, or of differences of parameters, in parts as in `SendOptions`.
 
-        Args:
-            of_differences: whether differences are exchanged.
-            comm: the workers; None = all.
-            seed: for keyed draws; None = the run's.
-            parts: see `SendOptions`.
-            wrapped: the compressor; None = that of the run.
+        By default it is among all workers, with the seed and the compressor of the run.
         """
         if self.ddp is not None:
             self.ddp.finite = self.finite
@@ -147,12 +142,9 @@ class ExchangeRunner:
             preload(self.gradients, self.ladder, self.position.plan.codebooks, self.axis.like)
 
     def run(self, exchanges: Sequence[Exchange], xs_W: Sequence[Sequence[Tensor]], lr: Rate = 1.0) -> CompletedExchange:
-        """Run one exchange of all workers, or of each local group.
+        """Run one exchange of all workers, or of each local group, with its inputs, tensors [rows, ...].
 
-        Args:
-            exchanges: one for each local group.
-            xs_W: inputs of each exchange, tensors [rows, ...].
-            lr: learning rate if `xs_W` are gradients; 1 if they have the units of the parameters.
+        `lr` is the learning rate of gradients, or 1 if the tensors have the units of the parameters.
         """
         clock, info = self.comm.clock, self.position.info(lr)
         clock.lap("update")
@@ -204,21 +196,14 @@ def preload(wrapped: CompressorSetup, ladder: Ladder, codebooks: Mapping[int, tu
 
     The first step is excluded from measured time, but not every run compresses in it: a local method exchanges later,
     and 1-bit Adam starts dense. Importing numba and reading machine code takes a second, compiling it several seconds.
-    For a compressor without kernels this is a no-op.
-
-    Args:
-        wrapped: the compressor in its wrappers; unchanged.
-        ladder: the knob's values.
-        codebooks: of the plan.
-        like: a tensor of the dtype and on the device of the tensors to exchange.
+    For a compressor without kernels this is a no-op. The tensors have the dtype and device of `like`.
     """
     if like.device.type not in wrapped.compressor.description.kernels:
         return
     comm = Comm(2, device=str(like.device))
     for specs in PRELOADED:
-        xs_W = [
-            torch.linspace(-1, 1, 2 * spec.numel).to(like.device, like.dtype).view(2, *spec.shape) for spec in specs
-        ]
+        rows = ((torch.linspace(-1, 1, 2 * spec.numel), spec.shape) for spec in specs)
+        xs_W = [x.to(like.device, like.dtype).view(2, *shape) for x, shape in rows]
         compressor = copy.deepcopy(wrapped.compressor)
         exchange = Exchange(compressor, specs, ladder, comm, like, SendOptions(**wrapped.for_exchange))
         weakest = exchange.weakest()

@@ -117,11 +117,7 @@ class CommunicatingStep:
         return self.sync.exchange
 
     def begin(self, batch_size: int) -> None:
-        """Start the clock of a step under the current plan.
-
-        Args:
-            batch_size: samples per worker.
-        """
+        """Start the clock of a step under the current plan, with this number of samples per worker."""
         self.clock.in_force(batch_size, self.exchange.predicted_bytes(self.position.info()))
         self.clock.worker()
 
@@ -136,12 +132,7 @@ class CommunicatingStep:
         return self.sync.gradient_exchange_of_next_step() if self.overlap.notes and not needs_all_gradients else None
 
     def arm(self, lr: Rate, exchange: Exchange | None) -> None:
-        """Start collecting the last gradients of this step.
-
-        Args:
-            lr: learning rate, one for all tensors or one for each.
-            exchange: result of `leaving`.
-        """
+        """Start collecting the last gradients of this step, for the result of `leaving`."""
         if exchange is not None:
             self.overlap.arm(exchange, exchange.begin(self.position.info(lr)) if self.overlap.allowed else None)
 
@@ -153,9 +144,6 @@ class CommunicatingStep:
 
     def before_update(self, lr: Rate) -> None:
         """Turn each worker's own gradients into those that the optimizer uses.
-
-        Args:
-            lr: learning rate, one for all tensors or one for each.
 
         Raises:
             NonFinite: a gradient is NaN or infinite.
@@ -171,9 +159,6 @@ class CommunicatingStep:
 
     def after_update(self, lr: Rate) -> None:
         """Turn the optimizer's result into the parameters and the plan of the next step.
-
-        Args:
-            lr: learning rate, one for all tensors or one for each.
 
         Raises:
             NonFinite: a difference of parameters is NaN or infinite.
@@ -211,10 +196,6 @@ class CommunicatingStep:
         return self.position.step + self.under_way
 
     def over(self, samples: int) -> None:
-        """Close the step's measurement; times are counted from the second step on.
-
-        Args:
-            samples: of one worker.
-        """
+        """Close the measurement of a step with this many samples of a worker; times count from the second step on."""
         self.clock.step_over(samples)
         self.clock.warm = True

@@ -23,12 +23,7 @@ COMPILERS = {
 
 
 def computed_with(device: str, parts: Components) -> str:
-    """Return the compiler's name, or `torch` if it is not installed; "" if the run uses no codec with kernels.
-
-    Args:
-        device: device of the run, `cpu` or `cuda`.
-        parts: components of the run.
-    """
+    """Return the compiler's name, or `torch` if it is not installed; "" if the run uses no codec with kernels."""
     compiler = COMPILERS.get(device)
     own = parts.wrapped.compressor.description.kernels
     if compiler is None or parts.exchange.engine == "ddp" or device not in own:
@@ -45,11 +40,7 @@ def missing(device: str, parts: Components) -> str:
 
 
 def other_than(began: str, now: str) -> str:
-    """Return the warning for a resumed run that uses other kernels than before; "" if they are equal or unknown.
-
-    Args:
-        began, now: results of `computed_with` at the start and now.
-    """
+    """Return the warning for a resumed run that uses other kernels than it began with; "" if equal or unknown."""
     if not began or not now or began == now:
         return ""
     known = {compiler.name: compiler.install for compiler in COMPILERS.values()}

@@ -26,12 +26,7 @@ class Evaluation:
 
     If the evaluation of a batch is captured, parameters and buffers are copied to the same memory for each evaluation.
 
-    Args:
-        axis: the model and the workers' buffers.
-        task: defines loss and metrics.
-        data, sampler: training batches that re-estimate BatchNorm statistics if `axis.bn` is `recompute`.
-        position: current epoch and step.
-        replayed: executes the work of each batch, eagerly or by replay.
+    Training batches (`data`, `sampler`) re-estimate BatchNorm statistics if `axis.bn` is `recompute`.
     """
 
     def __init__(
@@ -51,11 +46,7 @@ class Evaluation:
 
     @torch.no_grad()
     def __call__(self, values: Sequence[Tensor]) -> tuple[dict[str, float], dict[str, Tensor]]:
-        """Return the evaluation columns of a consensus model, and the buffers used by the first local worker.
-
-        Args:
-            values: the consensus, [...] per parameter.
-        """
+        """Return the evaluation columns of a consensus [...] per parameter, and the first local worker's buffers."""
         axis, comm, task = self.axis, self.axis.comm, self.task
         kept = self._recompute(values) if axis.bn == "recompute" and axis.buffers_W else None
         axis.model.eval()
@@ -132,8 +123,7 @@ class Score:
         selected_by, tested: its columns on the split that decides on target and best epoch, and on the test split.
 
     Attributes:
-        best, best_epoch: value and number of the best epoch.
-        test_at_best: metric on the test split in the best epoch.
+        best, best_epoch, test_at_best: value and number of the best epoch, and its metric on the test split.
         to_target: `seconds` and `payload_bytes` when the target was first reached; empty before.
         looks: one dict per look in this epoch, with the metric and the columns of SPENT.
         files: size and checksum of the weight files, by name.
@@ -169,11 +159,9 @@ class Score:
         return best
 
     def due(self, step: int, steps: int) -> bool:
-        """Whether a look is due within the epoch, because a target exists that is not reached.
+        """Whether a look is due after so many of the epoch's steps, because a target exists that is not reached.
 
-        Args:
-            step: number of steps done in the epoch.
-            steps: number of steps of the epoch; the row of the epoch is used after the last one.
+        After the last step the row of the epoch is used.
         """
         if self.target is None or self.to_target or self.every >= 1:
             return False

@@ -16,20 +16,12 @@ SILENT = "99"  # above all log levels of Kineto
 
 @contextlib.contextmanager
 def profiled(steps: int, folder: RunFolder, clock: Clock) -> Iterator[Callable[[], None]]:
-    """Profile `steps` optimizer steps, starting with step 2, after one warm-up step.
+    """Profile `steps` optimizer steps, starting with step 2, after one warm-up step; yield a call for after each step.
 
     Writes three files to the run folder. `trace.json` and `timeline.json` are for chrome://tracing or Perfetto; the
     timeline has data, compute, exposed, update and policy on the main thread, and encode, comm and decode of each
     bucket on the exchange's thread. `profile.txt` lists the slowest operators. `trace.json` also includes work between
     those steps, such as evaluation.
-
-    Args:
-        steps: number of steps; 0 = no profile.
-        folder: the run folder.
-        clock: clock of the run.
-
-    Yields:
-        function to call after each step.
     """
     if not steps:
         yield lambda: None

@@ -30,12 +30,7 @@ COUNTS = ("{n_fmt}/{total_fmt}", "[{elapsed}<{remaining}, {rate_fmt}]")
 
 
 class Heartbeat:
-    """Prints the current activity when nothing else has been printed for a while.
-
-    Args:
-        shown: whether to print.
-        what: initial activity, as a clause.
-    """
+    """Prints the current activity, a clause, when nothing else has been printed for a while."""
 
     def __init__(self, shown: bool, what: str) -> None:
         self.what = what
@@ -117,10 +112,7 @@ class Progress:
     def step(self, position: Position, loss_sum: Tensor, comm: Comm) -> None:
         """Report a step: update the bar at most twice a second, or print a line after a long silence.
 
-        Args:
-            position: current epoch and step.
-            loss_sum: training loss of this epoch, summed over steps, of each local worker.
-            comm: communicator, whose ledger counts the bytes.
+        `loss_sum` is the training loss of this epoch, summed over steps, of each local worker.
         """
         if self.bar is None and not self.lines:
             return
@@ -157,14 +149,7 @@ class Progress:
         bar.refresh()
 
     def epoch_over(self, metric: Metric, value: float, loss: float, position: Position, comm: Comm) -> None:
-        """Report the evaluation at the end of an epoch.
-
-        Args:
-            metric, value: metric and its value in the evaluation.
-            loss: mean training loss.
-            position: position before the next epoch.
-            comm: communicator, whose ledger counts the bytes.
-        """
+        """Report metric and mean training loss at the end of an epoch; the position is that before the next one."""
         self.evaluated = metric, value
         begin = f"epoch {position.epoch} of {position.epochs}: {metric.name} {metric.show(value)}"
         told = [begin, f"loss {loss:.4f}", *self._figures(position, comm)]
@@ -190,12 +175,9 @@ class Progress:
 
 
 def fitting(parts: Sequence[str], width: int, drawn: Callable[[str], str] = str) -> tuple[str, int]:
-    """Join as many parts as fit into a line, at least the first; return the text and its width.
+    """Join as many parts as fit into a line, the most important first and at least one; return text and width.
 
-    Args:
-        parts: texts, most important first.
-        width: width of the line in columns.
-        drawn: function that returns the printed form of a text.
+    `drawn` returns the printed form of a text.
     """
     for count in range(len(parts), 0, -1):
         text = ", ".join(parts[:count])
@@ -214,18 +196,11 @@ def _mean(loss_sum: Tensor, position: Position, comm: Comm) -> float:
 
 
 class DenseNotes:
-    """Reports dense steps of a compressed run: before the first step, in run.log when they start, and their number.
-
-    Args:
-        leader: whether this process prints.
-
-    Attributes:
-        steps: number of dense steps, by sentence that describes them.
-    """
+    """Reports dense steps of a compressed run: before the first step, in run.log when they start, and their number."""
 
     def __init__(self, leader: bool) -> None:
         self.leader = leader
-        self.steps: Counter[str] = Counter()
+        self.steps: Counter[str] = Counter()  # number of dense steps, by sentence that describes them
         self._told: set[str] = set()
 
     def predict(self, sentences: Iterable[str]) -> None:

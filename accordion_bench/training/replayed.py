@@ -13,20 +13,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from accordion_bench.comm.graphs import (
-    EVALUATION,
-    EXCHANGE,
-    UPDATE,
-    WORKERS,
-    CapturedWork,
-    Graphs,
-    NotCapturable,
-    eagerly,
-)
+from accordion_bench.comm.graphs import WORKERS, CapturedWork, Graphs, NotCapturable, eagerly
 from accordion_bench.exchange.dry_exchange import tensors_in
 
 WARM = 3  # eager runs before capture, in which kernels are tuned and compiled and tables are created
-KEPT = {WORKERS: 512, EXCHANGE: 8, UPDATE: 8, EVALUATION: 8}  # size of the LRU cache of captures, by kind
+KEPT = {WORKERS: 512}  # size of the LRU cache of captures, by kind; 8 for any other
 CHANGING = 1000  # consecutive eager runs of one kind after which capture is given up, because keys do not recur
 ALIKE = 1e-3  # relative tolerance between replay and eager work, because some kernels are not deterministic
 
@@ -39,12 +30,9 @@ class HostRecord(Protocol):
 
 
 class Captured(NamedTuple):
-    """Captured work.
+    """Captured work: replay functions of the stages, called with the work's `moment`, and the last stage's result.
 
-    Args:
-        replays: replay function of each stage, called with the work's `moment`.
-        repeated: host functions to repeat after each stage.
-        out: result of the last stage.
+    `repeated` are the host functions to repeat after each stage.
     """
 
     replays: list[Callable[..., None]]
@@ -179,12 +167,7 @@ class Replayed:
 
 
 class Slots:
-    """Fixed memory for batches, which captured work reads.
-
-    Args:
-        replayed: determines which kinds of work are captured.
-        memory_format: memory format of images.
-    """
+    """Fixed memory for batches, with images in their memory format, which captured work reads."""
 
     def __init__(self, replayed: Replayed, memory_format: torch.memory_format) -> None:
         self.replayed, self.memory_format = replayed, memory_format

@@ -11,16 +11,10 @@ FIRST = 0.1  # seconds that the first save is assumed to take
 
 
 class Saver:
-    """Schedule of checkpoints.
+    """Schedule of checkpoints by the options of `checkpoint`; none is saved if some state cannot be (`resumable`).
 
     If no number of steps is configured, the state is saved at the end of an epoch, provided that the last save took at
     most `SHARE` of the time since then. In any case it is saved after the configured minutes and at the end of the run.
-
-    Args:
-        options: options of `checkpoint`.
-        comm: communicator of all workers.
-        store: store of the run, shared by the processes; None with one process.
-        resumable: False if some state cannot be saved.
     """
 
     def __init__(

@@ -35,12 +35,9 @@ from accordion_bench.training.replayed import Replayed, Slots
 
 
 class Own(NamedTuple):
-    """Batch of one local worker.
+    """Batch of one local worker: `read` returns inputs (images in their memory format) and targets.
 
-    Args:
-        samples: number of samples.
-        read: function that returns inputs (images in their memory format) and targets.
-        key: equal for batches of the same shapes in the same memory.
+    The key is equal for batches of the same shapes in the same memory.
     """
 
     samples: int
@@ -53,13 +50,6 @@ class Feed:
 
     If the workers' passes are captured and the data is on the device, reading the batch is part of the captured work.
     Then only the sample indices of all workers are copied in each step, in one copy.
-
-    Args:
-        data: loaded data set.
-        sampler: assigns samples to workers.
-        comm: communicator with the local workers.
-        replayed: executes the passes.
-        memory_format: memory format of images.
     """
 
     def __init__(
@@ -115,9 +105,8 @@ class TrainingStep:
         step.take()
 
     Args:
-        config: the configuration.
+        config, parts: the configuration, and the components of the run.
         comm: communicator of all workers, from this process.
-        parts: components of the run.
         store: key-value store of the run, shared by processes; None = no store.
         tell: function that reports a sentence to the user.
 
@@ -151,9 +140,8 @@ class TrainingStep:
         plan = parts.plan_for(self.axis.specs)
         self.position = Position(plan, config.optimizer["lr"], parts.schedule, config.epochs, self.sampler.steps)
 
-        self.models_overlap = comm.workers > 1 and not parts.exchange.after_backward(
-            parts.wrapped, max(2, comm.processes)
-        )
+        late = parts.exchange.after_backward(parts.wrapped, max(2, comm.processes))
+        self.models_overlap = comm.workers > 1 and not late
         overlap = self._overlap(parts)
         self.ddp = self._ddp(parts.ladder, tell) if config.comm.engine == "ddp" else None
         options = self._step_options(parts, store)
@@ -238,9 +226,7 @@ class TrainingStep:
         step.begin(self.position.plan.batch_size)
         sizes = self.sampler.sizes(self.position.step_in_epoch)
         self.used = self.sync.samples_used(sizes or [self.position.plan.batch_size] * self.comm.workers)
-        if (
-            sizes or self.used
-        ) and self.sync.gradient_exchange_of_next_step() is not None:  # otherwise full batches are the weights
+        if (sizes or self.used) and self.sync.gradient_exchange_of_next_step() is not None:  # else full batches weigh
             self.comm.weigh(self.used or sizes)
         samples = self._backward_passes()
         try:
@@ -284,12 +270,7 @@ class TrainingStep:
         return Own(samples, read, (own.key, samples))
 
     def backward(self, row: int, own: Own) -> None:
-        """Run forward and backward passes of one local worker.
-
-        Args:
-            row: index of the worker in this process.
-            own: its batch.
-        """
+        """Run forward and backward passes of one local worker, which has this index in its process."""
         size = self.config.micro_batch_size or own.samples
         count = math.ceil(own.samples / size)
         parts: list[tuple[Tensor, Tensor]] = []  # micro-batches; the first one reads the batch

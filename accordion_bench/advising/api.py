@@ -131,38 +131,25 @@ READY = "gradients are assumed to be ready as their products are computed; comm.
 
 @dataclass(frozen=True)
 class Basis:
-    """Inputs of the prediction, measured on this machine or estimated for another GPU.
+    """Inputs of the prediction, measured on this machine or estimated for another GPU."""
 
-    Args:
-        times, costs: step of one worker alone, and costs of the methods.
-        left_out: reason by method for the methods without costs.
-        doubts: reasons why these times may differ from the cluster's, one clause each.
-        on_gpus: the same inputs for GPUs of unknown step time; None = not computed.
-    """
-
+    # times, costs: step of one worker alone, and costs of the methods
     times: StepTimes
     costs: list[MethodCost]
-    left_out: dict[str, str]
-    doubts: tuple[str, ...] = ()
-    on_gpus: "Basis | None" = None
+    left_out: dict[str, str]  # reason by method for the methods without costs
+    doubts: tuple[str, ...] = ()  # reasons why these times may differ from the cluster's, one clause each
+    on_gpus: "Basis | None" = None  # the same inputs for GPUs of unknown step time; None = not computed
 
 
 @dataclass(frozen=True)
 class TimedMethods:
-    """Methods to time on this machine, and the settings of the timing.
+    """Methods to time on this machine, and the settings of the timing."""
 
-    Args:
-        arms: the methods, dense fp32 first.
-        device: device of this machine for the timing.
-        seconds: approximate time for all methods.
-        progress: called with the name of each method before it is timed.
-        optimizer: function that makes the optimizer of the dense step; None = that of the first method.
-    """
-
-    arms: Sequence[AdvisedArm]
-    device: torch.device
-    seconds: float
-    progress: Callable[[str], None] = lambda _: None
+    arms: Sequence[AdvisedArm]  # the methods, dense fp32 first
+    device: torch.device  # device of this machine for the timing
+    seconds: float  # approximate time for all methods
+    progress: Callable[[str], None] = lambda _: None  # called with the name of each method before it is timed
+    # function that makes the optimizer of the dense step; None = that of the first method
     optimizer: MakeOptimizer | None = None
 
     def update(self, specs: Sequence[TensorSpec]) -> float:

@@ -49,19 +49,12 @@ SYNCHRONOUS = "every_step"
 
 @dataclass(frozen=True)
 class AdvisedArm:
-    """One method at one setting.
+    """One method at one setting."""
 
-    Args:
-        name: label, as in reports.
-        overrides: command-line overrides that select it.
-        chosen: options of compressor, scheme and optimizer.
-        beside: clipping and norms of the step.
-    """
-
-    name: str
-    overrides: tuple[str, ...]
-    chosen: MethodOptions
-    beside: Beside = NOTHING
+    name: str  # label, as in reports
+    overrides: tuple[str, ...]  # command-line overrides that select it
+    chosen: MethodOptions  # options of compressor, scheme and optimizer
+    beside: Beside = NOTHING  # clipping and norms of the step
 
 
 def considered(optimizer: Config | None = None) -> list[AdvisedArm]:

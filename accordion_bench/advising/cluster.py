@@ -154,17 +154,11 @@ def link_named(
 
 @dataclass(frozen=True)
 class Cluster:
-    """Workers, links and cores of a cluster.
+    """Workers, links and cores of a cluster."""
 
-    Args:
-        network: links between the workers.
-        workers: A.
-        cores: cores per worker, shared by computation, codecs and gloo; infinity = nothing is shared.
-    """
-
-    network: Network
-    workers: int
-    cores: float = math.inf
+    network: Network  # links between the workers
+    workers: int  # A
+    cores: float = math.inf  # cores per worker, shared by computation, codecs and gloo; infinity = nothing is shared
 
     @property
     def slowdown(self) -> float:

@@ -47,17 +47,11 @@ COPIES = 5  # timed copies
 
 @dataclass(frozen=True)
 class Amount:
-    """Work done from the start of the step up to some point.
+    """Work done from the start of the step up to some point."""
 
-    Args:
-        convolved: floating-point operations of convolutions.
-        multiplied: floating-point operations of other products.
-        started: number of torch operations, without views.
-    """
-
-    convolved: float
-    multiplied: float
-    started: int
+    convolved: float  # floating-point operations of convolutions
+    multiplied: float  # floating-point operations of other products
+    started: int  # number of torch operations, without views
 
     def seconds(self, gpu: Gpu, precision: str | None, deterministic: bool = False) -> tuple[float, float]:
         """Return (seconds of the products on the GPU, seconds in which the host starts all operations)."""
@@ -67,21 +61,13 @@ class Amount:
 
 @dataclass(frozen=True)
 class CountedStep:
-    """Counted work of a step of one worker.
+    """Counted work of a step of one worker."""
 
-    Args:
-        specs: the trained tensors, in the model's order.
-        ready: for each tensor, the work done before its gradient is available.
-        whole: work of the forward and backward pass.
-        model: name of the model.
-        batch_size: samples per step; 0 = unknown.
-    """
-
-    specs: tuple[TensorSpec, ...]
-    ready: tuple[Amount, ...]
-    whole: Amount
-    model: str
-    batch_size: int
+    specs: tuple[TensorSpec, ...]  # the trained tensors, in the model's order
+    ready: tuple[Amount, ...]  # for each tensor, the work done before its gradient is available
+    whole: Amount  # work of the forward and backward pass
+    model: str  # name of the model
+    batch_size: int  # samples per step; 0 = unknown
 
     def lasting(self, seconds: float, update: float, device: str, on: str) -> StepTimes:
         """Return step times for given seconds of the passes and of the optimizer's step, on a device with this name.

@@ -45,25 +45,20 @@ class Outage(NamedTuple):
 class Disturbances:
     """Disturbances of a simulated run. By default only step times vary, as measured.
 
-    Args:
-        spread: standard deviation of the logarithm of step times, which are log-normal about their median; if small,
-            about the relative standard deviation of the steps. null = draw from the measured steps.
-        slow: factor of the computing time by worker, for workers that are always slower.
-        slow_links: bit/s by worker, for workers whose link differs from the network's.
-        outages: given outages.
-        outages_per_hour: rate of random outages of each machine's link (a Poisson process).
-        outage_seconds: mean duration of random outages, which is exponentially distributed.
-
     Raises:
         ValueRefused: a number is out of range.
     """
 
+    # standard deviation of the logarithm of step times, which are log-normal about their median; if small, about the
+    # relative standard deviation of the steps. null = draw from the measured steps.
     spread: float | None = None
+    # factor of the computing time by worker, for workers that are always slower
     slow: Mapping[int, float] = field(default_factory=dict)
+    # bit/s by worker, for workers whose link differs from the network's
     slow_links: Mapping[int, float] = field(default_factory=dict)
-    outages: Sequence[Outage] = ()
-    outages_per_hour: float = 0.0
-    outage_seconds: float = 0.0
+    outages: Sequence[Outage] = ()  # given outages
+    outages_per_hour: float = 0.0  # rate of random outages of each machine's link (a Poisson process)
+    outage_seconds: float = 0.0  # mean duration of random outages, which is exponentially distributed
 
     def __post_init__(self) -> None:
         if self.spread is not None:

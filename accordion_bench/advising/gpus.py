@@ -23,23 +23,16 @@ GPU, COMPUTE = OF_ADVICE
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind of GPU.
+    """One kind of GPU."""
 
-    Args:
-        key: option value, such as `h100`.
-        name: full name, such as `NVIDIA H100`.
-        memory: memory bandwidth in bytes/s.
-        half, tf32, float32: operations/s sustained in training, in 16 bits, with TF32 and in float32 without TF32.
-        source: source of these numbers.
-    """
-
-    key: str
-    name: str
-    memory: float
+    key: str  # option value, such as `h100`
+    name: str  # full name, such as `NVIDIA H100`
+    memory: float  # memory bandwidth in bytes/s
+    # half, tf32, float32: operations/s sustained in training, in 16 bits, with TF32 and in float32 without TF32
     half: float
     tf32: float
     float32: float
-    source: str
+    source: str  # source of these numbers
 
     def rates(self, precision: str | None, deterministic: bool = False) -> tuple[float, float]:
         """Return (rate of convolutions, rate of other products) in operations/s; arguments as for `step_on`.
@@ -62,15 +55,12 @@ class Gpu:
 
 
 class CodecTime(NamedTuple):
-    """Seconds of encode and decode on the measured GPU: once + tensor x tensors + number x elements.
+    """Seconds of encode and decode on the measured GPU: once + tensor x tensors + number x elements."""
 
-    once, tensor: seconds on the host, independent of the GPU.
-    number: seconds per element, proportional to 1 / memory bandwidth.
-    """
-
+    # once, tensor: seconds on the host, independent of the GPU
     once: float
     tensor: float
-    number: float
+    number: float  # seconds per element, proportional to 1 / memory bandwidth
 
     def on(self, gpu: Gpu, tensors: int, numbers: float) -> float:
         """Return the seconds on a GPU for this number of tensors and of elements."""

@@ -32,15 +32,11 @@ class Messages(NamedTuple):
     """Messages of one kind of collective in the exchange of a bucket.
 
     The payload of each of A workers is `fixed + shared / A` bytes in total.
-
-    fixed: bytes independent of the number of workers.
-    shared: bytes divided among the workers, such as the sections of a two-way method.
-    times: number of successive collectives.
     """
 
-    fixed: float
-    shared: float
-    times: float
+    fixed: float  # bytes independent of the number of workers
+    shared: float  # bytes divided among the workers, such as the sections of a two-way method
+    times: float  # number of successive collectives
 
     def payload(self, workers: int) -> float:
         """Return the payload of one worker in bytes."""
@@ -49,18 +45,13 @@ class Messages(NamedTuple):
 
 @dataclass(frozen=True)
 class BucketCost:
-    """Costs of one bucket of an exchange: median seconds of one worker alone on its device, and messages.
+    """Costs of one bucket of an exchange: median seconds of one worker alone on its device, and messages."""
 
-    Args:
-        members: indices of the bucket's tensors.
-        encode: seconds of work before the end of the last collective.
-        decode: seconds after it as (fixed, per worker of the run): with A workers, `fixed + A per_worker`.
-        messages: messages by kind of collective: `all_reduce`, `all_gather`, `all_to_all`, `send_receive`.
-    """
-
-    members: tuple[int, ...]
-    encode: float
+    members: tuple[int, ...]  # indices of the bucket's tensors
+    encode: float  # seconds of work before the end of the last collective
+    # seconds after it as (fixed, per worker of the run): with A workers, `fixed + A per_worker`
     decode: tuple[float, float]
+    # messages by kind of collective: `all_reduce`, `all_gather`, `all_to_all`, `send_receive`
     messages: Mapping[str, Messages]
 
     def stage(self, ready: float, workers: int) -> Stage:
@@ -79,47 +70,33 @@ class BucketCost:
 
 @dataclass(frozen=True)
 class MethodCost:
-    """Costs of one method at one setting.
+    """Costs of one method at one setting."""
 
-    Args:
-        name: label, as in reports: `PowerSGD, rank 4`.
-        overrides: command-line overrides that select it: `compressor=powersgd compressor.rank=4`.
-        buckets: buckets in the order of their exchange.
-        state: bytes of the method's state in each worker, without the model: residuals, momentum, warm starts.
-        extra: additional seconds per step outside the exchange, such as those of the method's own update.
-        overlaps: whether buckets are sent during the backward pass; for a local method, during the next local steps.
-        local: whether workers take local steps and exchange differences after every `period` steps.
-        period: steps between two rounds of exchanges of a local method; 1 otherwise.
-        parts: for a local method that exchanges some tensors at a time, the indices of the buckets of each exchange of
-            a period; () = all buckets in one exchange.
-        delay: for a local method with `overlaps`, number of steps during which an exchange runs; None = until the next
-            exchange.
-        every_local_step: whether a local method exchanges after every step; no period is then searched.
-        waits: whether workers wait for each other. Otherwise each proceeds at its own pace, and its messages to one
-            other worker at a time are sent during its next step.
-        quorum: whether the exchanges of a local method can proceed without late workers.
-        repetitions: total codec seconds of each measured exchange, for confidence intervals.
-        crowded_from: number of workers from which messages of all workers would be longer than an all-reduce, which is
-            then used for most tensors; infinity = never.
-        crowded: buckets for `crowded_from` or more workers.
-    """
-
-    name: str
-    overrides: tuple[str, ...]
-    buckets: tuple[BucketCost, ...]
+    name: str  # label, as in reports: `PowerSGD, rank 4`
+    overrides: tuple[str, ...]  # command-line overrides that select it: `compressor=powersgd compressor.rank=4`
+    buckets: tuple[BucketCost, ...]  # buckets in the order of their exchange
+    # bytes of the method's state in each worker, without the model: residuals, momentum, warm starts
     state: float = 0.0
-    extra: float = 0.0
+    extra: float = 0.0  # additional seconds per step outside the exchange, such as those of the method's own update
+    # whether buckets are sent during the backward pass; for a local method, during the next local steps
     overlaps: bool = True
-    local: bool = False
-    period: int = 1
+    local: bool = False  # whether workers take local steps and exchange differences after every `period` steps
+    period: int = 1  # steps between two rounds of exchanges of a local method; 1 otherwise
+    # for a local method that exchanges some tensors at a time, the indices of the buckets of each exchange of a period;
+    # () = all buckets in one exchange
     parts: tuple[tuple[int, ...], ...] = ()
+    # for a local method with `overlaps`, number of steps during which an exchange runs; None = until the next exchange
     delay: int | None = None
-    every_local_step: bool = False
+    every_local_step: bool = False  # whether a local method exchanges after every step; no period is then searched
+    # whether workers wait for each other. Otherwise each proceeds at its own pace, and its messages to one other worker
+    # at a time are sent during its next step.
     waits: bool = True
-    quorum: bool = False
-    repetitions: tuple[float, ...] = ()
+    quorum: bool = False  # whether the exchanges of a local method can proceed without late workers
+    repetitions: tuple[float, ...] = ()  # total codec seconds of each measured exchange, for confidence intervals
+    # number of workers from which messages of all workers would be longer than an all-reduce, which is then used for
+    # most tensors; infinity = never
     crowded_from: float = math.inf
-    crowded: tuple[BucketCost, ...] = ()
+    crowded: tuple[BucketCost, ...] = ()  # buckets for `crowded_from` or more workers
 
     @property
     def baseline(self) -> bool:
@@ -173,14 +150,10 @@ class MethodCost:
 
 
 class Step(NamedTuple):
-    """Seconds per step; for a local method, means over a period.
+    """Seconds per step; for a local method, means over a period."""
 
-    seconds: total duration.
-    exposed: time added by communication and codec to computation, the latter with the slowdown of shared cores.
-    """
-
-    seconds: float
-    exposed: float
+    seconds: float  # total duration
+    exposed: float  # time added by communication and codec to computation, the latter with the slowdown of shared cores
 
 
 def step(times: StepTimes, cost: MethodCost, cluster: Cluster) -> Step:

@@ -105,14 +105,12 @@ Units = Sequence[Sequence[int]]  # indices of the units of each bucket
 
 
 class BucketTimes(NamedTuple):
-    """Measured times and messages of one bucket.
+    """Measured times and messages of one bucket."""
 
-    encode, decode: seconds of each exchange.
-    sent: by kind of collective, mean (payload bytes of one worker, number of collectives) per exchange.
-    """
-
+    # encode, decode: seconds of each exchange
     encode: list[float]
     decode: list[float]
+    # by kind of collective, mean (payload bytes of one worker, number of collectives) per exchange
     sent: dict[str, tuple[float, float]]
 
 
@@ -133,61 +131,39 @@ NOTHING = Beside()
 
 
 class StepPartTimes(NamedTuple):
-    """Seconds of the parts of one step.
+    """Seconds of the parts of one step."""
 
-    before: before the optimizer's step, including exchange, clipping and sums for policies.
-    update: optimizer's step.
-    after: work of the scheme after the optimizer's step, including exchange.
-    exchanged: part of `before` or `after` within the exchange of buckets.
-    look: check of all gradients for non-finite values.
-    """
-
-    before: float
-    update: float
-    after: float
-    exchanged: float
-    look: float
+    before: float  # before the optimizer's step, including exchange, clipping and sums for policies
+    update: float  # optimizer's step
+    after: float  # work of the scheme after the optimizer's step, including exchange
+    exchanged: float  # part of `before` or `after` within the exchange of buckets
+    look: float  # check of all gradients for non-finite values
 
 
 class RehearsalResult(NamedTuple):
-    """Result of a rehearsal. It contains no tensors, so that their memory is free for the next rehearsal.
+    """Result of a rehearsal. It contains no tensors, so that their memory is free for the next rehearsal."""
 
-    workers: A.
-    specs: exchanged tensors.
-    members: indices into `specs` of each bucket.
-    parts: numbers of the buckets of each exchange of a round.
-    buckets: measured times and messages of each bucket, in the order of their exchange.
-    steps: measured times of each step.
-    local: whether the method takes local steps, with an exchange after the last.
-    fixed_size: whether the length of each message is independent of the data.
-    averaged: bytes of the optimizer's buffers that the scheme averages, by name, as means per averaging.
-    state: bytes of the method's state in this worker, without model and optimizer.
-    together: units of each bucket.
-    partial: whether each exchange of a round sends only some of the tensors.
-    overlaps: whether an exchange overlaps with the backward pass or, for a local method, with local steps, in a run of
-        one worker per process.
-    every_local_step: whether an exchange follows every local step.
-    waits: whether workers wait for each other. Otherwise this worker has met another one in each step, and no other
-        workers have met.
-    moved_momentum: whether the compressor performs a part of the optimizer's step.
-    """
-
-    workers: int
-    specs: tuple[TensorSpec, ...]
-    members: tuple[tuple[int, ...], ...]
-    parts: tuple[tuple[int, ...], ...]
-    buckets: tuple[BucketTimes, ...]
-    steps: tuple[StepPartTimes, ...]
-    local: bool
-    fixed_size: bool
+    workers: int  # A
+    specs: tuple[TensorSpec, ...]  # exchanged tensors
+    members: tuple[tuple[int, ...], ...]  # indices into `specs` of each bucket
+    parts: tuple[tuple[int, ...], ...]  # numbers of the buckets of each exchange of a round
+    buckets: tuple[BucketTimes, ...]  # measured times and messages of each bucket, in the order of their exchange
+    steps: tuple[StepPartTimes, ...]  # measured times of each step
+    local: bool  # whether the method takes local steps, with an exchange after the last
+    fixed_size: bool  # whether the length of each message is independent of the data
+    # bytes of the optimizer's buffers that the scheme averages, by name, as means per averaging
     averaged: dict[str, float]
-    state: float
-    together: Units
-    partial: bool
+    state: float  # bytes of the method's state in this worker, without model and optimizer
+    together: Units  # units of each bucket
+    partial: bool  # whether each exchange of a round sends only some of the tensors
+    # whether an exchange overlaps with the backward pass or, for a local method, with local steps, in a run of one
+    # worker per process
     overlaps: bool
-    every_local_step: bool
+    every_local_step: bool  # whether an exchange follows every local step
+    # whether workers wait for each other. Otherwise this worker has met another one in each step, and no other workers
+    # have met.
     waits: bool
-    moved_momentum: bool
+    moved_momentum: bool  # whether the compressor performs a part of the optimizer's step
 
 
 class RehearsedStep(CommunicatingStep):

@@ -100,22 +100,15 @@ class WorkerThreads:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Result of a run.
+    """Result of a run."""
 
-    Args:
-        seconds: duration of each step, up to its end on the last participating worker; for a local method, the mean
-            over the step's period; for an asynchronous method, the time in which each worker takes one step on average.
-        exposed: seconds in which even the last worker waited for communication and codec, over all steps.
-        waited: seconds [A] in which each worker waited for later workers.
-        exchanges: number of exchanges.
-        left_out: number [A] of exchanges without each worker.
-    """
-
+    # duration of each step, up to its end on the last participating worker; for a local method, the mean over the
+    # step's period; for an asynchronous method, the time in which each worker takes one step on average
     seconds: Array
-    exposed: float
-    waited: Array
-    exchanges: int
-    left_out: NDArray[np.int64]
+    exposed: float  # seconds in which even the last worker waited for communication and codec, over all steps
+    waited: Array  # seconds [A] in which each worker waited for later workers
+    exchanges: int  # number of exchanges
+    left_out: NDArray[np.int64]  # number [A] of exchanges without each worker
 
     @property
     def wall(self) -> float:
@@ -141,23 +134,15 @@ class Simulated:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """Settings of a simulated run.
+    """Settings of a simulated run."""
 
-    Args:
-        workers: A.
-        steps: number of steps. A local method also exchanges after the last one.
-        seed: random seed.
-        quorum: number of workers that an exchange waits for without limit, as `sync.quorum`; null = all workers.
-        grace: seconds to wait for the others after that, as `sync.grace`.
-        cores: cores per worker, shared by computation, codecs and gloo; infinity = nothing is shared.
-    """
-
-    workers: int
-    steps: int
-    seed: int
+    workers: int  # A
+    steps: int  # number of steps. A local method also exchanges after the last one.
+    seed: int  # random seed
+    # number of workers that an exchange waits for without limit, as `sync.quorum`; null = all workers
     quorum: int | None = None
-    grace: float = 0.0
-    cores: float = math.inf
+    grace: float = 0.0  # seconds to wait for the others after that, as `sync.grace`
+    cores: float = math.inf  # cores per worker, shared by computation, codecs and gloo; infinity = nothing is shared
 
     def check(self, cost: MethodCost | None = None) -> None:
         """Raise ValueRefused for the first invalid value; without a method's cost, assume that it supports a quorum."""

@@ -32,31 +32,18 @@ INSTEAD = "record one with comm.timeline() of ab.attach"
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Median seconds of a training step of one worker alone on its device.
+    """Median seconds of a training step of one worker alone on its device."""
 
-    Args:
-        specs: the trained tensors, in the model's order.
-        ready: for each tensor, time from the start of the step until its gradient is available.
-        backward_end: time from the start of the step to the end of the backward pass.
-        update: duration of the optimizer's step.
-        steps: total duration of each measured step, for spread and intervals; () = unknown.
-        batch_size: samples per step; 0 = unknown.
-        model: name of the model.
-        device: device type, `cpu` or `cuda`.
-        source: source of the times: `a trial here`, or a file; "" = estimated.
-        on: name of the device; "" = any device of this type.
-    """
-
-    specs: tuple[TensorSpec, ...]
-    ready: tuple[float, ...]
-    backward_end: float
-    update: float
-    steps: tuple[float, ...]
-    batch_size: int
-    model: str
-    device: str
-    source: str
-    on: str = ""
+    specs: tuple[TensorSpec, ...]  # the trained tensors, in the model's order
+    ready: tuple[float, ...]  # for each tensor, time from the start of the step until its gradient is available
+    backward_end: float  # time from the start of the step to the end of the backward pass
+    update: float  # duration of the optimizer's step
+    steps: tuple[float, ...]  # total duration of each measured step, for spread and intervals; () = unknown
+    batch_size: int  # samples per step; 0 = unknown
+    model: str  # name of the model
+    device: str  # device type, `cpu` or `cuda`
+    source: str  # source of the times: `a trial here`, or a file; "" = estimated
+    on: str = ""  # name of the device; "" = any device of this type
 
     @property
     def place(self) -> str:

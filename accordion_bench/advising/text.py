@@ -27,16 +27,11 @@ TEXT, CSV, JSON = "advice.txt", "advice.csv", "advice.json"
 
 
 class AdviceColumn(NamedTuple):
-    """One column of the table.
+    """One column of the table."""
 
-    name: heading.
-    cell: function from a row to the cell's text.
-    told: explanation as a clause; "" = the heading is sufficient.
-    """
-
-    name: str
-    cell: Callable[[AdviceRow], str]
-    told: str = ""
+    name: str  # heading
+    cell: Callable[[AdviceRow], str]  # function from a row to the cell's text
+    told: str = ""  # explanation as a clause; "" = the heading is sufficient
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,11 @@ NAMED = 3  # equivalent methods listed by name; the others are counted
 
 
 class Stretch(NamedTuple):
-    """Part of an axis in which one method is as good as the fastest.
+    """Part of an axis in which one method is as good as the fastest."""
 
-    method: the winner; dense if dense is as good as the fastest.
-    alike: all methods that are as good as the fastest in the whole part, the winner first.
-    low, high: limits on the axis.
-    """
-
-    method: str
-    alike: tuple[str, ...]
+    method: str  # the winner; dense if dense is as good as the fastest
+    alike: tuple[str, ...]  # all methods that are as good as the fastest in the whole part, the winner first
+    # low, high: limits on the axis
     low: float
     high: float
 

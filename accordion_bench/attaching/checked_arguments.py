@@ -45,13 +45,7 @@ from accordion_bench.tensors.clip import check_clipping
 
 @dataclass(frozen=True, kw_only=True)
 class PassedArguments:
-    """Arguments of `ab.attach` and `ab.local` as passed; see these functions.
-
-    Args:
-        options: options of compressor and scheme by name.
-        known: names of all other arguments of the function, for messages.
-        takes_local_steps: whether the function is `ab.local`.
-    """
+    """Arguments of `ab.attach` and `ab.local` as passed; see these functions."""
 
     model: nn.Module
     optimizer: Stepping
@@ -72,9 +66,9 @@ class PassedArguments:
     process_group: dist.ProcessGroup | None
     timeout: float
     store: dist.Store | None
-    options: Mapping[str, Any]
-    known: Sequence[str]
-    takes_local_steps: bool = False
+    options: Mapping[str, Any]  # options of compressor and scheme by name
+    known: Sequence[str]  # names of all other arguments of the function, for messages
+    takes_local_steps: bool = False  # whether the function is `ab.local`
     clip_norm: float | None = None
     clip_at: str | None = None
     scaler: torch.amp.GradScaler | None = None
@@ -82,32 +76,22 @@ class PassedArguments:
 
 @dataclass(frozen=True)
 class Setting:
-    """Checked arguments besides the methods.
+    """Checked arguments besides the methods."""
 
-    Args:
-        chosen: the methods as options.
-        network, link: link of modelled times, and its name in conf/network.
-        step: options of the communicating step.
-        seed: seed as passed; that of `step` differs between processes with different shards.
-        name: name of the arm in reports.
-        batch_size: samples per worker and step.
-        epochs, steps_per_epoch, schedule: facts about the training; None = unknown.
-        scaled: whether gradients are multiplied by a loss scale.
-        timeout: seconds after which a worker that does not respond counts as lost.
-    """
-
-    chosen: MethodOptions
+    chosen: MethodOptions  # the methods as options
+    # network, link: link of modelled times, and its name in conf/network
     network: Network
     link: str
-    step: StepOptions
-    seed: int
-    name: str | None = None
-    batch_size: int = 1
+    step: StepOptions  # options of the communicating step
+    seed: int  # seed as passed; that of `step` differs between processes with different shards
+    name: str | None = None  # name of the arm in reports
+    batch_size: int = 1  # samples per worker and step
+    # epochs, steps_per_epoch, schedule: facts about the training; None = unknown
     epochs: int | None = None
     steps_per_epoch: int | None = None
     schedule: Callable[[float], float] | None = None
-    scaled: bool = False
-    timeout: float = 600.0
+    scaled: bool = False  # whether gradients are multiplied by a loss scale
+    timeout: float = 600.0  # seconds after which a worker that does not respond counts as lost
 
 
 attached_models: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
@@ -117,23 +101,14 @@ TOLD = ("epochs", "steps_per_epoch", "schedule")  # of the training, by who need
 
 @dataclass(frozen=True)
 class Checked:
-    """What one process has been passed, after every check that it can make by itself.
+    """What one process has been passed, after every check that it can make by itself."""
 
-    Args:
-        inner: the model, without what wraps it.
-        wrapper: DistributedDataParallel around it; None = a plain module.
-        named: names and parameters that are trained.
-        methods: built of the options.
-        setting: what else was passed.
-        agreed: what must be the same on all processes, by name.
-    """
-
-    inner: nn.Module
-    wrapper: DistributedDataParallel | None
-    named: list[tuple[str, nn.Parameter]]
-    methods: Methods
-    setting: Setting
-    agreed: dict[str, Any]
+    inner: nn.Module  # the model, without what wraps it
+    wrapper: DistributedDataParallel | None  # DistributedDataParallel around it; None = a plain module
+    named: list[tuple[str, nn.Parameter]]  # names and parameters that are trained
+    methods: Methods  # built of the options
+    setting: Setting  # what else was passed
+    agreed: dict[str, Any]  # what must be the same on all processes, by name
 
 
 def checked_arguments(passed: PassedArguments, workers: int) -> Checked:

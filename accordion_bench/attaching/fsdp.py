@@ -42,31 +42,21 @@ class ShardOptions:
 
 
 class Level(NamedTuple):
-    """A level of the reduction: a group of processes that exchange codes.
+    """A level of the reduction: a group of processes that exchange codes."""
 
-    comm: collectives between these processes.
-    config: options of their compressor.
-    seed: seed of their draws; concurrent groups and other levels have different seeds.
-    number_of: for each rank on the shard axis, the process of this group that receives the shards of that rank.
-    """
-
-    comm: Comm
-    config: Config
-    seed: int
+    comm: Comm  # collectives between these processes
+    config: Config  # options of their compressor
+    seed: int  # seed of their draws; concurrent groups and other levels have different seeds
+    # for each rank on the shard axis, the process of this group that receives the shards of that rank
     number_of: Sequence[int]
 
 
 class LevelExchange(NamedTuple):
-    """The exchange of one level of a group.
+    """The exchange of one level of a group."""
 
-    exchange: exchange of the shards that remain at this level; contains the residuals.
-    plan: plan with its only level.
-    kept: indices of the shards that this process receives.
-    """
-
-    exchange: Exchange
-    plan: Plan
-    kept: list[int]
+    exchange: Exchange  # exchange of the shards that remain at this level; contains the residuals
+    plan: Plan  # plan with its only level
+    kept: list[int]  # indices of the shards that this process receives
 
 
 class GroupReduction:

@@ -16,14 +16,10 @@ from accordion_bench.plan import TensorSpec
 
 
 class Region(NamedTuple):
-    """Position of the gradient of one shard in a row of the reduce-scatter buffer of an FSDP group.
+    """Position of the gradient of one shard in a row of the reduce-scatter buffer of an FSDP group."""
 
-    spec: name of the parameter, shape of the shard.
-    start: index of the first element.
-    """
-
-    spec: TensorSpec
-    start: int
+    spec: TensorSpec  # name of the parameter, shape of the shard
+    start: int  # index of the first element
 
     def view(self, flat: Tensor) -> Tensor:
         """Return the shard [1, ...] of one local worker as a view of the flat tensor."""

@@ -34,14 +34,10 @@ OF_WORKER = ("ready", "wait", "full_wait")  # parts of exchanges that depend on 
 
 
 class InForce(NamedTuple):
-    """The properties of a plan on which the time of an exchange depends.
+    """The properties of a plan on which the time of an exchange depends."""
 
-    batch_size: samples per worker and step, which decides when buckets are ready.
-    payload: bytes that a worker sends per exchange, which follow from the compression levels.
-    """
-
-    batch_size: int
-    payload: int
+    batch_size: int  # samples per worker and step, which decides when buckets are ready
+    payload: int  # bytes that a worker sends per exchange, which follow from the compression levels
 
     def distance(self, other: "InForce") -> tuple[float, int]:
         """Distance to another plan: |log ratio| of the batch sizes, then the difference of the payloads."""
@@ -49,16 +45,11 @@ class InForce(NamedTuple):
 
 
 class ExchangeKind(NamedTuple):
-    """A kind of exchange, for which times are collected.
+    """A kind of exchange, for which times are collected."""
 
-    what: noun for the exchanged tensors, e.g. `gradient`.
-    workers: number of workers that take part.
-    plan: the current plan; None = unknown.
-    """
-
-    what: str
-    workers: int
-    plan: InForce | None = None
+    what: str  # noun for the exchanged tensors, e.g. `gradient`
+    workers: int  # number of workers that take part
+    plan: InForce | None = None  # the current plan; None = unknown
 
     @property
     def name(self) -> str:
@@ -75,17 +66,13 @@ class ExchangeKind(NamedTuple):
 
 
 class ExchangePart(NamedTuple):
-    """A quantity that the clock collects for a kind of exchange, or for one of its buckets.
+    """A quantity that the clock collects for a kind of exchange, or for one of its buckets."""
 
-    kind: kind of exchange.
-    part: `count`, `wait` or `full_wait` (the wait in steps with a full batch); for a bucket `encode`, `decode`,
-        `ready`, `wire`, `rounds`, `all_gather_wire` and so on.
-    bucket: number of the bucket; None = the whole exchange.
-    """
-
-    kind: ExchangeKind
+    kind: ExchangeKind  # kind of exchange
+    # `count`, `wait` or `full_wait` (the wait in steps with a full batch); for a bucket `encode`, `decode`, `ready`,
+    # `wire`, `rounds`, `all_gather_wire` and so on
     part: str
-    bucket: int | None = None
+    bucket: int | None = None  # number of the bucket; None = the whole exchange
 
     @property
     def name(self) -> str:

@@ -44,23 +44,14 @@ class CaptureStage(NamedTuple):
 
 @dataclass(frozen=True)
 class CapturedWork:
-    """Work of one step, or of one batch of an evaluation, that can be captured.
+    """Work of one step, or of one batch of an evaluation, that can be captured."""
 
-    Args:
-        name: kind of work; if capture fails, all work of this kind stays eager.
-        key: work with equal keys launches the same operations on the same memory.
-        stages: stages in order; the result of the last stage is the result of the work.
-        changes: returns the tensors that the work writes besides its result.
-        lane: lane in which it runs; 0 = the training's own stream.
-        moment: source of the numbers that the host computes for it, see `tensors.upload`.
-    """
-
-    name: str
-    key: Hashable
-    stages: Sequence[CaptureStage]
-    changes: Callable[[], Sequence[Tensor]]
-    lane: int = 0
-    moment: Any = None
+    name: str  # kind of work; if capture fails, all work of this kind stays eager
+    key: Hashable  # work with equal keys launches the same operations on the same memory
+    stages: Sequence[CaptureStage]  # stages in order; the result of the last stage is the result of the work
+    changes: Callable[[], Sequence[Tensor]]  # returns the tensors that the work writes besides its result
+    lane: int = 0  # lane in which it runs; 0 = the training's own stream
+    moment: Any = None  # source of the numbers that the host computes for it, see `tensors.upload`
 
 
 def eagerly(work: CapturedWork) -> Any:
@@ -146,16 +137,11 @@ class Graphs:
 
 @dataclass(frozen=True)
 class CudaReplay:
-    """Replay of captured work.
+    """Replay of captured work."""
 
-    Args:
-        graph: CUDA graph.
-        cells: cells of numbers that the graph reads.
-        kept: objects whose memory the graph uses and which must stay alive: events, and tables that caches may drop.
-    """
-
-    graph: Any
-    cells: list[Cell]
+    graph: Any  # CUDA graph
+    cells: list[Cell]  # cells of numbers that the graph reads
+    # objects whose memory the graph uses and which must stay alive: events, and tables that caches may drop
     kept: list[Any]
 
     def __call__(self, moment: Any = None) -> None:

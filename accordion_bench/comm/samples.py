@@ -58,29 +58,20 @@ class Series:
 
 
 class Phase(NamedTuple):
-    """A class of steps with equal expected duration.
+    """A class of steps with equal expected duration."""
 
-    samples: samples of one worker, on which the computing time depends; 0 = work between two steps.
-    events: names of events in the step (exchanges, decisions), on which the times of all other parts depend.
-    """
-
-    samples: int
+    samples: int  # samples of one worker, on which the computing time depends; 0 = work between two steps
+    # names of events in the step (exchanges, decisions), on which the times of all other parts depend
     events: tuple[str, ...] = ()
 
 
 class Usual(NamedTuple):
-    """Usual time of one part of the steps of a phase.
+    """Usual time of one part of the steps of a phase."""
 
-    part: `compute`, including data; `update`; `policy`.
-    phase: samples of a worker for `compute`, events for the others.
-    steps: number of steps.
-    seconds: median time.
-    """
-
-    part: str
-    phase: int | tuple[str, ...]
-    steps: int
-    seconds: float
+    part: str  # `compute`, including data; `update`; `policy`
+    phase: int | tuple[str, ...]  # samples of a worker for `compute`, events for the others
+    steps: int  # number of steps
+    seconds: float  # median time
 
 
 class Alike:

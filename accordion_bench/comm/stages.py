@@ -8,21 +8,15 @@ MATTERS = 0.01  # of the training time, from which outliers are told
 
 
 class Stage(NamedTuple):
-    """One bucket of the exchanges of one kind.
+    """One bucket of the exchanges of one kind."""
 
-    ready: seconds from the start of a worker's step until its tensors were there; median.
-    encode, decode: seconds of work before its last collective ended, and after; medians.
-    wire: bytes that one worker sends; mean over exchanges and workers.
-    rounds: of collectives, one after another; mean.
-    kinds: (wire, rounds) by kind of collective; None = not known.
-    """
-
-    ready: float
+    ready: float  # seconds from the start of a worker's step until its tensors were there; median
+    # encode, decode: seconds of work before its last collective ended, and after; medians
     encode: float
     decode: float
-    wire: float
-    rounds: float
-    kinds: Mapping[str, tuple[float, float]] | None = None
+    wire: float  # bytes that one worker sends; mean over exchanges and workers
+    rounds: float  # of collectives, one after another; mean
+    kinds: Mapping[str, tuple[float, float]] | None = None  # (wire, rounds) by kind of collective; None = not known
 
     @property
     def by_kind(self) -> Mapping[str, tuple[float, float]]:

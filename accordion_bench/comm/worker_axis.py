@@ -30,22 +30,15 @@ class Passed(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch of one local worker, and how it is computed.
+    """A batch of one local worker, and how it is computed."""
 
-    losses: function from a micro-batch number to its share of the mean loss of the batch.
-    micro_batches: number of micro-batches.
-    scale: factor of the loss, and so of the gradients.
-    before_last: called before the last backward pass, during which `taken` may be called.
-    key: equal for batches of equal shapes at the same addresses.
-    lane: lane of the worker's passes if they may be captured; 0 = the stream of the training.
-    """
-
-    losses: Callable[[int], Tensor]
-    micro_batches: int = 1
-    scale: float = 1.0
+    losses: Callable[[int], Tensor]  # function from a micro-batch number to its share of the mean loss of the batch
+    micro_batches: int = 1  # number of micro-batches
+    scale: float = 1.0  # factor of the loss, and so of the gradients
+    # called before the last backward pass, during which `taken` may be called
     before_last: Callable[[], object] = lambda: None
-    key: Hashable = None
-    lane: int = 0
+    key: Hashable = None  # equal for batches of equal shapes at the same addresses
+    lane: int = 0  # lane of the worker's passes if they may be captured; 0 = the stream of the training
 
 
 class WorkerAxis(Replicas):

@@ -27,33 +27,25 @@ from accordion_bench.tensors.same_shape import in_rows
 
 @dataclass(frozen=True)
 class SendOptions:
-    """How an exchange groups and sends its tensors.
+    """How an exchange groups and sends its tensors."""
 
-    Args:
-        seed: for keyed draws.
-        scope: unit of compression. `tensor`: each tensor by itself. `model`: all tensors as one vector with one level.
-            `bucket`: consecutive tensors as one vector of at most `block_size` coordinates.
-        block_size: coordinates of a unit, for `bucket`.
-        start_step: steps before this one use a dense all-reduce.
-        bucket_mb: MB of payload per bucket and worker, for the first bucket and for the others. The size counts
-            messages at the weakest level after `start_step`, and not gradients, because messages amortise the latency
-            of a round. A bucket is complete when it has reached this size, or when no units are left.
-        gradient_mb: MB of gradients at which a bucket is also complete, on a device, or if coordinates are independent.
-            Elsewhere each further bucket would slow down the backward pass.
-        exempt: names of tensors that are always exchanged dense.
-        together: units of each bucket, see `Exchange.buckets`; None = by size.
-        parts: units, by index, that are exchanged at different times, so that no bucket contains units of two parts;
-            None = all units at once.
-    """
-
-    seed: int = 0
+    seed: int = 0  # for keyed draws
+    # unit of compression. `tensor`: each tensor by itself. `model`: all tensors as one vector with one level. `bucket`:
+    # consecutive tensors as one vector of at most `block_size` coordinates.
     scope: str = "tensor"
-    start_step: int = 0
-    block_size: int | None = None
+    start_step: int = 0  # steps before this one use a dense all-reduce
+    block_size: int | None = None  # coordinates of a unit, for `bucket`
+    # MB of payload per bucket and worker, for the first bucket and for the others. The size counts messages at the
+    # weakest level after `start_step`, and not gradients, because messages amortise the latency of a round. A bucket is
+    # complete when it has reached this size, or when no units are left.
     bucket_mb: tuple[float, float] = (math.inf, math.inf)
+    # MB of gradients at which a bucket is also complete, on a device, or if coordinates are independent. Elsewhere each
+    # further bucket would slow down the backward pass.
     gradient_mb: float = math.inf
-    exempt: frozenset[str] = frozenset()
-    together: Sequence[Sequence[int]] | None = None
+    exempt: frozenset[str] = frozenset()  # names of tensors that are always exchanged dense
+    together: Sequence[Sequence[int]] | None = None  # units of each bucket, see `Exchange.buckets`; None = by size
+    # units, by index, that are exchanged at different times, so that no bucket contains units of two parts; None = all
+    # units at once
     parts: Sequence[Sequence[int]] | None = None
 
 

@@ -19,15 +19,11 @@ from accordion_bench.tensors.same_shape import joined
 
 
 class Look(NamedTuple):
-    """A check of numbers on a device, none of which may be NaN or infinite.
+    """A check of numbers on a device, none of which may be NaN or infinite."""
 
-    length: how many numbers.
-    told: returns the error message for a non-finite number, given its index and value.
-    common: communicator whose workers all have the same numbers; None = the numbers are local to this process.
-    """
-
-    length: int
-    told: Callable[[int, float], str]
+    length: int  # how many numbers
+    told: Callable[[int, float], str]  # returns the error message for a non-finite number, given its index and value
+    # communicator whose workers all have the same numbers; None = the numbers are local to this process
     common: Comm | None = None
 
 

@@ -21,19 +21,15 @@ SAVED_BY = ("state_dict", "load_state_dict")
 
 @dataclass(frozen=True)
 class ForeignHook:
-    """A hook and the factory of its state, by import path.
+    """A hook and the factory of its state, by import path."""
 
-    Args:
-        path: `package.module:function`; called for each bucket as function(state, bucket), returns a Future of the mean
-            gradients of the bucket.
-        state_path: `package.module:factory`; called once in each process as factory(process_group, **options), with
-            the group of all workers; None = the state is None.
-        options: of the factory.
-    """
-
+    # `package.module:function`; called for each bucket as function(state, bucket), returns a Future of the mean
+    # gradients of the bucket
     path: str
+    # `package.module:factory`; called once in each process as factory(process_group, **options), with the group of all
+    # workers; None = the state is None
     state_path: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the factory
 
     def function(self) -> Callable:
         """Return the hook.

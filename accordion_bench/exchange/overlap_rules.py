@@ -12,24 +12,15 @@ DEFAULT_GRADIENTS = 25.0  # MB of gradients per bucket
 
 @dataclass(frozen=True)
 class ExchangeOptions:
-    """Options of a run that determine how and when gradients are exchanged.
+    """Options of a run that determine how and when gradients are exchanged."""
 
-    Args:
-        engine: `exchange`, or `ddp`: stock DistributedDataParallel with its own hooks.
-        overlap: whether exchanges run in a separate thread; None = if there are several processes.
-        bucket_cap_mb: MB of messages per bucket; None = 1, then 25, and at most 25 MB of gradients on a device, for
-            casts everywhere.
-        float16: whether the loss is scaled, so that all gradients are checked before any is used.
-        clips: whether each worker's gradients are clipped, by their global norm.
-        elastic: whether workers may join and leave, so that an exchange may be repeated with all gradients.
-    """
-
-    engine: str = "exchange"
-    overlap: bool | None = None
+    engine: str = "exchange"  # `exchange`, or `ddp`: stock DistributedDataParallel with its own hooks
+    overlap: bool | None = None  # whether exchanges run in a separate thread; None = if there are several processes
+    # MB of messages per bucket; None = 1, then 25, and at most 25 MB of gradients on a device, for casts everywhere
     bucket_cap_mb: float | None = None
-    float16: bool = False
-    clips: bool = False
-    elastic: bool = False
+    float16: bool = False  # whether the loss is scaled, so that all gradients are checked before any is used
+    clips: bool = False  # whether each worker's gradients are clipped, by their global norm
+    elastic: bool = False  # whether workers may join and leave, so that an exchange may be repeated with all gradients
 
     def overlaps(self, processes: int) -> bool:
         """Whether exchanges run in a separate thread: with several processes, unless `comm.overlap` overrides this."""

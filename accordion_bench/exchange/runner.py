@@ -25,16 +25,11 @@ PRELOADED = [MATRIX], [MATRIX, NUMBER]  # the number is exchanged dense, so that
 
 
 class CompletedExchange(NamedTuple):
-    """A completed exchange; with groups, the first group's.
+    """A completed exchange; with groups, the first group's."""
 
-    exchange: the exchange that was run.
-    xs_W: its inputs, tensors [rows, ...].
-    updates: its results [...], for each group.
-    """
-
-    exchange: Exchange
-    xs_W: list[Tensor]
-    updates: list[list[Tensor]]
+    exchange: Exchange  # the exchange that was run
+    xs_W: list[Tensor]  # its inputs, tensors [rows, ...]
+    updates: list[list[Tensor]]  # its results [...], for each group
 
 
 class Observer(Protocol):

@@ -12,19 +12,12 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Hooks:
-    """Callbacks into the training loop.
+    """Callbacks into the training loop."""
 
-    Args:
-        state: returns the state that all workers share, and buffers of the model.
-        put: restores the result of another worker's `state`.
-        deal: returns the assignment of samples; None = the loop assigns its own.
-        changed: called after the workers have changed, with the ranks of the lost processes and the previous number of
-            processes.
-    """
-
-    state: Callable[[], State]
-    put: Callable[[State], None]
-    deal: Callable[[], SampleAssignment | None]
+    state: Callable[[], State]  # returns the state that all workers share, and buffers of the model
+    put: Callable[[State], None]  # restores the result of another worker's `state`
+    deal: Callable[[], SampleAssignment | None]  # returns the assignment of samples; None = the loop assigns its own
+    # called after the workers have changed, with the ranks of the lost processes and the previous number of processes
     changed: Callable[[Sequence[int], int], None]
 
 

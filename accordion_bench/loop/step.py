@@ -29,29 +29,18 @@ class Communicating(Exchanging, Adapting, Protocol):
 
 @dataclass(frozen=True)
 class StepOptions:
-    """Options of a training's steps, in addition to the methods.
+    """Options of a training's steps, in addition to the methods."""
 
-    Args:
-        exchange: how and when gradients are exchanged.
-        seed: for keyed draws.
-        clip_norm: upper bound of the global L2 norm of a gradient; None = unbounded.
-        clip_mean: whether the exchanged mean is clipped, rather than each worker's own gradient.
-        weight_decay: of the optimizer, for a compressor that applies it.
-        measure: metrics that are recorded regardless of policies, see `PolicyRunner`.
-        store: the run's store for communication between processes; None = no store.
-        ddp: exchanges gradients in place of `Exchange`; None = `Exchange` does.
-        together: units of each bucket, see `SendOptions`; None = by size.
-    """
-
-    exchange: ExchangeOptions = field(default_factory=ExchangeOptions)
-    seed: int = 0
-    clip_norm: float | None = None
-    clip_mean: bool = False
-    weight_decay: float = 0.0
+    exchange: ExchangeOptions = field(default_factory=ExchangeOptions)  # how and when gradients are exchanged
+    seed: int = 0  # for keyed draws
+    clip_norm: float | None = None  # upper bound of the global L2 norm of a gradient; None = unbounded
+    clip_mean: bool = False  # whether the exchanged mean is clipped, rather than each worker's own gradient
+    weight_decay: float = 0.0  # of the optimizer, for a compressor that applies it
+    # metrics that are recorded regardless of policies, see `PolicyRunner`
     measure: Mapping[str, bool] = field(default_factory=dict)
-    store: Any = None
-    ddp: DDPExchange | None = None
-    together: Sequence[Sequence[int]] | None = None
+    store: Any = None  # the run's store for communication between processes; None = no store
+    ddp: DDPExchange | None = None  # exchanges gradients in place of `Exchange`; None = `Exchange` does
+    together: Sequence[Sequence[int]] | None = None  # units of each bucket, see `SendOptions`; None = by size
 
 
 class CommunicatingStep:

@@ -32,29 +32,19 @@ from accordion_bench.options.units import without_units
 
 
 class KindCost(NamedTuple):
-    """Cost of one kind of collective between machines.
+    """Cost of one kind of collective between machines."""
 
-    latency: seconds per round.
-    bandwidth: bit/s.
-    cpu: seconds of processor time per byte that a worker sends.
-    """
-
-    latency: float
-    bandwidth: float
-    cpu: float = 0.0
+    latency: float  # seconds per round
+    bandwidth: float  # bit/s
+    cpu: float = 0.0  # seconds of processor time per byte that a worker sends
 
 
 class Hop(NamedTuple):
-    """Link parameters for one kind of collective.
+    """Link parameters for one kind of collective."""
 
-    latency: seconds per round.
-    bandwidth: bit/s, one direction.
-    at_once: bytes of the burst, which take no time.
-    """
-
-    latency: float
-    bandwidth: float
-    at_once: float = 0.0
+    latency: float  # seconds per round
+    bandwidth: float  # bit/s, one direction
+    at_once: float = 0.0  # bytes of the burst, which take no time
 
     def seconds(self, wire: float, rounds: float) -> float:
         """Return the seconds for this number of bytes and rounds."""

@@ -60,15 +60,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Counted bytes = (1 + share) wire + message rounds.
+    """Counted bytes = (1 + share) wire + message rounds."""
 
-    Args:
-        share: h, bytes of headers per byte of long messages.
-        message: c, bytes per round: headers, acknowledgements, control messages of the library.
-    """
-
-    share: float
-    message: float
+    share: float  # h, bytes of headers per byte of long messages
+    message: float  # c, bytes per round: headers, acknowledgements, control messages of the library
 
     def counted(self, row: Row) -> float:
         """Return the expected bytes of the interface counter."""

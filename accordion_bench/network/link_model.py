@@ -42,20 +42,13 @@ COLUMNS = (
 
 
 class Exchanges(NamedTuple):
-    """Exchanges of one kind as made by one worker alone on its machine; times are medians over the run.
+    """Exchanges of one kind as made by one worker alone on its machine; times are medians over the run."""
 
-    workers: number of participating workers.
-    times: number of exchanges.
-    wait: seconds from the start of a step until only waiting for the exchange remains.
-    buckets: buckets in the order of their exchange; `ready` is relative to the same start.
-    spread: standard deviation of `wait` over steps, without outliers.
-    """
-
-    workers: int
-    times: float
-    wait: float
-    buckets: Sequence[Stage]
-    spread: float = 0.0
+    workers: int  # number of participating workers
+    times: float  # number of exchanges
+    wait: float  # seconds from the start of a step until only waiting for the exchange remains
+    buckets: Sequence[Stage]  # buckets in the order of their exchange; `ready` is relative to the same start
+    spread: float = 0.0  # standard deviation of `wait` over steps, without outliers
 
 
 OF_BUS = {"bandwidth": "bit/s of each worker, one direction, about 80 % of the bus; an assumption, not a measurement"}

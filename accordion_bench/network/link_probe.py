@@ -37,18 +37,13 @@ SETTLE = 0.05  # seconds from a collective to reading the counters, since the la
 
 @dataclass(frozen=True)
 class LinkGroup:
-    """Process groups and device of a measurement.
+    """Process groups and device of a measurement."""
 
-    Args:
-        members: process group of the timed collectives; None = all processes.
-        together: process group that starts its collectives at the same time, such as `members` of several machines;
-            None = all processes.
-        device: device of the messages.
-    """
-
-    members: dist.ProcessGroup | None
+    members: dist.ProcessGroup | None  # process group of the timed collectives; None = all processes
+    # process group that starts its collectives at the same time, such as `members` of several machines; None = all
+    # processes
     together: dist.ProcessGroup | None
-    device: torch.device
+    device: torch.device  # device of the messages
 
     @property
     def workers(self) -> int:
@@ -79,17 +74,11 @@ class LinkGroup:
 
 @dataclass(frozen=True)
 class Repetition:
-    """Measurement of one collective.
+    """Measurement of one collective."""
 
-    Args:
-        seconds: duration on the slowest process.
-        cpu: seconds of processor time, mean over the processes.
-        sent: bytes sent by a process's interface, mean over the processes; 0 = not counted.
-    """
-
-    seconds: float
-    cpu: float
-    sent: float
+    seconds: float  # duration on the slowest process
+    cpu: float  # seconds of processor time, mean over the processes
+    sent: float  # bytes sent by a process's interface, mean over the processes; 0 = not counted
 
 
 def time_collectives(

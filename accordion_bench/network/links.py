@@ -23,46 +23,30 @@ MADE_BY = "link.json, which python -m accordion_bench.advise --probe writes"
 
 @dataclass(frozen=True)
 class LinkCost:
-    """Measured cost of one kind of collective: seconds = latency rounds + 8 max(0, wire - burst) / bandwidth.
+    """Measured cost of one kind of collective: seconds = latency rounds + 8 max(0, wire - burst) / bandwidth."""
 
-    Args:
-        latency: seconds per round.
-        bandwidth: bit/s of one worker's link.
-        burst: bytes that take no time after a pause.
-        cpu: seconds of processor time, over all threads of a worker, per byte that it sends; 0 on a GPU.
-        error: root mean square of the line's relative errors.
-    """
-
-    latency: float
-    bandwidth: float
-    burst: float = 0.0
-    cpu: float = 0.0
-    error: float = 0.0
+    latency: float  # seconds per round
+    bandwidth: float  # bit/s of one worker's link
+    burst: float = 0.0  # bytes that take no time after a pause
+    cpu: float = 0.0  # seconds of processor time, over all threads of a worker, per byte that it sends; 0 on a GPU
+    error: float = 0.0  # root mean square of the line's relative errors
 
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """Result of a probe. Costs are by kind of collective; {} = not probed, because a machine has one worker, or all.
+    """Result of a probe. Costs are by kind of collective; {} = not probed, because a machine has one worker, or all."""
 
-    Args:
-        workers: number of workers, one process each.
-        machines: number of machines, with the same number of workers each.
-        backend: `gloo` or `nccl`.
-        device: `cpu` or `cuda`.
-        kinds: costs among all workers in one group.
-        inside: costs among the workers of a machine, on all machines at the same time.
-        between: costs among one worker of each machine, while all others are idle.
-        between_together: costs among the workers of equal local rank, with all such groups at the same time. Bandwidth
-            and burst are those of a machine, which its workers share.
-    """
-
-    workers: int
-    machines: int
-    backend: str
-    device: str
-    kinds: Mapping[str, LinkCost]
+    workers: int  # number of workers, one process each
+    machines: int  # number of machines, with the same number of workers each
+    backend: str  # `gloo` or `nccl`
+    device: str  # `cpu` or `cuda`
+    kinds: Mapping[str, LinkCost]  # costs among all workers in one group
+    # costs among the workers of a machine, on all machines at the same time
     inside: Mapping[str, LinkCost] = field(default_factory=dict)
+    # costs among one worker of each machine, while all others are idle
     between: Mapping[str, LinkCost] = field(default_factory=dict)
+    # costs among the workers of equal local rank, with all such groups at the same time. Bandwidth and burst are those
+    # of a machine, which its workers share.
     between_together: Mapping[str, LinkCost] = field(default_factory=dict)
 
     @property

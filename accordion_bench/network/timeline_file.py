@@ -24,40 +24,25 @@ class NoTimeline(ValueError):
 
 
 class RecordedBucket(NamedTuple):
-    """Bucket of a recorded exchange.
+    """Bucket of a recorded exchange."""
 
-    tensors: indices of the tensors.
-    codec: seconds of encoding and decoding.
-    rounds: number of rounds with the workers of the timeline.
-    """
-
-    tensors: tuple[int, ...]
-    codec: float
-    rounds: float
+    tensors: tuple[int, ...]  # indices of the tensors
+    codec: float  # seconds of encoding and decoding
+    rounds: float  # number of rounds with the workers of the timeline
 
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """Typical step of a timeline; times are seconds from its start.
+    """Typical step of a timeline; times are seconds from its start."""
 
-    Args:
-        specs: the trained tensors, in the model's order.
-        ready: time at which each gradient was ready; `backward_end` for a tensor without a gradient.
-        backward_end: time at which only waiting for the exchange remained.
-        update: duration of the optimizer's step.
-        steps: duration of each step; empty = not recorded.
-        workers: number of workers of the training.
-        buckets: buckets in the order of their exchange; empty = not recorded.
-        model, device: their names; "" = not recorded.
-    """
-
-    specs: tuple[TensorSpec, ...]
-    ready: tuple[float, ...]
-    backward_end: float
-    update: float
-    steps: tuple[float, ...]
-    workers: int
-    buckets: tuple[RecordedBucket, ...]
+    specs: tuple[TensorSpec, ...]  # the trained tensors, in the model's order
+    ready: tuple[float, ...]  # time at which each gradient was ready; `backward_end` for a tensor without a gradient
+    backward_end: float  # time at which only waiting for the exchange remained
+    update: float  # duration of the optimizer's step
+    steps: tuple[float, ...]  # duration of each step; empty = not recorded
+    workers: int  # number of workers of the training
+    buckets: tuple[RecordedBucket, ...]  # buckets in the order of their exchange; empty = not recorded
+    # model, device: their names; "" = not recorded
     model: str
     device: str
 

@@ -35,8 +35,6 @@ class Attached(Attachment):
     See `Attachment`.
     """
 
-    # ---- during training
-
     def note(self, loss: Tensor) -> None:
         """Report the loss of this step, the mean over this worker's samples, to policies that need it."""
         self.loss_sum += self.comm.weighted(loss.detach().double().reshape(1))[0]
@@ -136,8 +134,6 @@ class Attached(Attachment):
             self.finish()
         else:
             self.detach()
-
-    # ---- rows, timelines, state
 
     def metrics(self, **own: Any) -> dict[str, Any]:
         """Return the columns of a row of metrics.jsonl, a file with one JSON object per line and epoch.

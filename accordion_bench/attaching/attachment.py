@@ -98,8 +98,6 @@ class Attachment:
         """Current exchange of all workers, with its compression levels and its state."""
         return self.sync.exchange
 
-    # ---- connecting
-
     def connect(self, listens: bool = True) -> None:
         """Register the hooks that run the exchange; `listens`: autograd hooks report gradients, not the hook of DDP."""
         for optimizer in self.inner.all:
@@ -139,8 +137,6 @@ class Attachment:
     def when_detached(self, undo: Callable[[], None]) -> None:
         """Register a function that `detach` calls."""
         self._when_detached.append(undo)
-
-    # ---- gradients arrive
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -244,8 +240,6 @@ class Attachment:
         self.axis.take(i, gradient)
         self.overlap.arrived(i)
 
-    # ---- a step
-
     def join(self) -> None:
         """Wait until the gradients of the parameters are the exchanged ones, e.g. to clip or inspect them.
 
@@ -342,8 +336,6 @@ class Attachment:
         self.sync.land()
         self.clock.step_over()
         self.clock.warm = False
-
-    # ---- errors
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

@@ -45,8 +45,6 @@ class OwnParameters(Replicas):
     def shared(self, values: list[Tensor]) -> None:
         self._anchor = values
 
-    # ---- gradients of a step
-
     @torch.no_grad()
     def taken(self, i: int) -> Tensor:
         gradient = self.params[i].grad
@@ -117,8 +115,6 @@ class OwnParameters(Replicas):
         for i, param in enumerate(self.params):
             if param.grad is not None:
                 self._seen[i] = param.grad, param.grad._version
-
-    # ---- replicas
 
     def differences(self, anchor: Sequence[Tensor], rows: range, tensors: Tensors = None) -> list[Tensor]:
         if not self.gradients_W:  # between two steps

@@ -76,8 +76,6 @@ class ParameterWatch:
         values = [as_real(param.detach()) for param in self._params]
         return [value.as_strided((1,), (1,)) for value in values if value.numel()]
 
-    # ---- checks
-
     def refuse_replaced(self) -> None:
         """Raise ConfigError if the model or the optimizers have other parameters than at the start."""
         held = self._count_held()
@@ -152,8 +150,6 @@ class ParameterWatch:
             return name
         self._structure = _structure(self._model)  # what was replaced has nothing that is trained
         return None
-
-    # ---- other optimizers
 
     def enter(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer of this process starts a step."""

@@ -191,8 +191,6 @@ class Clock:
         self._add(part if self.warm else "warmup", (start, now))
         self._note(part, "main", start, now)
 
-    # ---- steps
-
     def in_force(self, batch_size: int, payload: int) -> None:
         """Start a step under a plan, see `InForce`. After `PLANS` different plans, a new one counts as the nearest."""
         plan = InForce(batch_size, payload)
@@ -244,8 +242,6 @@ class Clock:
             return
         self._taken["compute"] = seconds * end.phase.samples / samples
         self.totals["overlapped"] += self._taken["compute"] - taken
-
-    # ---- exchanges
 
     def worker(self) -> None:
         """Start the step of a local worker. Times at which buckets are ready are those of the last local worker."""
@@ -326,8 +322,6 @@ class Clock:
             self._collectives.append((start, self.mark()))
         elif self.warm:  # outside of exchanges: an exact average, buffers
             self._add("comm", (start, self.mark()))
-
-    # ---- reading
 
     def _add(self, part: str | ExchangePart, *stretches: tuple[Any, Any]) -> None:
         """Add intervals of one part; their sum is one value of its series."""

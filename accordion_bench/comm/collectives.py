@@ -131,8 +131,6 @@ class Comm:
             views = [spent // self.processes for spent in total.tolist()]
         self.ledger.settled(views)
 
-    # ---- weights
-
     def weigh(self, samples: Sequence[int]) -> None:
         """Weight all later means by the number of samples of each worker; () = equal weights.
 
@@ -156,8 +154,6 @@ class Comm:
         if self.weights_W is None:
             return x_W
         return x_W * self.weights_W.to(x_W.dtype).view(-1, *[1] * (x_W.ndim - 1))
-
-    # ---- who is here
 
     def resize(self, processes: int, rank: int) -> None:
         """Set the number of processes in the default process group, and the rank of this process."""

@@ -167,8 +167,6 @@ class Ledger:
         else:
             self._again.append(action)
 
-    # ---- elastic runs
-
     def noted(self) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
         """Return the current counts, for `put_back`."""
         return dict(self.counts), dict(self.kinds)

@@ -147,8 +147,6 @@ class SampleAssignment:
             self._orders = {**dict(before), number: torch.randperm(self.size, generator=generator)}
         return self._orders[number]
 
-    # ---- state
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state for checkpoints and entering workers."""
         places = {"left": self._left, "next": self._next, "since": self._since, "settled": self._settled}

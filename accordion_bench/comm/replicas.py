@@ -176,8 +176,6 @@ class Replicas:
         if places:
             torch._foreach_copy_(places, copied)
 
-    # ---- checkpoints
-
     def state_dict(self) -> dict[str, Any]:
         """Return the values that are equal on all workers."""
         named = zip(self.specs, self.shared, strict=True)

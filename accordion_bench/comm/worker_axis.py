@@ -80,8 +80,6 @@ class WorkerAxis(Replicas):
         self._homes = {name: _home(model, name) for name in self.buffers_W}
         self._buffers = [{name: x_W[row] for name, x_W in self.buffers_W.items()} for row in range(rows)]
 
-    # ---- switching between workers
-
     def _use_buffers(self, buffers: dict[str, Tensor]) -> None:
         for name, buffer in buffers.items():
             module, attribute = self._homes[name]
@@ -181,8 +179,6 @@ class WorkerAxis(Replicas):
         cuda = device.type == "cuda"
         (torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator).manual_seed(seed)
 
-    # ---- evaluation
-
     @torch.no_grad()
     def consensus_buffers(self) -> list[dict[str, Tensor]]:
         """Return the buffers of each local worker for evaluation by the rule `bn`, without changing the training."""
@@ -241,8 +237,6 @@ class WorkerAxis(Replicas):
         copies = {name: copy_on_cpu(value) for name, value in self.model.state_dict().items()}
         self.evaluate_with(self.shared, {})
         return copies
-
-    # ---- checkpoints
 
     def worker_state(self, row: int) -> dict[str, Any]:
         """Return the buffers of one local worker."""

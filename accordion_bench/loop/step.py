@@ -110,8 +110,6 @@ class CommunicatingStep:
         self.clock.in_force(batch_size, self.exchange.predicted_bytes(self.position.info()))
         self.clock.worker()
 
-    # ---- gradients
-
     def leaving(self) -> Exchange | None:
         """Return the exchange whose buckets may be submitted as they fill; None if they may not.
 
@@ -128,8 +126,6 @@ class CommunicatingStep:
     def backward_over(self) -> None:
         """Submit the remaining buckets; all gradients must be in `axis.gradients_W`."""
         self.overlap.complete()
-
-    # ---- around the optimizer's step
 
     def before_update(self, lr: Rate) -> None:
         """Turn each worker's own gradients into those that the optimizer uses.
@@ -165,8 +161,6 @@ class CommunicatingStep:
     def give_up(self) -> None:
         """Discard the result of `before_update`."""
         self._before = None
-
-    # ---- the end
 
     def taken(self) -> None:
         """Complete the step, whether all workers took it or skipped it, and advance the position.

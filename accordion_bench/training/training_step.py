@@ -160,8 +160,6 @@ class TrainingStep:
             self.communicating.runner.do = self.replayed
         self.feed = Feed(self.data, self.sampler, comm, self.replayed, self.memory_format)
 
-    # ---- construction
-
     def _overlap(self, parts: Components) -> Overlap:
         """Create the overlap, which sends buckets during the backward pass, or records when they could be sent."""
         processes = self.comm.processes
@@ -213,8 +211,6 @@ class TrainingStep:
         self.sampler.begin_epoch(position.epoch, position.plan.batch_size)
         self.feed.begin_epoch(position.epoch, range(position.step_in_epoch, position.steps_per_epoch))
         self.axis.model.train()
-
-    # ---- the step
 
     def take(self) -> None:
         """Take one optimizer step of all workers.

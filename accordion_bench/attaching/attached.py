@@ -69,7 +69,9 @@ class Attached(Attachment):
         """
         checks.integer("size", size, at_least=1, instead=1000)
         if self.deal is None:
-            self.deal = SampleAssignment(size, self.setting.batch_size, self.setting.step.seed, self.comm.workers)
+            self.deal = SampleAssignment(
+                size, self.setting.passed.batch_size, self.setting.step.seed, self.comm.workers
+            )
         if self.deal.size != size:
             raise ConfigError(f"size must stay {self.deal.size}, got {size}; pass the same in every step")
         return self.deal.samples(self.comm.rank, self.step.steps)

@@ -65,13 +65,14 @@ class Attachment:
         self.inner = UsersOptimizer(optimizer, self.axis)
         self.watch = ParameterWatch(model, named, self.inner.all)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=comm.device)
-        plan, training = methods.plan_for(self.axis.specs), (setting.schedule, setting.epochs, setting.steps_per_epoch)
+        given = setting.passed
+        plan, training = methods.plan_for(self.axis.specs), (given.schedule, given.epochs, given.steps_per_epoch)
         self.position = LoopPosition(plan, self._first_rate, *training)
         exchange = setting.step.exchange
         has_thread = exchange.overlaps(comm.processes)
         early = has_thread and not exchange.needs_all_gradients(methods.wrapped)  # scope=model, too: one bucket
         self.overlap = Overlap(self.axis, comm, has_thread, early)
-        batches = BatchFacts(self.loss_sum, lambda: setting.batch_size)
+        batches = BatchFacts(self.loss_sum, lambda: given.batch_size)
         self.step = HookedStep(methods, self.inner, self.position, self.overlap, batches, setting.step)
         self.sync, self.policy_runner = self.step.sync, self.step.policies
         self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -318,7 +319,7 @@ class Attachment:
                 self.clock.lap("policy")
             self.step.taken()  # may admit other workers, whose first step is the next one
         self.watch.note()
-        self.step.over(self.setting.batch_size)
+        self.step.over(self.setting.passed.batch_size)
         self._forget()
         if self.recording is not None and self.recording.end_step():
             self.when_recorded()
@@ -327,7 +328,7 @@ class Attachment:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self.step.begin(self.setting.batch_size)
+        self.step.begin(self.setting.passed.batch_size)
         if self.recording is not None:
             self.recording.begin_step()
 
@@ -342,7 +343,7 @@ class Attachment:
         """Context that adds the step to errors of lost workers and non-finite values."""
         step = self.position.step
         try:
-            with lost_worker_told(f"step {step}", self.setting.timeout):
+            with lost_worker_told(f"step {step}", self.setting.passed.timeout):
                 yield
         except NonFinite as bad:
             raise NonFinite(f"step {step}: {bad}; lower the learning rate, now {self._first_rate():g}") from None

@@ -79,19 +79,14 @@ class Setting:
     """Checked arguments besides the methods."""
 
     chosen: MethodOptions  # the methods as options
-    # network, link: link of modelled times, and its name in conf/network
-    network: Network
-    link: str
-    step: StepOptions  # options of the communicating step
-    seed: int  # seed as passed; that of `step` differs between processes with different shards
-    name: str | None = None  # name of the arm in reports
-    batch_size: int = 1  # samples per worker and step
-    # epochs, steps_per_epoch, schedule: facts about the training; None = unknown
-    epochs: int | None = None
-    steps_per_epoch: int | None = None
-    schedule: Callable[[float], float] | None = None
-    scaled: bool = False  # whether gradients are multiplied by a loss scale
-    timeout: float = 600.0  # seconds after which a worker that does not respond counts as lost
+    network: Network  # link of modelled times
+    step: StepOptions  # options of the communicating step; processes with different shards have different seeds
+    passed: PassedArguments  # the other arguments, as passed
+
+    @property
+    def scaled(self) -> bool:
+        """Whether gradients are multiplied by a loss scale."""
+        return self.step.exchange.float16
 
 
 attached_models: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
@@ -214,26 +209,14 @@ def _setting(chosen: MethodOptions, passed: PassedArguments, weight_decay: float
     clips = passed.clip_norm is not None and not after
     scaled, elastic = passed.scaler is not None, bool(chosen.sync.get("elastic"))
     seed = checks.integer("seed", passed.seed, at_least=0)
-    return Setting(
-        chosen=chosen,
-        network=_network(passed.network),
-        link=passed.network,
-        step=StepOptions(
-            exchange=ExchangeOptions("exchange", passed.overlap, passed.bucket_cap_mb, scaled, clips, elastic),
-            seed=seed if shard is None else keyed_rng.key(seed, "shard", shard),  # other draws of each shard
-            clip_norm=passed.clip_norm,
-            clip_mean=after,
-            weight_decay=weight_decay,
-        ),
-        seed=seed,
-        name=passed.name,
-        batch_size=passed.batch_size,
-        epochs=passed.epochs,
-        steps_per_epoch=passed.steps_per_epoch,
-        schedule=passed.schedule,
-        scaled=scaled,
-        timeout=passed.timeout,
+    step = StepOptions(
+        exchange=ExchangeOptions("exchange", passed.overlap, passed.bucket_cap_mb, scaled, clips, elastic),
+        seed=seed if shard is None else keyed_rng.key(seed, "shard", shard),  # other draws of each shard
+        clip_norm=passed.clip_norm,
+        clip_mean=after,
+        weight_decay=weight_decay,
     )
+    return Setting(chosen, _network(passed.network), step, passed)
 
 
 def _network(name: Any) -> Network:

@@ -55,7 +55,7 @@ class Door:
         comm = Comm(1, self.expected)
         comm.timeout = self.timeout
         rank = int(os.environ.get("RANK", "0"))
-        same = {"torch": torch.__version__, **flat(found.agreed), "batch_size": found.setting.batch_size}
+        same = {"torch": torch.__version__, **flat(found.agreed), "batch_size": found.setting.passed.batch_size}
         ElasticMembership(self.store, comm, Terms(self.expected, self.least, self.timeout, _as_json(same), rank))
         return comm
 

@@ -37,7 +37,7 @@ def description(attachment: Attachment) -> dict[str, Any]:
     """Return a description of methods, options, model and machine."""
     chosen, comm, model = attachment.setting.chosen, attachment.comm, attachment.model
     return {
-        "name": attachment.setting.name,
+        "name": attachment.setting.passed.name,
         "compressor": chosen.compressor_name,
         "adaptive": list(chosen.adaptive),
         "sync": chosen.sync_name,
@@ -49,8 +49,8 @@ def description(attachment: Attachment) -> dict[str, Any]:
         "workers": comm.workers,
         **({"batch_size": list(comm.samples)} if comm.samples else {}),
         "processes": comm.processes,
-        "seed": attachment.setting.seed,
-        "network": attachment.setting.link,
+        "seed": attachment.setting.passed.seed,
+        "network": attachment.setting.passed.network,
         "model": type(getattr(model, "_orig_mod", model)).__name__,
         "parameters": sum(spec.numel for spec in attachment.axis.specs),
         "optimizer": kind_of(attachment.optimizer),

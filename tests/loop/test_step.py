@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import accordion_bench
 from accordion_bench.advising.arms import arm_of
 from accordion_bench.advising.rehearsal import Beside, Rehearsal
 from accordion_bench.attaching.attachment import Attachment
-from accordion_bench.attaching.checked_arguments import Setting
+from accordion_bench.attaching.checked_arguments import PassedArguments, Setting
 from accordion_bench.attaching.chosen_options import choose
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
@@ -62,7 +63,8 @@ def of_a_users_loop(tmp_path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     chosen = choose("none", None, "every_step", {}, {}, ())
     methods = build_methods(chosen, RunFacts(workers=1, train_size=8), 1)
-    setting = Setting(chosen, Network(1e9, 0.0), "1gbit", StepOptions(clip_norm=0.5), seed=0)
+    passed = dict.fromkeys(field.name for field in fields(PassedArguments)) | {"batch_size": 1, "timeout": 600.0}
+    setting = Setting(chosen, Network(1e9, 0.0), StepOptions(clip_norm=0.5), PassedArguments(**passed))
     attachment = Attachment(model, optimizer, methods, Comm(1), setting)
     attachment.connect()
     model(torch.ones(4, 3)).square().sum().backward()

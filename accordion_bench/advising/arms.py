@@ -84,11 +84,7 @@ def arm_of(
     options: Mapping[str, Any] | None = None,
     optimizer: Config | None = None,
 ) -> AdvisedArm:
-    """Return one method, by names of YAML files and the options of the compressor that differ from the defaults.
-
-    Raises:
-        ConfigError: a name or an option is unknown.
-    """
+    """Return one method, by names of YAML files and options of the compressor; ConfigError if one is unknown."""
     given = dict(options or {})
     once = {"period": 1} if _options("sync", sync).get("period") is not None else {}
     beside, required = _required_optimizer(compressor, sync)

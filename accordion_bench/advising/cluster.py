@@ -34,11 +34,7 @@ class Machines:
 
 
 def split(overrides: Sequence[str]) -> tuple[Machines, list[str]]:
-    """Split the overrides into the cluster's size and those of the configuration.
-
-    Raises:
-        ConfigError: a number is invalid, inconsistent or missing, or a rate has no unit.
-    """
+    """Split the overrides into the cluster's size and the others; ConfigError for a bad number or rate."""
     said, rest = taken(overrides, OWN)
     numbers = {key: _integer(key, value, 2 if key == "workers" else 1) for key, value in said.items()}
     for key, _, value in (override.lstrip("+").partition("=") for override in rest):
@@ -67,11 +63,7 @@ def _machines(workers: int | None = None, machines: int | None = None, workers_p
 
 
 def refuse_rate_without_unit(overrides: Sequence[str]) -> None:
-    """Refuse bandwidths below 100 kbit/s, such as `network.bandwidth=10`, since plain numbers are bit/s.
-
-    Raises:
-        ValueRefused: a bandwidth is no rate or too small; the message suggests one with a unit.
-    """
+    """Raise ValueRefused, with a rate to type, for bandwidths below 100 kbit/s: plain numbers are bit/s."""
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
         if key in ("network.bandwidth", "network.slow_bandwidth") and value != "null":
@@ -92,11 +84,7 @@ def _integer(key: str, value: str, at_least: int) -> int:
 
 
 def link_of(path: Path | None, overrides: Sequence[str]) -> MeasuredLink | None:
-    """Read the file of a probed link; None = no probe.
-
-    Raises:
-        ConfigError: the file contains no link, or `network=` is among the overrides as well.
-    """
+    """Read the file of a probed link, None = no probe; ConfigError if it has no link, or `network=` is typed, too."""
     if path is None:
         return None
     if typed := next((word for word in overrides if word.startswith("network=")), None):

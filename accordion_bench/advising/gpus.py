@@ -152,11 +152,7 @@ def asked_device(gpu: str | None = None, compute_ms: float | str | None = None) 
 
 
 def split(words: Sequence[str]) -> tuple[AskedDevice, list[str]]:
-    """Return the target device that a command line requests, and its other words.
-
-    Raises:
-        ConfigError: as for `asked_device`, or an option is given twice.
-    """
+    """Return the target device that a command line requests, and its other words; errors as `asked_device`."""
     said, rest = taken(words, (GPU, COMPUTE))
     return asked_device(said.get(GPU), _number(said[COMPUTE]) if COMPUTE in said else None), rest
 

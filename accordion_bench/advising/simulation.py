@@ -164,11 +164,7 @@ class SimulatedRun:
 def simulate(
     times: StepTimes, cost: MethodCost, network: Network, disturbances: Disturbances, run: SimulatedRun
 ) -> Simulated:
-    """Simulate a run with these disturbances of the network; equal arguments give equal results.
-
-    Raises:
-        ValueRefused: a value is invalid.
-    """
+    """Simulate a run with these disturbances; equal arguments give equal results. ValueRefused if one is invalid."""
     run.check(cost)
     disturbances.check(run.workers, network.workers_per_machine)
     pace = RandomSteps(times, disturbances, run.workers, run.seed)

@@ -311,11 +311,7 @@ def usual(values: Sequence[float]) -> float:
 
 
 def scalar_loss(loss: Loss, model: nn.Module, batch: Any) -> Tensor:
-    """Compute and check the loss of a batch.
-
-    Raises:
-        ConfigError: it cannot be computed, or is no scalar.
-    """
+    """Return the loss of a batch; ConfigError if it cannot be computed, or is no scalar."""
     try:
         found = loss(model, batch)
     except (ConfigError, MemoryError, torch.OutOfMemoryError):

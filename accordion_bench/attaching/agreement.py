@@ -19,11 +19,7 @@ ROUNDING = 1e-4  # relative to the norm: different processors may round an optim
 
 
 def answer(argument: str, function: Callable[..., Any], *given: Any) -> Any:
-    """Return the result of a user's function, which was passed as `argument`.
-
-    Raises:
-        ConfigError: the function raised an exception.
-    """
+    """Return the result of a user's function, passed as `argument`; ConfigError if it raises an exception."""
     try:
         return function(*given)
     except Exception as error:

@@ -107,11 +107,7 @@ class Checked:
 
 
 def checked_arguments(passed: PassedArguments, workers: int) -> Checked:
-    """Check everything that needs no other process.
-
-    Raises:
-        ConfigError: in the words of the command line, or in those of Python.
-    """
+    """Check everything that needs no other process; ConfigError in the words of the command line or of Python."""
     _refuse_kinds(passed)
     optimizer = passed.optimizer
     own = users_optimizer.options_of(optimizer)

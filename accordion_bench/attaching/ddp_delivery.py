@@ -128,11 +128,7 @@ _deliveries: "weakref.WeakKeyDictionary[DistributedDataParallel, DDPDelivery]" =
 
 
 def deliver_to(attachment: Attachment, module: DistributedDataParallel) -> None:
-    """Pass the gradients of a wrapped model to an attachment.
-
-    Raises:
-        ConfigError: the model has a third-party communication hook.
-    """
+    """Pass the gradients of a wrapped model to an attachment; ConfigError if it has another communication hook."""
     if module not in _deliveries:
         _deliveries[module] = DDPDelivery(module)
     _deliveries[module].serve(attachment)

@@ -103,11 +103,7 @@ def _alike(attached: Attached) -> dict[str, torch.Tensor]:
 
 
 def door_of(passed: PassedArguments) -> Door | None:
-    """Return the entry of an elastic run; None = the run is not elastic.
-
-    Raises:
-        ConfigError: arguments do not fit an elastic run, or there is no store.
-    """
+    """Return the entry of an elastic run, None = it is not elastic; ConfigError if arguments do not fit one."""
     options = {**(next(iter(passed.sync.values())) if isinstance(passed.sync, Mapping) else {}), **passed.options}
     if options.get("elastic") is not True:
         if passed.store is not None:

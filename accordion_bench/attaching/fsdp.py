@@ -162,11 +162,7 @@ class ShardAxis:
         return {"groups": groups, "ledgers": [comm.ledger.state_dict() for comm in self._comms]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the `state_dict()` that this process has saved.
-
-        Raises:
-            ConfigError: it was saved with other FSDP groups, or with another number of levels.
-        """
+        """Continue from this process's `state_dict()`; ConfigError if FSDP groups or number of levels are others."""
         ours = [reduction.group.name for reduction in self.reductions]
         if sorted(ours) != sorted(state["groups"]):
             raise ConfigError(

@@ -115,11 +115,7 @@ class FSDPGroup:
 
 
 def groups_of(model: nn.Module) -> list[FSDPGroup]:
-    """Return the FSDP groups of a model, in the order of its modules.
-
-    Raises:
-        ConfigError: the model has none, or a trained parameter belongs to none and would not be exchanged.
-    """
+    """Return the FSDP groups of a model, in its order; ConfigError if it has none, or trains a parameter in none."""
     modules: dict[int, tuple[str, FSDPModule]] = {}  # the first of modules that were wrapped together
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):

@@ -154,11 +154,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def refuse_tensors(model: nn.Module) -> None:
-    """Check that trained parameters can be exchanged.
-
-    Raises:
-        ConfigError: a parameter cannot; the message names the first one and the reason.
-    """
+    """Raise ConfigError, with the reason, for the first trained parameter that cannot be exchanged."""
     in_shards = is_fsdp(model)
     for name, param in trained_parameters(model):
         if what := _cannot_be_carried(as_real(param) if in_shards else param):

@@ -95,11 +95,7 @@ def stepping_optimizer(optimizer: Any) -> Any:
 
 
 def refuse_parameters(named: Sequence[tuple[str, nn.Parameter]], optimizer: Stepping) -> None:
-    """Check that model and optimizer have the same parameters.
-
-    Raises:
-        ConfigError: a parameter is missing in one of them, or belongs to two optimizers.
-    """
+    """Raise ConfigError for a parameter that model or optimizer lacks, or that belongs to two optimizers."""
     if not named:
         raise ConfigError("model must have parameters that are trained, got none; pass one with requires_grad=True")
     known = {id(param) for _, param in named}

@@ -392,11 +392,7 @@ class Comm:
         return heard[0]
 
     def agree(self, value: int, what: str) -> None:
-        """Raise unless every process passes the same integer, e.g. a checksum; 8 control bytes, not timed.
-
-        Raises:
-            RuntimeError: the integers differ.
-        """
+        """Raise RuntimeError unless every process passes the same integer; 8 control bytes, not timed."""
         if not self.same(value):
             raise RuntimeError(f"the processes no longer agree on {what}; rank {self.rank} has checksum {value}")
 

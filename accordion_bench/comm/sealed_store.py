@@ -28,11 +28,7 @@ class _WrongSeal(Exception):
 
 
 def shared_secret(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the secret that the environment gives to all processes of a run; "" if there is none.
-
-    Raises:
-        ConfigError: the secret is so short that it can be guessed.
-    """
+    """Return the run's secret from the environment, "" = none; ConfigError if it is so short that it can be guessed."""
     secret = environ.get(SECRET, "")
     if secret and len(secret) < SHORTEST:
         raise ConfigError(

@@ -107,11 +107,7 @@ class DDPExchange(Exchange):
         return self.module.no_sync()
 
     def __call__(self, xs_W: Sequence[Tensor], info: StepInfo) -> list[Tensor]:
-        """Return the gradients that DistributedDataParallel has averaged.
-
-        Raises:
-            NonFinite: a mean gradient is NaN or infinite, on all workers.
-        """
+        """Return the averaged gradients; NonFinite on all workers if one is NaN or infinite."""
         self.charge(info)
         self.refuse_non_finite(xs_W)
         return [x_W[0] for x_W in xs_W]

@@ -365,11 +365,7 @@ class Exchange:
 
     @torch.no_grad()
     def refuse_non_finite(self, xs_W: Sequence[Tensor], what: str | None = None) -> None:
-        """Check that tensors [W, ...], one per spec, are finite, together with the values noted in this step.
-
-        Raises:
-            NonFinite: names the first non-finite tensor, and its worker.
-        """
+        """Raise NonFinite for the first non-finite tensor [W, ...], one per spec, or value noted in this step."""
         if not self.finite.late:
             if bad := self.non_finite(xs_W, what):
                 raise NonFinite(f"{bad} is not finite")

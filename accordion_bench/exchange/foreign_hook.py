@@ -32,11 +32,7 @@ class ForeignHook:
     options: Mapping[str, Any] = field(default_factory=dict)  # of the factory
 
     def function(self) -> Callable:
-        """Return the hook.
-
-        Raises:
-            ConfigError: it cannot be imported, or does not take a state and a bucket.
-        """
+        """Return the hook; ConfigError if it cannot be imported, or does not take a state and a bucket."""
         found = _callable("comm.hook", self.path, "function", EXAMPLE)
         named = hasattr(found, "__qualname__")  # required by torch
         if not named or list(_parameters(found))[1:2] != ["bucket"] or not _takes(found, None, None):
@@ -45,11 +41,7 @@ class ForeignHook:
         return found
 
     def factory(self) -> Callable | None:
-        """Return the factory of the state; None if there is none.
-
-        Raises:
-            ConfigError: it cannot be imported, or does not take a process group and the options.
-        """
+        """Return the state's factory, or None; ConfigError if it cannot be imported, or does not take the options."""
         if self.state_path is None:
             return None
         found = _callable("comm.hook_state", self.state_path, "factory", EXAMPLE_OF_STATE)
@@ -63,11 +55,7 @@ class ForeignHook:
         return found
 
     def register(self, module: DistributedDataParallel) -> Any:
-        """Register the hook with a module, and return its new state.
-
-        Raises:
-            ConfigError: the factory refuses its options, or the module refuses the hook.
-        """
+        """Register the hook, and return its new state; ConfigError if the factory or the module refuses."""
         state = self._new_state()
         try:
             module.register_comm_hook(state, self.function())

@@ -128,11 +128,7 @@ class CommunicatingStep:
         self.overlap.complete()
 
     def before_update(self, lr: Rate) -> None:
-        """Turn each worker's own gradients into those that the optimizer uses.
-
-        Raises:
-            NonFinite: a gradient is NaN or infinite.
-        """
+        """Turn each worker's gradients into those that the optimizer uses; NonFinite if one is NaN or infinite."""
         if self.clip_own:
             self.axis.clip(self.clip_own)
             self.clock.lap("compute")
@@ -143,11 +139,7 @@ class CommunicatingStep:
         self._before = self.sync.before_step(lr)
 
     def after_update(self, lr: Rate) -> None:
-        """Turn the optimizer's result into the parameters and the plan of the next step.
-
-        Raises:
-            NonFinite: a difference of parameters is NaN or infinite.
-        """
+        """Turn the optimizer's result into parameters and plan of the next step; NonFinite if a difference is."""
         after = self.sync.after_step(lr)
         completed, self._before = self._before if after is None else after, None
         if completed is not None:
@@ -163,11 +155,7 @@ class CommunicatingStep:
         self._before = None
 
     def taken(self) -> None:
-        """Complete the step, whether all workers took it or skipped it, and advance the position.
-
-        Raises:
-            NonFinite: a value that was noted in this step is NaN or infinite.
-        """
+        """Complete the step, whether taken or skipped by all, and advance; NonFinite if a value noted in it is."""
         self.runner.finite.refuse()  # values that no exchange has read
         self.position.step_taken()
         self.under_way = False

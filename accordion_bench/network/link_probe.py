@@ -251,11 +251,7 @@ def probe_link(seconds: float, out: Path) -> MeasuredLink:
 
 
 def placed(environ: Mapping[str, str]) -> Place:
-    """Read the ranks from the launcher's environment variables.
-
-    Raises:
-        ConfigError: there is only one process, or a variable is missing or invalid.
-    """
+    """Read the ranks from the launcher's variables; ConfigError if one is bad, or there is one process only."""
     if environ.get("WORLD_SIZE", "1") == "1":
         got = "one" if "WORLD_SIZE" in environ else "none"
         raise ConfigError(f"probe must run with at least two processes, got {got}; type {TORCHRUN}")

@@ -73,11 +73,7 @@ def _plain(costs: Mapping[str, LinkCost]) -> dict[str, dict[str, float]]:
 
 
 def read_measured_link(path: Path) -> MeasuredLink:
-    """Read a file of `write_measured_link`.
-
-    Raises:
-        ValueRefused: the file is missing, has another format, or contains an invalid number; the key is `probe`.
-    """
+    """Read a file of `write_measured_link`; ValueRefused, with the key `probe`, for other contents."""
     try:
         return _link(_said(path))
     except _NoLink as why:

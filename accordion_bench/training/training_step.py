@@ -213,11 +213,7 @@ class TrainingStep:
         self.axis.model.train()
 
     def take(self) -> None:
-        """Take one optimizer step of all workers.
-
-        Raises:
-            NonFinite: a loss, a gradient or the result of an exchange is NaN or infinite.
-        """
+        """Take one optimizer step of all workers; NonFinite if a loss, a gradient or an exchange's result is."""
         step, lr = self.communicating, self.position.lr()
         step.begin(self.position.plan.batch_size)
         sizes = self.sampler.sizes(self.position.step_in_epoch)
@@ -291,11 +287,7 @@ class TrainingStep:
             step.backward_over()
 
     def refuse_non_finite(self, loss_W: Tensor) -> None:
-        """Raise an error for a non-finite loss, before anything is exchanged; on a device, before a result is applied.
-
-        Raises:
-            NonFinite: names the worker, its loss and the first parameter with a non-finite gradient.
-        """
+        """Raise NonFinite for a loss, before anything is exchanged; on a device, before a result is applied."""
         finite = self.communicating.runner.finite
         if finite.late:
             finite.note(loss_W, Look(len(loss_W), self._loss_is))

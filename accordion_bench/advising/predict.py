@@ -171,10 +171,7 @@ def step(times: StepTimes, cost: MethodCost, cluster: Cluster) -> Step:
     The burst of a link refills only while the link is idle. A step therefore takes at least as long as the link needs
     for its bytes without a burst.
 
-    Args:
-        times: step of one worker alone.
-        cost: cost of the method.
-        cluster: workers, links and cores.
+    `times` are those of one worker alone.
     """
     slowdown = cluster.slowdown
     late = Series(times.steps).deviation() * largest_of(cost.together(cluster.workers))

@@ -30,12 +30,7 @@ log = logging.getLogger("accordion_bench")
 
 
 class Door:
-    """Entry of one worker per process into an elastic run.
-
-    Args:
-        store: store that outlives the workers.
-        least: lower bound of the number of workers.
-        timeout: seconds for which workers wait for each other.
+    """Entry of one worker per process into an elastic run of at least so many workers, by a store that outlives them.
 
     Attributes:
         expected: number of workers that start together, as set by the first arrival.

@@ -41,9 +41,6 @@ class FSDPGroup:
 
     Attributes:
         padded_numel: number of elements of a row if each trained parameter has a gradient.
-
-    Raises:
-        ConfigError: this set-up of FSDP2 is not supported.
     """
 
     def __init__(self, name: str, module: FSDPModule, names: dict[nn.Parameter, str]) -> None:
@@ -91,11 +88,7 @@ class FSDPGroup:
         return found
 
     def rows(self, flat: Tensor) -> Tensor:
-        """Return the buffer of the group with a row for each process of the shard axis, [shards, padded_numel].
-
-        Raises:
-            RuntimeError: a parameter has no gradient, or the set of trained parameters has changed.
-        """
+        """Return the buffer as [shards, padded_numel]; RuntimeError if a gradient is missing, or others are trained."""
         if self._trained() != self._was_trained:
             raise RuntimeError(
                 f"{self.title} trains other parameters than when its shards were attached; "
@@ -137,17 +130,10 @@ def groups_of(model: nn.Module) -> list[FSDPGroup]:
 
 
 def refuse_shards(named: Sequence[tuple[str, nn.Parameter]], process_group: dist.ProcessGroup | None) -> int:
-    """Check that the processes of a group hold replicas of the same shards of an FSDP2 model.
-
-    Args:
-        named: names and trained parameters, resharded.
-        process_group: the group; None = all processes.
-
-    Returns:
-        number of the shard of this process.
+    """Return the number of this process's shard of an FSDP2 model, whose parameters are resharded.
 
     Raises:
-        ConfigError: they do not; the message names the first parameter.
+        ConfigError: the processes of the group do not hold replicas of the same shards.
     """
     for name, parameter in named:
         refuse_unknown(parameter, name)

@@ -111,19 +111,13 @@ class Span(NamedTuple):
 class Clock:
     """Time measurement of one process.
 
-    Args:
-        device: device of the computation; CPU marks are host times, GPU marks are CUDA events.
-
     Attributes:
         totals: seconds per part; for exchanges, their number and the bytes and rounds of their buckets.
         series: seconds of exchanges, one value per exchange.
         steps: seconds of steps by part, one value per step.
-        plan: the current plan.
         warm: whether warm-up is over; until then all time counts as warm-up.
         timeline: list of recorded spans; None = spans are not recorded.
-        graphs: captures work of the device.
         at_once: whether several local workers compute concurrently, except in sampled steps.
-        sampled: whether the current step is sampled.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -42,8 +42,6 @@ class Comm:
     Args:
         workers_per_process: number of workers of this process, W.
         processes: number of processes in the default process group; 1 needs no group.
-        rank: rank of this process.
-        device: device of the tensors.
 
     Attributes:
         first_worker: number of the first local worker.
@@ -315,10 +313,8 @@ class Comm:
 
         Uses concurrent point-to-point messages, at most one per pair of processes and direction. Charged as payload.
 
-        Args:
-            message_W: messages [W, ...], of equal size on all workers.
-            targets_A: number of the worker to which each worker of the run sends, without duplicates; None = it sends
-                nothing. A worker that receives no message gets its own.
+        Messages have equal size on all workers. `targets_A` has the number of the worker to which each worker of the
+        run sends, without duplicates; None = it sends nothing. A worker that receives no message gets its own.
         """
         self.ledger.send_receive(message_W[0].numel() * message_W.element_size(), targets_A)
         W, first = self.local_workers, self.first_worker

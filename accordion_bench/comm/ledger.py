@@ -23,9 +23,6 @@ class Ledger:
     Bytes of groups that exchange concurrently may differ between processes. Until `settled` is called, `counts` lacks
     them, and `views` holds the total of the run under the assumption that all processes sent as much as this one.
 
-    Args:
-        workers: number of workers of the run, A.
-
     Attributes:
         complete: whether exchanges are charged here; those of a third-party hook are not.
         kinds: (wire, rounds) of the exchanges of this process by kind of collective; not in checkpoints.
@@ -131,13 +128,9 @@ class Ledger:
             self.counts["inner_wire"] += spent if name == "wire" else 0
 
     def charge(self, account: str, nbytes: int, wire: int = 0, rounds: int = 0) -> None:
-        """Charge `control`, `eval` or `setup` traffic that each worker sends or receives once.
+        """Charge `control`, `eval` or `setup` traffic that each worker sends or receives once, in bytes of its message.
 
-        Args:
-            account: `control`, `eval` or `setup`.
-            nbytes: bytes of one worker's message.
-            wire: bytes on all links; counted for `control` only, because the others are not timed.
-            rounds: number of consecutive messages; counted for `control` only.
+        `wire`, bytes on all links, and `rounds` are counted for `control` only, because the others are not timed.
         """
         self.counts[account] += nbytes
         if account == "control":

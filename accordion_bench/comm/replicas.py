@@ -73,11 +73,9 @@ class Replicas:
 
     Args:
         named: names and parameters, in the model's order.
-        comm: communicator of all workers.
         tables: names of parameters that are embeddings or the output layer.
 
     Attributes:
-        specs: names and shapes of the parameters.
         params: parameters of the model; after `fork` they refer to the values of different workers in turn.
         like: a tensor with the dtype and device of exchanged tensors.
         shared: values [...] that are equal on all workers: the parameters, or after `fork` the last consensus.

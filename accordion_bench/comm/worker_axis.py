@@ -46,12 +46,10 @@ class WorkerAxis(Replicas):
 
     Args:
         model: model on its device; the local workers share its parameters.
-        comm: communicator of all workers.
         seed: seed of dropout, with (step, worker, micro-batch) as key.
         bn: BatchNorm statistics for evaluation: `pooled` mean and variance over all workers, `average` (pooled without
             the variance between the workers' means), `recompute` (pooled, after re-estimation on training batches),
             `rank0` (those of worker 0), `local` (each worker evaluates its share with its own).
-        tables: see `Replicas`.
 
     Attributes:
         replicas: parameters of each local worker after `fork`, as views into one storage per shape.

@@ -60,20 +60,16 @@ class Exchange:
     gradients are ready (`Overlap`) or after the backward pass (`__call__`).
 
     Args:
-        compressor: in its wrappers.
         specs: the tensors, in the model's order; the same on every worker.
         ladder: the knob's values that the plan's levels index.
-        comm: collectives.
         like: defines dtype and device of the tensors; half-precision tensors are exchanged in float32.
-        options: how tensors are grouped and sent.
 
     Attributes:
         what: noun for error messages, `gradient` or `difference`.
         finite: check for non-finite values.
         units: tensors of each unit of compression, by index.
         buckets: units of each bucket, in the order of exchange.
-        members: tensors of each bucket, by index.
-        bucket_of: bucket of each tensor.
+        members, bucket_of: tensors of each bucket, by index, and bucket of each tensor.
         number: number of this part, see `part`; None = not a part.
 
     Class attributes:

@@ -68,13 +68,7 @@ class Exchanging(Protocol):
 class ExchangeRunner:
     """Creates the exchanges of a run, runs them, and attributes their time to parts of the step.
 
-    Args:
-        position: current step and epoch of the training.
-        overlap: submits buckets during the backward pass; its replicas' tensors are exchanged.
-        observer: called before and after every exchange.
-        methods: compressors of the training.
-        options: determine the bucket sizes.
-        seed: for keyed draws.
+    The tensors are those of the replicas of `overlap`; the options determine the bucket sizes.
 
     Attributes:
         ddp: exchanges gradients in place of `Exchange`, unless None.

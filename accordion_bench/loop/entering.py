@@ -26,31 +26,23 @@ class SharedState:
 
     A worker that joins continues from the shared state, without a residual. If workers take local steps, the shared
     state is the last consensus, and the new worker's inner optimizer starts empty.
-
-    Args:
-        step: provides the scheme and the replicas.
-        hooks: of the loop.
     """
 
     def __init__(self, step: CommunicatingStep, hooks: Hooks) -> None:
         self.step, self.hooks = step, hooks
 
     def resized(self, lost: Sequence[int], before: int) -> None:
-        """See `Owner`."""
         self.step.sync.resized()
         if before:
             self.hooks.changed(lost, before)
 
     def averaged(self) -> None:
-        """See `Owner`."""
         if (deal := self.hooks.deal()) is not None:
             deal.averaged(self.step.steps)
 
     def shared_state(self) -> State:
-        """See `Owner`."""
         return self.hooks.state()
 
     def take_over(self, state: State) -> None:
-        """See `Owner`."""
         self.hooks.put(state)
         self.step.sync.restart()

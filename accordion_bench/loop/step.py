@@ -59,18 +59,12 @@ class CommunicatingStep:
     A step that all workers skip has no `before_update` and no `after_update`.
 
     Args:
-        methods: compressors, policies and the synchronisation scheme.
         inner: the optimizers, for schemes that read their state; the caller takes their step.
-        position: current step and epoch of the training.
         overlap: submits buckets during the backward pass; contains the replicas and the communicator.
         batches: loss and sample counts of the loop's batches.
-        options: all other options.
 
     Attributes:
         policies: collects the signals of policies, and applies their decisions.
-        runner: creates and runs exchanges.
-        sync: the scheme.
-        axis, comm, clock: replicas of the local workers, their communicator, its clock.
         under_way: whether the optimizer is about to step, or has stepped, and the position has not advanced yet.
     """
 

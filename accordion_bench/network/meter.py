@@ -11,17 +11,11 @@ SYSTEM = Path("/sys/class/net")
 
 
 class Interface:
-    """Byte counters of one network interface of this machine, or of this network namespace.
+    """Byte counters of one network interface of this machine, or of this network namespace, named as by `ip link`.
 
     They count whole frames: messages of the run with their headers, acknowledgements, and any other traffic of the
     interface. Traffic of NCCL over NVLink, PCIe, shared memory, InfiniBand or RoCE bypasses the operating system and is
-    not counted. The counters are available on Linux only.
-
-    Args:
-        name: name of the interface, as shown by `ip link`.
-
-    Raises:
-        ValueRefused: the interface does not exist.
+    not counted. The counters are available on Linux only. ValueRefused is raised if the interface does not exist.
     """
 
     def __init__(self, name: str, system: Path = SYSTEM) -> None:
@@ -46,12 +40,8 @@ class Interface:
 class Meter:
     """Counter of interface bytes between `start` and `stop`: training steps without evaluation and decisions of epochs.
 
-    Args:
-        interface: name of the interface; null = do not count.
-        comm: communicator that averages the counts.
-
     Attributes:
-        totals: bytes [sent, received] by this process's interface so far.
+        totals: bytes [sent, received] by this process's interface so far; without a name none are counted.
     """
 
     def __init__(self, interface: str | None, comm: Comm) -> None:

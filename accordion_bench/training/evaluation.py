@@ -116,7 +116,6 @@ class Score:
     A look is an evaluation within an epoch, to find out when the target is reached.
 
     Args:
-        metric: evaluation metric of the run.
         target: value of the metric to reach; None = no target.
         every: interval between looks in epochs, at most 1.
         loss_sum_W: training loss of this epoch, summed over steps, of each local worker, float64 [W].

@@ -224,7 +224,6 @@ def advise(
     The caller adds the verdict, the link's options and the methods that were left out.
 
     Args:
-        times, costs, cluster: as for `step`; the costs include dense fp32 and bf16.
         link_error: relative error of the fitted link; 0 = exact.
         pays: limit for other devices; None = compute it for these.
 
@@ -293,11 +292,7 @@ def row(
 ) -> AdviceRow:
     """Return the row of one method, with its period if it is local.
 
-    Args:
-        times, cost, cluster: as for `step`.
-        drawn: resampled measurements.
-        baselines: dense fp32 and bf16.
-        steps_of_baselines: predicted steps of the baselines for the same draws.
+    The baselines are dense fp32 and bf16; their steps are those predicted for the same draws.
     """
     taken, again = step(times, cost, cluster), drawn.steps(cost)
 

@@ -228,13 +228,9 @@ def asked_for(
 def advised(
     found: Basis, cluster_of: Callable[[str], Cluster], network: Mapping[str, object], link_error: float = 0.0
 ) -> Advice:
-    """Compute the advice without its verdict.
+    """Compute the advice without its verdict, for the cluster of devices `cpu` or `cuda` and these options of the link.
 
-    Args:
-        found: inputs of the prediction.
-        cluster_of: function from `cpu` or `cuda` to the cluster of such devices.
-        network: options of the link, stored in the advice.
-        link_error: relative error of the fitted link; 0 = exact.
+    `link_error` is the relative error of the fitted link; 0 = exact.
     """
     pays, theirs = None, found.on_gpus
     if theirs is not None:

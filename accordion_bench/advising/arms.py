@@ -139,14 +139,8 @@ def chosen_arms(
 ) -> list[AdvisedArm]:
     """Return the baselines and every setting of the methods with these names; no names = all methods.
 
-    Args:
-        names: names in conf/compressor and conf/sync, or comma-separated lists of them.
-        optimizer: as for `considered`.
-        key: name of the option or argument, for messages.
-        beside: clipping and norms of the step.
-
-    Raises:
-        ValueRefused: a name is unknown.
+    Names are those in conf/compressor and conf/sync, or comma-separated lists of them. ValueRefused for an unknown one
+    calls the option `key`.
     """
     arms = considered(optimizer)
     known = list(dict.fromkeys(map(name_of, arms)))
@@ -280,12 +274,8 @@ def measured_methods(
 ) -> tuple[list[MethodCost], dict[str, str]]:
     """Return (costs of the methods, the reason by name for each method that could not be measured).
 
-    Args:
-        arms: the methods.
-        specs: the trained tensors; no model is needed.
-        device: device of the codecs.
-        budget_seconds: total time, shared equally. Each method is measured at least once, however long that takes.
-        progress: called with the name of each method before it is measured.
+    The total time is shared equally, but each method is measured at least once, however long that takes. `progress` is
+    called with the name of each method before it is measured.
     """
     device = torch.device(device)
     gradients = random_gradients(specs, device)
@@ -332,13 +322,8 @@ def measured_method(
     more workers. If messages of many workers would be longer than an all-reduce, a third rehearsal has that many
     workers. Times are medians; the first exchange is used only if there is no time for another. See `bucket_costs`.
 
-    Args:
-        arm, specs, device: as for `measured_methods`.
-        budget: seconds after which no exchange is repeated.
-        gradients: one [...] per tensor; None = random gradients.
-
-    Raises:
-        ConfigError: the method cannot be built, or its steps are not all alike.
+    After `budget` seconds no exchange is repeated. Gradients are one [...] per tensor, random by default. ConfigError
+    is raised if the method cannot be built, or its steps are not all alike.
     """
     device = torch.device(device)
     gradients = random_gradients(specs, device) if gradients is None else gradients

@@ -199,11 +199,7 @@ def costs_on(
 ) -> tuple[list[MethodCost], dict[str, str]]:
     """Return (costs of the arms on a GPU, the reason by name for each that cannot be estimated).
 
-    Args:
-        gpu: entry of the table.
-        costs: costs measured on this machine.
-        arms, specs: methods of these costs, and the trained tensors.
-        longer: duration of memory-bound work there relative to here, see `relative_copy_time`.
+    `costs` are measured on this machine; `longer` is `relative_copy_time`, for memory-bound work.
     """
     compressors = {arm.name: _compressor(arm) for arm in arms}
     feedback = {arm.name: bool(arm.chosen.compressor.get("error_feedback")) for arm in arms}

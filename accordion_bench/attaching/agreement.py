@@ -53,12 +53,9 @@ def lost_worker_told(where: str, timeout: float) -> Iterator[None]:
 
 
 def refuse_differences(comm: Comm, passed: Mapping[str, Any] | ConfigError, own: Any = None) -> list[Any]:
-    """Compare the arguments of all processes, and return `own` of each process, by rank.
+    """Compare the arguments of all processes by name; return `own`, which may differ, of each process, by rank.
 
-    Args:
-        comm: communicator of all processes.
-        passed: arguments by name, possibly nested; or the error of this process's own checks.
-        own: value that may differ between processes.
+    `passed` may be the error of this process's own checks.
 
     Raises:
         ConfigError: on all processes. If the checks of one process failed, it raises that error itself; otherwise the
@@ -114,14 +111,7 @@ def is_due(step: int) -> bool:
 def refuse_drift(comm: Comm, values: Sequence[Tensor], step: int, tell: bool = True) -> bool:
     """Return whether the parameters of workers differ by rounding; 8 control bytes if not. All processes must call it.
 
-    Args:
-        comm: communicator of all workers.
-        values: parameters of this worker.
-        step: number of steps taken, for messages.
-        tell: whether the leader warns of rounding differences.
-
-    Raises:
-        ConfigError: they differ by more than `ROUNDING`.
+    The leader warns of them if `tell`. ConfigError is raised if they differ by more than `ROUNDING`.
     """
     if comm.same(checksum(values)):
         return False

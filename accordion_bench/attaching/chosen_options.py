@@ -29,11 +29,7 @@ def choose(
 ) -> MethodOptions:
     """Return the chosen compressor, scheme and policies with all options, defaults from the YAML files.
 
-    Args:
-        compressor, adaptive, sync: the choices.
-        optimizer: options of the optimizer, as in a configuration.
-        options: options of the compressor or the scheme.
-        arguments: names of all other arguments, for messages.
+    `options` are those of the compressor or the scheme; `arguments` are the names of all others, for messages.
 
     Raises:
         ConfigError: a name or an option is unknown, or a value has the wrong type.

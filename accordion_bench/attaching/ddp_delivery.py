@@ -22,10 +22,8 @@ class DDPDelivery:
 
     Buckets of the exchange are sent as they fill, independent of the buckets of DistributedDataParallel. The hook of
     its last bucket waits for all of them, so that `backward` returns after the exchange. With a loss scale, gradients
-    are exchanged after they are unscaled.
-
-    Args:
-        module: the wrapped model. It accepts one hook in its lifetime, which serves one attachment after another.
+    are exchanged after they are unscaled. A module accepts one hook in its lifetime, which serves one attachment after
+    another.
     """
 
     def __init__(self, module: DistributedDataParallel) -> None:

@@ -66,11 +66,6 @@ class GroupReduction:
     in float32. With two levels, this is done first within each machine, then between processes with equal numbers in
     their machines. Each parameter's shard is compressed as one tensor: the shard of rank 1 of `layer.weight` is
     `layer.weight[1]`.
-
-    Args:
-        group: FSDP group.
-        levels: levels in order.
-        exempt: names of parameters whose gradients are not compressed.
     """
 
     def __init__(self, group: FSDPGroup, levels: Sequence[Level], exempt: frozenset[str]) -> None:

@@ -22,13 +22,9 @@ class LoopPosition(Position):
     """Current step and epoch of a user's loop.
 
     Args:
-        plan: current plan.
         rate: returns the current learning rate of the first tensor.
         schedule: function from the time in epochs to the learning rate; None = only the current one is known.
         epochs, steps: number of epochs, and of optimizer steps per epoch; None = unknown.
-
-    Attributes:
-        next_lr: learning rate at the start of the next epoch, while an epoch ends.
     """
 
     def __init__(
@@ -42,7 +38,7 @@ class LoopPosition(Position):
         super().__init__(plan, 1.0, schedule or (lambda _: 1.0), epochs or UNKNOWN, lambda _: steps or UNKNOWN)
         self.rate, self.scheduled, self.known_steps = rate, schedule is not None, steps
         self.epoch_lr = self.step_lr = rate()
-        self.next_lr: float | None = None
+        self.next_lr: float | None = None  # at the start of the next epoch, while an epoch ends
 
     def note_rate(self) -> None:
         """Set the learning rate of the next step to the current one."""

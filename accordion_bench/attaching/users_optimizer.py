@@ -55,15 +55,7 @@ def one_by_one(optimizer: Stepping) -> list[torch.optim.Optimizer]:
 
 
 class UsersOptimizer:
-    """The user's optimizer with the interface of `InnerOptimizers`, for one worker per process.
-
-    Args:
-        optimizer: the user's optimizer, or several as one object.
-        axis: replicas whose parameters it trains.
-
-    Attributes:
-        all: the user's optimizers as a list.
-    """
+    """The user's optimizer, or several as one object, with the interface of `InnerOptimizers`; `all` is their list."""
 
     def __init__(self, optimizer: Stepping, axis: Replicas) -> None:
         self.axis = axis

@@ -61,12 +61,7 @@ def communication_error_text(error: BaseException | None) -> str:
 
 
 class Members(Comm):
-    """Communicator of the workers of some processes; only these processes call it.
-
-    Args:
-        comm: communicator of all workers.
-        ranks: ranks of the processes, ascending, including this one.
-    """
+    """Communicator of the workers of some processes, with ranks in ascending order; only these processes call it."""
 
     def __init__(self, comm: Comm, ranks: Sequence[int]) -> None:
         super().__init__(comm.local_workers, len(ranks), ranks.index(comm.rank), str(comm.device))
@@ -123,11 +118,7 @@ class Present(Comm):
     """Communicator of some workers of a run, with its own ledger.
 
     All processes call its collectives, including those without such a worker, so that all get the result. Tensors
-    [W, ...] have rows of all local workers.
-
-    Args:
-        comm: communicator of all workers.
-        workers: numbers of the workers that take part, ascending.
+    [W, ...] have rows of all local workers. The numbers of the workers that take part are ascending.
     """
 
     def __init__(self, comm: Comm, workers: Sequence[int]) -> None:

@@ -39,10 +39,8 @@ class Membership:
     ) -> Callable[[], T]:
         """Start an exchange of all members; return a function that waits for it and returns its result.
 
-        Args:
-            begin: starts the exchange, and returns a function that waits for it.
-            again: runs the exchange again if a member was lost.
-            keep: copies the state that the exchange changes, and returns the function that restores it.
+        `again` runs the exchange again if a member was lost; `keep` copies the state that it changes, and returns the
+        function that restores it.
         """
         return begin()
 
@@ -92,9 +90,7 @@ class SampleAssignment:
 
     Args:
         size: number of samples of a pass.
-        batch: number of samples per worker and step, b.
-        seed: seed of the run.
-        workers: number of workers, A.
+        batch, workers: number of samples per worker and step, b, and of workers, A.
         static: whether every pass has the same order.
     """
 

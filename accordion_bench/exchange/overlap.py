@@ -30,10 +30,8 @@ class Overlap:
     Buckets are submitted in a fixed order: a bucket that fills early waits for the earlier buckets. Parameters that the
     backward pass did not reach have a zero gradient, and their buckets are submitted at its end.
 
-    Args:
-        axis, comm: replicas whose gradients are exchanged, and communicator whose transport runs the exchanges.
-        transport: whether exchanges run in a separate thread.
-        allowed: whether buckets are submitted early; if not, only their ready times are noted, for the modelled clock.
+    Exchanges run in a separate thread if `transport`. Unless `allowed`, buckets are not submitted early, and only their
+    ready times are noted, for the modelled clock.
     """
 
     def __init__(self, axis: Replicas, comm: Comm, transport: bool, allowed: bool) -> None:

@@ -64,10 +64,7 @@ class ElasticMembership(Membership):
         comm.connected, comm.membership = False, self
 
     def enter(self, owner: Owner) -> None:
-        """Wait until the members admit this process, and restore the state of the run.
-
-        Args:
-            owner: owner of the state.
+        """Wait until the members admit this process, and restore the state of the run, which `owner` has.
 
         Raises:
             LeftBehind: the run has other options or has ended, or too few processes arrived.
@@ -107,11 +104,8 @@ class ElasticMembership(Membership):
     def _until_done(self, way: Callable[[], Callable[[], T]], undo: Undo, counts: Sequence[str], spent: Any) -> T:
         """Repeat an operation until all members have completed it in the same attempt; return its result.
 
-        Args:
-            way: returns the function to call in this attempt.
-            undo: reverts its changes.
-            counts: names of the ledger's counters that it changes.
-            spent: values of these counters before.
+        `way` returns the function to call in this attempt. `counts` are the ledger's counters that it changes, `spent`
+        their values before.
         """
         while True:
             self._since = time.monotonic()
@@ -156,12 +150,8 @@ class ElasticMembership(Membership):
         return self.joined > 0 or self.lost > 0
 
     def columns(self) -> dict[str, Any]:
-        return {
-            "members": self.comm.workers,
-            "joined": self.joined,
-            "lost": self.lost,
-            "joining_bytes": self.joining_bytes,
-        }
+        counts = zip(("joined", "lost", "joining_bytes"), self._counts(), strict=True)
+        return {"members": self.comm.workers, **dict(counts)}
 
     # ---- generations
 
@@ -220,11 +210,7 @@ class ElasticMembership(Membership):
         return True
 
     def _handed_over(self, new: Sequence[int]) -> bool:
-        """Send the state of the run from the first member to entering ones; return whether all of them have it.
-
-        Args:
-            new: ranks of the entering members.
-        """
+        """Send the state of the run from the first member to new ranks; return whether all of them have it."""
         done, packed = False, torch.empty(0, dtype=torch.uint8)
         if not new or self.comm.rank == 0:
             packed = _packed({"shared": self.owner.shared_state(), "counts": self._counts()})

@@ -50,16 +50,11 @@ class Terms:
 
 
 class Generation(NamedTuple):
-    """A list of members.
+    """A list of members."""
 
-    members: (id, whether it has the state of the run), in the order of their ranks.
-    arrivals: number of arrivals that were considered so far.
-    founding: whether it is the first one, or all members of the previous one are lost.
-    """
-
-    members: list[tuple[str, bool]]
-    arrivals: int = 0
-    founding: bool = False
+    members: list[tuple[str, bool]]  # (id, whether it has the state of the run), in the order of their ranks
+    arrivals: int = 0  # number of arrivals that were considered so far
+    founding: bool = False  # whether it is the first one, or all members of the previous one are lost
 
     @property
     def ids(self) -> list[str]:
@@ -68,11 +63,7 @@ class Generation(NamedTuple):
 
 
 class Register:
-    """Access to arrivals, generations and votes in the store.
-
-    Args:
-        store: store that all processes share.
-        terms: conditions of this process.
+    """Access to arrivals, generations and votes in the store that all processes share.
 
     Attributes:
         me: id of this process.
@@ -118,12 +109,7 @@ class Register:
     # ---- generations
 
     def come(self, number: int, knows: bool) -> None:
-        """Take part in forming a generation.
-
-        Args:
-            number: number of the generation.
-            knows: whether this process has the state of the run.
-        """
+        """Take part in forming a generation; `knows`: whether this process has the state of the run."""
         turn = self.store.add(f"came-{number}", 1)
         self.store.set(f"came-{number}-{turn}", f"{self.me} {int(knows)}")
 
@@ -150,13 +136,7 @@ class Register:
     def done(self, key: str, members: Sequence[str], done: bool, timeout: float) -> int:
         """Vote on an operation. Return the number of arrivals so far if all members completed it, else -1.
 
-        All members get the same result.
-
-        Args:
-            key: name of the operation.
-            members: ids of all members.
-            done: whether this process completed it.
-            timeout: seconds to wait for the votes of the others.
+        All members get the same result. `done` tells whether this process completed it.
         """
         name, until, waits = f"verdict-{key}", time.monotonic() + timeout, pauses()
         if not done:
@@ -175,10 +155,6 @@ class Beats:
 
     Silence is counted in iterations of the thread instead of seconds. So a process that was stopped for a while does
     not conclude that all others are lost.
-
-    Args:
-        store: store that all processes share.
-        me: id of this process.
     """
 
     def __init__(self, store: SealedStore, me: str) -> None:

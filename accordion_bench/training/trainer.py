@@ -261,12 +261,7 @@ class Trainer:
         return self.evaluation(self.sync.consensus())[0]
 
     def keep_weights(self, values: Sequence[Tensor], buffers: dict[str, Tensor], best: bool) -> None:
-        """Write the evaluated weights if they are the final ones, or the best ones and the run keeps these.
-
-        Args:
-            values, buffers: parameters and buffers of the evaluated model.
-            best: whether this epoch is the best so far.
-        """
+        """Write the evaluated weights if they are the final ones, or the best ones so far and the run keeps these."""
         last = self.position.epoch + 1 == self.config.epochs
         names = [FINAL] * last + [BEST] * (best and self.config.checkpoint.best)
         weights = self.axis.weights(values, buffers) if names else {}
@@ -298,15 +293,13 @@ class Trainer:
             "went_dense": dict(self.dense_notes.steps),
             "waited_for_cores": self.comm.membership.together(lambda: self.waiting.share(self.comm)),
             "files": self.score.files,
-            "seconds_to_target": self.score.to_target.get("seconds"),
-            "payload_bytes_to_target": self.score.to_target.get("payload_bytes"),
+            **{f"{key}_to_target": self.score.to_target.get(key) for key in ("seconds", "payload_bytes")},
         }
 
     @property
     def owners(self) -> Owners:
         """All objects with state; schemes come first, because they may create replicas for the others."""
-        own_scale = [self.loss_scale] if self.loss_scale else []
-        own_hook = [self.ddp] if self.ddp else []
+        own_scale, own_hook = [self.loss_scale] if self.loss_scale else [], [self.ddp] if self.ddp else []
         exchanges, ledger = SyncState(self.sync, self.comm), self.comm.ledger
         deal = self.sampler.deal
         own_deal: list[SharedStateOwner] = [deal, EpochLoss(self.axis, self.position)] if deal else []
@@ -400,12 +393,7 @@ class Trainer:
 
 
 class EpochLoss:
-    """Training loss of this epoch in elastic runs: the mean per step of one worker, used for all.
-
-    Args:
-        axis: contains the loss sums of the local workers.
-        position: current epoch and step.
-    """
+    """Training loss of this epoch in elastic runs: the mean per step of one worker, used for all."""
 
     def __init__(self, axis: WorkerAxis, position: Position) -> None:
         self.axis, self.position = axis, position

@@ -112,16 +112,10 @@ def counted_step(
     model computes the step once on the model's device.
 
     Args:
-        model, batch, loss, batch_size: as for `measured_step`.
+        model, batch, loss, batch_size: as for `measured_step`, with its errors.
         name: name of the model; "" = the name of its class.
         computed: whether to compute the step without trying the meta device first. This is faster after a timed step,
             because for the meta device torch imports its compiler.
-
-    Raises:
-        ConfigError: the model has no trained parameters, or does not accept the batch.
-
-    Example:
-        counted_step(model, (images, labels), loss).on_gpu(named("h100"), "bfloat16", False, update=0.0)
     """
     inner = trained_module(model)
     device = next(inner.parameters()).device

@@ -176,15 +176,8 @@ class RehearsedStep(CommunicatingStep):
 class Rehearsal:
     """Timed steps of one worker on given gradients: all parts of a step except its forward and backward pass.
 
-    Args:
-        chosen: options of compressor, scheme and optimizer.
-        specs, device: the trained tensors, and their device.
-        workers: A.
-        together: units of each bucket; None = as in a run of this many workers.
-        beside: clipping and norms of the step.
-
-    Raises:
-        ConfigError: the methods are incompatible, or their steps are not all alike.
+    `together` has the units of each bucket; None = as in a run of this many workers. ConfigError is raised if the
+    methods are incompatible, or their steps are not all alike.
     """
 
     def __init__(

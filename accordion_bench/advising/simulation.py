@@ -56,20 +56,13 @@ KEPT = 64  # steps whose random times are cached, for workers behind others
 class WorkerThreads:
     """Exchange and compute thread of each worker in one step; methods advance the exchange threads.
 
-    Args:
-        begin: start time [A] of each worker's step.
-        backward: seconds [A] of computation in it without contention.
-        cores: cores per worker.
-
-    Attributes:
-        now: time [A] of each exchange thread.
-        backward_over: time [A] at which each worker's computation ends; infinity = not yet.
+    Steps start at `begin` [A], with `backward` seconds [A] of computation without contention.
     """
 
     def __init__(self, begin: Array, backward: Array, cores: float = math.inf) -> None:
-        self.now, self.cores = begin, cores
+        self.now, self.cores = begin, cores  # time [A] of each exchange thread; cores per worker
         self.left = backward  # remaining seconds of computation
-        self.backward_over = np.where(backward > 0, math.inf, begin)
+        self.backward_over = np.where(backward > 0, math.inf, begin)  # end [A] of each computation; infinity = not yet
 
     def wait_for(self, left: Array | float) -> None:
         """Wait until at most this many seconds of computation remain."""

@@ -166,7 +166,6 @@ def measured_step(
         loss: forward pass and loss, in any precision.
         optimizer: function that makes the optimizer of the copy's parameters; None = SGD with momentum.
         batch_size: samples in the batch, for messages; 0 = unknown.
-        effort: limits of the measurement.
 
     Raises:
         ConfigError: the model has no trained parameters, does not accept the batch, or does not fit into memory.

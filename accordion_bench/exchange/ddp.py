@@ -42,13 +42,11 @@ class DDPExchange(Exchange):
     Args:
         axis: of one worker in each of several processes; its model is wrapped, and each worker keeps its own buffers.
         node, ladder: the compressor's options, and its one level.
-        seed: for keyed draws.
         bucket_cap_mb: MB of gradients per bucket; None = torch's 1, then 25.
         hook: a third-party hook, in place of the compressor's; None = the compressor's.
 
     Attributes:
         module: module to call in place of the model during training.
-        hook_state: torch's state of PowerSGD, or the third-party hook's state.
         resumable: whether a checkpoint restores the whole state; torch's PowerSGD state cannot be moved to new buckets,
             and a third-party state may have no `state_dict`.
     """
@@ -79,7 +77,7 @@ class DDPExchange(Exchange):
             self.module = DistributedDataParallel(
                 axis.model, broadcast_buffers=False, init_sync=False, bucket_cap_mb=cap
             )
-        self.hook_state: Any = None
+        self.hook_state: Any = None  # torch's of PowerSGD, or the third-party hook's
         if isinstance(compressor, Cast):
             self.module.register_comm_hook(None, CASTS[compressor.narrow])
         if isinstance(compressor, PowerSGD):

@@ -230,8 +230,7 @@ class Network:
 
         Args:
             kinds: exchanges by kind.
-            wire_bytes, rounds: bytes that one worker sends, and rounds, in the run, inside and outside exchanges.
-            workers: number of workers of the run.
+            wire_bytes, rounds, workers: bytes that one worker sends, and rounds, inside and outside exchanges; workers.
             own: seconds that a worker computes in the run; infinity = every burst refills completely.
         """
         inside = math.fsum(kind.times * self.left(kind) for kind in kinds)
@@ -263,12 +262,8 @@ class Network:
         in `seconds`. Computation is steps x median, by phase, which excludes stalls of the machine.
         `modelled_comm_seconds` is communication alone, hidden or not. `modelled_dense_comm_seconds` is that of an fp32
         ring all-reduce in every step. `seconds_by_bucket` is the model's input, from which reports compute the run's
-        time on other links. `seconds_by_phase` contains usual step times, for comparisons with other runs.
-
-        Args:
-            comm: communicator with ledger and clock.
-            overlaps: whether buckets are sent during the backward pass rather than after it, also if all workers share
-                a process.
+        time on other links. `seconds_by_phase` contains usual step times, for comparisons with other runs. `overlaps`:
+        buckets are sent during the backward pass rather than after it, also if all workers share a process.
         """
         sent = comm.ledger.columns()
         dense = self.seconds(sent["dense_wire_bytes"], sent["dense_rounds"], comm.workers)
@@ -405,12 +400,7 @@ class _Threads:
 
 
 def fair_rates(one: float, other: float, cores: float) -> tuple[float, float]:
-    """Return the rates of two threads under max-min fair sharing of cores; 1 = full speed.
-
-    Args:
-        one, other: demands of the threads in cores; 0 = none.
-        cores: number of shared cores.
-    """
+    """Return the rates of two threads with these demands in cores under max-min fair sharing; 1 = full speed."""
     if one + other <= cores:
         return 1.0, 1.0
     least = min(one, other, cores / 2)

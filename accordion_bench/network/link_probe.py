@@ -91,12 +91,10 @@ def time_collectives(
     """Time each kind of collective at several sizes. All processes of `LinkGroup.together` pass equal arguments.
 
     Args:
-        group: process groups and device.
         seconds: approximate total time. Sizes whose repetitions would take too long are skipped, except those required
             to measure the bandwidth.
         idle: seconds of pause before each collective.
         interface: interface whose byte counters are read as well; None = none.
-        tell: called with progress messages.
 
     Returns:
         one row per kind and size: the ledger's counts of one worker, medians of seconds, processor seconds and bytes of

@@ -112,10 +112,10 @@ def _part(found: dict[str, Any], key: str, kind: type) -> Any:
 def _spec(tensor: Any) -> TensorSpec:
     entry = tensor if isinstance(tensor, dict) else {}
     name, shape = entry.get("name"), entry.get("shape")
-    shaped = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
-    if not isinstance(name, str) or not shaped:
+    sizes = shape if isinstance(shape, list) else [None]
+    if not isinstance(name, str) or any(type(size) is not int or size < 0 for size in sizes):
         raise NoTimeline(f"a tensor must have a name and a shape, got {json.dumps(tensor)[:60]}")
-    return TensorSpec(name, tuple(shape))
+    return TensorSpec(name, tuple(sizes))
 
 
 def _buckets(found: dict[str, Any], specs: Sequence[TensorSpec]) -> tuple[RecordedBucket, ...]:

@@ -116,8 +116,7 @@ class Score:
     A look is an evaluation within an epoch, to find out when the target is reached.
 
     Args:
-        target: value of the metric to reach; None = no target.
-        every: interval between looks in epochs, at most 1.
+        target, every: value of the metric to reach, None = no target; interval between looks in epochs, at most 1.
         loss_sum_W: training loss of this epoch, summed over steps, of each local worker, float64 [W].
         selected_by, tested: its columns on the split that decides on target and best epoch, and on the test split.
 

@@ -72,9 +72,7 @@ class Heartbeat:
 class Progress:
     """Shows loss, metric, speed, bytes and remaining time.
 
-    Args:
-        leader: whether this process prints.
-        samples_before: function of a step in an epoch that returns the training samples of all workers before it.
+    `samples_before` returns the training samples of all workers before a step of an epoch.
     """
 
     def __init__(self, leader: bool, samples_before: Callable[[int], int]) -> None:

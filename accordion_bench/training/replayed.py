@@ -41,10 +41,9 @@ class Captured(NamedTuple):
 
 
 class Replayed:
-    """Executes work, eagerly or by replays.
+    """Executes work, eagerly or by replays; if `graphs` cannot capture, everything stays eager.
 
     Args:
-        graphs: capture implementation; if it cannot capture, everything stays eager.
         records: counts that the host makes with the work.
         tell: function called with a sentence when a kind of work turns out to stay eager.
         eager: reasons known in advance why kinds of work stay eager, by kind.

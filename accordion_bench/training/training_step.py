@@ -104,11 +104,7 @@ class TrainingStep:
         step.begin_epoch()
         step.take()
 
-    Args:
-        config, parts: the configuration, and the components of the run.
-        comm: communicator of all workers, from this process.
-        store: key-value store of the run, shared by processes; None = no store.
-        tell: function that reports a sentence to the user.
+    `store` is the key-value store of the run, shared by processes; `tell` reports a sentence to the user.
 
     Attributes, by role:
         training: axis (model, gradients, buffers), inner (optimizers), task, data, sampler, feed (batches), loss_scale

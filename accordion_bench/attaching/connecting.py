@@ -6,6 +6,7 @@ import logging
 import sys
 import weakref
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,7 @@ def connected(passed: PassedArguments) -> Attached:
         return _entered(passed, door)
     group, timeout = _group(passed), passed.timeout
     found: Checked | ConfigError
+    agreed: dict[str, Any] | ConfigError
     try:
         found = checked_arguments(passed, dist.get_world_size(group))
         agreed, device = found.agreed, found.named[0][1].device

@@ -325,8 +325,8 @@ class Exchange:
     def bucket(self, number: int, xs_W: Sequence[Tensor], ctx: Context) -> list[Tensor]:
         """Exchange the tensors [W, ...] of a bucket's `members` in a step's context; return the updates [...]."""
         units = self.buckets[number]
-        specs, levels, lrs = ([values[u] for u in units] for values in (ctx.specs, ctx.levels, ctx.lrs))
-        own = replace(ctx, specs=specs, levels=levels, lrs=lrs)
+        specs, lrs = [ctx.specs[u] for u in units], [ctx.lrs[u] for u in units]
+        own = replace(ctx, specs=specs, levels=[ctx.levels[u] for u in units], lrs=lrs)
         counts = [len(self.units[u]) for u in units]
         with self.comm.clock.exchanging(self.kind, number, self.comm.ledger):
             updates = self.compressor.exchange(self._join(xs_W, counts), own, self.state, self.comm).update

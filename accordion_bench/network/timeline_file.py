@@ -112,7 +112,7 @@ def _part(found: dict[str, Any], key: str, kind: type) -> Any:
 def _spec(tensor: Any) -> TensorSpec:
     entry = tensor if isinstance(tensor, dict) else {}
     name, shape = entry.get("name"), entry.get("shape")
-    sizes = shape if isinstance(shape, list) else [None]
+    sizes: list[Any] = shape if isinstance(shape, list) else [None]
     if not isinstance(name, str) or any(type(size) is not int or size < 0 for size in sizes):
         raise NoTimeline(f"a tensor must have a name and a shape, got {json.dumps(tensor)[:60]}")
     return TensorSpec(name, tuple(sizes))

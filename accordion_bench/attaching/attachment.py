@@ -47,12 +47,6 @@ class HookedStep(CommunicatingStep):
 class Attachment:
     """Connection of a training loop to an exchange, which runs around each step of the optimizer.
 
-    Args:
-        model, optimizer: the trained module, and its optimizer or several as one object.
-        methods: compressor, policies and synchronisation scheme.
-        comm: communicator with one worker per process.
-        setting: the other arguments.
-
     Attributes:
         position: current epoch, step and plan.
     """

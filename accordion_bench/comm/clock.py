@@ -109,26 +109,20 @@ class Span(NamedTuple):
 
 
 class Clock:
-    """Time measurement of one process.
-
-    Attributes:
-        totals: seconds per part; for exchanges, their number and the bytes and rounds of their buckets.
-        series: seconds of exchanges, one value per exchange.
-        steps: seconds of steps by part, one value per step.
-        warm: whether warm-up is over; until then all time counts as warm-up.
-        timeline: list of recorded spans; None = spans are not recorded.
-        at_once: whether several local workers compute concurrently, except in sampled steps.
-    """
+    """Time measurement of one process."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
         self.graphs = Graphs()
-        self.warm, self.at_once, self.sampled = False, False, True
+        self.warm = False  # whether warm-up is over; until then all time counts as warm-up
+        self.at_once = False  # whether several local workers compute concurrently, except in sampled steps
+        self.sampled = True
+        # seconds per part; for exchanges, their number and the bytes and rounds of their buckets
         self.totals: dict[str | ExchangePart, float] = defaultdict(float)
-        self.series: dict[ExchangePart, Series] = defaultdict(Series)
-        self.steps = Steps()
+        self.series: dict[ExchangePart, Series] = defaultdict(Series)  # seconds, one value per exchange
+        self.steps = Steps()  # seconds by part, one value per step
         self.plan: InForce | None = None
-        self.timeline: list[Span] | None = None
+        self.timeline: list[Span] | None = None  # recorded spans; None = spans are not recorded
         self._plans: list[InForce] = []
         self._events: set[str] = set()  # in the current step
         self._taken: dict[str, float] = defaultdict(float)  # seconds of the current step by part

@@ -44,17 +44,8 @@ class Comm:
         processes: number of processes in the default process group; 1 needs no group.
 
     Attributes:
-        first_worker: number of the first local worker.
-        first_named: number of the first local worker in the whole run, for messages. Inside `groups` it differs from
-            `first_worker`.
-        transport: communication thread; None = there is none. Other threads wait for it before each collective.
-        before: process group that this object used before one was created for it.
-        made: communicators whose process groups were created by this object, see `leave`.
-        timeout: seconds after which a collective inside `groups` fails; None = torch's default.
-        connected: false until a process of an elastic run has entered. Collectives are no-ops until then.
-        membership: the processes of the run, and the rule for a lost one.
-        samples: number of samples of each worker per step, by which means are weighted; () = equal batches.
-        weights_W: weights A n_w / sum n of the local workers, float64; None = all are 1.
+        first_worker, first_named: number of the first local worker among those of this object, and in the whole run,
+            for messages; inside `groups` they differ.
     """
 
     def __init__(self, workers_per_process: int, processes: int = 1, rank: int = 0, device: str = "cpu") -> None:
@@ -64,15 +55,16 @@ class Comm:
         self.device = torch.device(device)
         self.workers = workers_per_process * processes
         self.first_worker = self.first_named = rank * workers_per_process
-        self.timeout: float | None = None
+        self.timeout: float | None = None  # seconds after which a collective inside `groups` fails; None = torch's
         self.group: dist.ProcessGroup | None = None  # the default one
-        self.before: dist.ProcessGroup | None = None
-        self.made: list[Comm] = []
-        self.grouped, self.connected = False, True
-        self.membership = Membership()
-        self.samples: tuple[int, ...] = ()
-        self.weights_W: Tensor | None = None
-        self.transport: Transport | None = None
+        self.before: dist.ProcessGroup | None = None  # used before one was created for this object
+        self.made: list[Comm] = []  # communicators whose process groups this object created, see `leave`
+        self.grouped = False
+        self.connected = True  # false until a process of an elastic run has entered: collectives are no-ops until then
+        self.membership = Membership()  # the processes of the run, and the rule for a lost one
+        self.samples: tuple[int, ...] = ()  # of each worker per step, by which means are weighted; () = equal batches
+        self.weights_W: Tensor | None = None  # A n_w / sum n of the local workers, float64; None = all are 1
+        self.transport: Transport | None = None  # communication thread, for which others wait before each collective
         self.ledger = Ledger(self.workers)
         self.clock = Clock(self.device)
 

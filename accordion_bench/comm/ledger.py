@@ -22,10 +22,6 @@ class Ledger:
 
     Bytes of groups that exchange concurrently may differ between processes. Until `settled` is called, `counts` lacks
     them, and `views` holds the total of the run under the assumption that all processes sent as much as this one.
-
-    Attributes:
-        complete: whether exchanges are charged here; those of a third-party hook are not.
-        kinds: (wire, rounds) of the exchanges of this process by kind of collective; not in checkpoints.
     """
 
     fields = (
@@ -37,12 +33,12 @@ class Ledger:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.complete = True
+        self.complete = True  # whether exchanges are charged here; those of a third-party hook are not
         # payload, wire and their dense twins are sums over the workers, so that they stay integers
         self.counts = dict.fromkeys(self.fields, 0)
         self._again: list[Callable[[], None]] | None = None  # calls that the host makes after a replay
         self.views = dict.fromkeys(self.viewed, 0)
-        self.kinds = {kind: (0, 0) for kind in KINDS}
+        self.kinds = {kind: (0, 0) for kind in KINDS}  # (wire, rounds) of this process's exchanges; not in checkpoints
 
     def all_reduce(self, nbytes: int) -> None:
         """Charge a ring all-reduce with `nbytes` per worker."""

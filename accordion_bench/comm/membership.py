@@ -17,15 +17,10 @@ def nothing() -> None:
 
 
 class Membership:
-    """Fixed set of processes: a lost process ends the run.
+    """Fixed set of processes: a lost process ends the run."""
 
-    Class attributes:
-        elastic: whether processes may be lost and others may enter during the run.
-        changed: whether a process has been lost or has entered since the run started.
-    """
-
-    elastic = False
-    changed = False
+    elastic = False  # whether processes may be lost and others may enter during the run
+    changed = False  # whether a process has been lost or has entered since the run started
 
     def together(self, do: Callable[[], T], undo: Undo = nothing) -> T:
         """Return the result of a collective operation, which all members call at the same point.

@@ -77,11 +77,8 @@ class Replicas:
 
     Attributes:
         params: parameters of the model; after `fork` they refer to the values of different workers in turn.
-        like: a tensor with the dtype and device of exchanged tensors.
         shared: values [...] that are equal on all workers: the parameters, or after `fork` the last consensus.
         gradients_W: gradients of this step, [W, ...], contiguous regardless of the memory format of the model.
-        replicas: parameters of each local worker, after `fork`.
-        resting: local workers that skip the current step; their optimizers change neither replica nor state.
         in_place: whether updates are passed to the optimizer at a fixed address, by a copy if necessary, as captured
             graphs require.
     """
@@ -92,10 +89,10 @@ class Replicas:
         self.shared = [as_real(param.data) for param in self.params]
         pairs = zip(named, self.shared, strict=True)
         self.specs = [TensorSpec(name, tuple(value.shape), name in tables) for (name, _), value in pairs]
-        self.like = self.shared[0]
-        self.replicas: list[list[nn.Parameter]] = []
+        self.like = self.shared[0]  # has the dtype and device of exchanged tensors
+        self.replicas: list[list[nn.Parameter]] = []  # parameters of each local worker, after `fork`
         self.gradients_W: list[Tensor] = []
-        self.resting: set[int] = set()
+        self.resting: set[int] = set()  # local workers whose optimizers do nothing in this step
         self.in_place = False
         self._laid_out: dict[nn.Parameter, Tensor] = {}  # updates in the memory format of the parameter
 

@@ -65,20 +65,13 @@ class Exchange:
         like: defines dtype and device of the tensors; half-precision tensors are exchanged in float32.
 
     Attributes:
-        what: noun for error messages, `gradient` or `difference`.
-        finite: check for non-finite values.
         units: tensors of each unit of compression, by index.
         buckets: units of each bucket, in the order of exchange.
         members, bucket_of: tensors of each bucket, by index, and bucket of each tensor.
-        number: number of this part, see `part`; None = not a part.
-
-    Class attributes:
-        waited_in_backward: whether the wait for the exchange ends with the backward pass.
-        alike: whether every step exchanges among the same workers, and only by the compressor.
     """
 
-    waited_in_backward = False
-    alike = True
+    waited_in_backward = False  # whether the wait for the exchange ends with the backward pass
+    alike = True  # whether every step exchanges among the same workers, and only by the compressor
 
     def __init__(
         self,
@@ -118,8 +111,8 @@ class Exchange:
             state = compressor.init([self.sent[u] for u in bucket], comm, like)
             self._keys.append({*state, *(self.sent[u].name for u in bucket)})
             self.state.update(state)
-        self.what = "gradient"
-        self.number: int | None = None
+        self.what = "gradient"  # noun for error messages
+        self.number: int | None = None  # of this part, see `part`
         self.finite = Finite(like.device)
         self.numel = sum(spec.numel for spec in specs)
         self._forget()

@@ -69,12 +69,6 @@ class ExchangeRunner:
     """Creates the exchanges of a run, runs them, and attributes their time to parts of the step.
 
     The tensors are those of the replicas of `overlap`; the options determine the bucket sizes.
-
-    Attributes:
-        ddp: exchanges gradients in place of `Exchange`, unless None.
-        finite: checks of the values of all exchanges, and of further values noted in a step.
-        together: units of each bucket, see `SendOptions`; None in a run.
-        do: runs work that may be captured.
     """
 
     def __init__(
@@ -90,10 +84,10 @@ class ExchangeRunner:
         self.overlap, self.observer, self.ladder = overlap, observer, methods.ladder
         self.gradients, self.differences = methods.wrapped, methods.differences
         self.seed, self.bucket_mb, self.gradient_mb = seed, options.bucket_mb, options.gradient_mb
-        self.ddp: DDPExchange | None = None
-        self.finite = Finite(self.comm.device)
-        self.together: Sequence[Sequence[int]] | None = None
-        self.do: Callable[[CapturedWork], list[Tensor]] = eagerly
+        self.ddp: DDPExchange | None = None  # exchanges gradients in place of `Exchange`
+        self.finite = Finite(self.comm.device)  # of the values of all exchanges, and of others noted in a step
+        self.together: Sequence[Sequence[int]] | None = None  # units of each bucket, see `SendOptions`; None in a run
+        self.do: Callable[[CapturedWork], list[Tensor]] = eagerly  # runs work that may be captured
 
     def new_exchange(
         self,

@@ -36,14 +36,10 @@ class Interval(NamedTuple):
 
 
 class Pays(NamedTuple):
-    """Step time below which compression saves time.
+    """Step time below which compression saves time."""
 
-    below: duration of the forward and backward pass in seconds; 0 = at no step time, infinity = at every step time.
-    on: devices for which the limit holds; "" = those that the advice is for.
-    """
-
-    below: float
-    on: str = ""
+    below: float  # seconds of the forward and backward pass; 0 = at no step time, infinity = at every step time
+    on: str = ""  # devices for which the limit holds; "" = those that the advice is for
 
 
 def limit_in_words(limit: float) -> str:
@@ -110,18 +106,12 @@ class AdviceRow:
 
 @dataclass(frozen=True)
 class Regions:
-    """Step time of every method as a function of bandwidth or of the number of workers, for the figures.
+    """Step time of every method as a function of bandwidth or of the number of workers, for the figures."""
 
-    Args:
-        axis: `bandwidth` (bit/s of the outer link) or `workers`.
-        at, here: values on the axis, and that of the given cluster.
-        steps: seconds per step by method, one for each value in `at`.
-    """
-
-    axis: str
-    at: tuple[float, ...]
-    here: float
-    steps: dict[str, tuple[float, ...]]
+    axis: str  # `bandwidth` (bit/s of the outer link) or `workers`
+    at: tuple[float, ...]  # values on the axis
+    here: float  # value of the given cluster
+    steps: dict[str, tuple[float, ...]]  # seconds per step by method, one for each value in `at`
 
     def fastest(self) -> list[str]:
         """Return the fastest method at each value of the axis."""

@@ -111,13 +111,8 @@ def generator(*parts: object) -> np.random.Generator:
 class RandomSteps:
     """Random duration of each worker's step, relative to the median of the measured steps.
 
-    The draws of a worker do not depend on the number of workers.
-
-    Attributes:
-        slow: constant factor [A] of each worker.
-
-    Raises:
-        ValueRefused: `spread` is null, and no step was measured.
+    The draws of a worker do not depend on the number of workers. ValueRefused is raised if `spread` is null, and no
+    step was measured.
     """
 
     def __init__(self, times: StepTimes, disturbances: Disturbances, workers: int, seed: int) -> None:
@@ -125,7 +120,7 @@ class RandomSteps:
         if self.spread is None and not times.steps:
             raise ValueRefused("spread", "a number where no single step is timed", None, 0.1)
         self.measured = np.asarray(times.steps) / np.median(times.steps) if times.steps else np.ones(1)
-        self.slow = np.ones(workers)
+        self.slow = np.ones(workers)  # constant factor [A] of each worker
         for worker, factor in disturbances.slow.items():
             self.slow[worker] = factor
 

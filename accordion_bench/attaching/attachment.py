@@ -45,11 +45,7 @@ class HookedStep(CommunicatingStep):
 
 
 class Attachment:
-    """Connection of a training loop to an exchange, which runs around each step of the optimizer.
-
-    Attributes:
-        position: current epoch, step and plan.
-    """
+    """Connection of a training loop to an exchange, which runs around each step of the optimizer."""
 
     def __init__(self, model: nn.Module, optimizer: Stepping, methods: Methods, comm: Comm, setting: Setting) -> None:
         self.model, self.optimizer, self.methods, self.comm, self.setting = model, optimizer, methods, comm, setting

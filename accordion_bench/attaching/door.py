@@ -30,16 +30,13 @@ log = logging.getLogger("accordion_bench")
 
 
 class Door:
-    """Entry of one worker per process into an elastic run of at least so many workers, by a store that outlives them.
-
-    Attributes:
-        expected: number of workers that start together, as set by the first arrival.
-    """
+    """Entry of one worker per process into an elastic run of at least `least` workers, by a store that outlives it."""
 
     def __init__(self, store: dist.Store, least: int, timeout: float) -> None:
         begin = max(int(os.environ.get("WORLD_SIZE", "1")), least)
         self.least, self.timeout = least, timeout
         self.store = SealedStore(store, begin, shared_secret())
+        # number of workers that start together, as set by the first arrival
         self.expected = self.store.under("members").first("expected", str(begin), whole_number)
 
     def comm(self, found: Checked) -> Comm:

@@ -35,12 +35,9 @@ class FSDPGroup:
     depends on the version of torch.
 
     Args:
-        name: name of the module on which `fully_shard` was called; "" = the whole model.
-        module: this module, resharded, so that its parameters are shards.
+        name, module: module on which `fully_shard` was called, resharded, so that its parameters are shards, and its
+            name; "" = the whole model.
         names: names of the parameters in the model.
-
-    Attributes:
-        padded_numel: number of elements of a row if each trained parameter has a gradient.
     """
 
     def __init__(self, name: str, module: FSDPModule, names: dict[nn.Parameter, str]) -> None:
@@ -54,6 +51,7 @@ class FSDPGroup:
         trained = [parameter for parameter in self.parameters if parameter.requires_grad]
         _refuse_mixed(trained, self.title)
         self._trained_names = [(names[parameter], parameter) for parameter in trained]
+        # number of elements of a row if each trained parameter has a gradient
         self.padded_numel = sum(math.prod(_shard_shape(parameter, 0)) for parameter in trained)
 
     def regions(self, rank: int) -> list[Region]:

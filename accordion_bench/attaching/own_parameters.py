@@ -21,17 +21,12 @@ WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DistributedDataParallel and 
 
 
 class OwnParameters(Replicas):
-    """Parameters of one worker, whose replica is the model itself; arguments as for `Replicas`.
-
-    Attributes:
-        delivers: whether another object writes the exchanged gradients of this step, stored in `applied`, to the
-            parameters.
-    """
+    """Parameters of one worker, whose replica is the model itself; arguments as for `Replicas`."""
 
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]], comm: Comm, tables: Collection[str] = ()) -> None:
         super().__init__(named, comm, tables)
         self._anchor: list[Tensor] = []
-        self.delivers = False
+        self.delivers = False  # whether another object writes the exchanged gradients in `applied` to the parameters
         self.applied: list[Tensor] = []
         self._taken: dict[int, Tensor] = {}
         self._seen: dict[int, tuple[Tensor, int]] = {}  # index -> taken gradient, its version

@@ -24,11 +24,7 @@ ATTACH_AGAIN = "call comm.detach() and ab.attach again"
 
 
 class ParameterWatch:
-    """Detects changes to the exchanged parameters of an attached model by anything but its optimizers.
-
-    Attributes:
-        pending: whether gradients have arrived since the last step of these optimizers.
-    """
+    """Detects changes to the exchanged parameters of an attached model by anything but its optimizers."""
 
     def __init__(
         self, model: nn.Module, named: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[torch.optim.Optimizer]
@@ -38,7 +34,8 @@ class ParameterWatch:
         self._ids = {id(param) for param in self._params}
         self._frozen = [param for param in model.parameters() if not param.requires_grad]
         self._held = self._count_held()
-        self._stepping = self.pending = False
+        self._stepping = False
+        self.pending = False  # whether gradients have arrived since the last step of these optimizers
         self._steps = self._repeated = 0
         self._entered: dict[int, int] = {}  # id of another optimizer in its step -> number of our steps before
         self._structure = _structure(model)

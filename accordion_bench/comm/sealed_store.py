@@ -44,10 +44,8 @@ class SealedStore:
     A value with a wrong seal, or that is invalid for its key, counts as absent and gives one warning. Counters have no
     seal, because the store's server increments them. Use them only as a hint that a value may be available.
 
-    Args:
-        base, processes: store of torch.distributed, and the number of processes that share it.
-        secret: secret that they share; "" = no seals.
-        path: prefix of the keys; a seal is valid only under this prefix.
+    Without a secret that all processes share there are no seals. A seal is valid only under its `path`, the prefix of
+    the keys.
     """
 
     def __init__(self, base: Any, processes: int, secret: str = "", path: str = "") -> None:
@@ -184,9 +182,7 @@ class AgreedStep:
     request it at once, as after a signal to all, two steps suffice. With local steps, add the steps by which the
     slowest process is behind the fastest one. With more than `CROWD` processes, `LOOK` grows in proportion.
 
-    Args:
-        name: name of the action at that step.
-        store: store of the run; None with one process.
+    `name` is that of the action at the step; one process needs no store.
     """
 
     def __init__(self, name: str, store: SealedStore | None = None) -> None:

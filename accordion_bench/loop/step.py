@@ -62,10 +62,6 @@ class CommunicatingStep:
         inner: the optimizers, for schemes that read their state; the caller takes their step.
         overlap: submits buckets during the backward pass; contains the replicas and the communicator.
         batches: loss and sample counts of the loop's batches.
-
-    Attributes:
-        policies: collects the signals of policies, and applies their decisions.
-        under_way: whether the optimizer is about to step, or has stepped, and the position has not advanced yet.
     """
 
     def __init__(
@@ -92,7 +88,7 @@ class CommunicatingStep:
             )
         )
         self._before: CompletedExchange | None = None
-        self.under_way = False
+        self.under_way = False  # whether the optimizer is about to step or has, and the position has not advanced
 
     @property
     def exchange(self) -> Exchange:

@@ -122,9 +122,6 @@ class Score:
 
     Attributes:
         best, best_epoch, test_at_best: value and number of the best epoch, and its metric on the test split.
-        to_target: `seconds` and `payload_bytes` when the target was first reached; empty before.
-        looks: one dict per look in this epoch, with the metric and the columns of SPENT.
-        files: size and checksum of the weight files, by name.
     """
 
     def __init__(
@@ -141,9 +138,9 @@ class Score:
         self.best = metric.worst
         self.best_epoch: int | None = None
         self.test_at_best: float | None = None
-        self.to_target: dict[str, float] = {}
-        self.looks: list[dict[str, Any]] = []
-        self.files: dict[str, tuple[int, int]] = {}
+        self.to_target: dict[str, float] = {}  # cost when the target was first reached
+        self.looks: list[dict[str, Any]] = []  # of this epoch, with the metric and the columns of SPENT
+        self.files: dict[str, tuple[int, int]] = {}  # size and checksum of the weight files, by name
         self.loss_sum_W = loss_sum_W
 
     def note(self, row: dict[str, Any]) -> bool:

@@ -3,8 +3,6 @@
 torch names a process group by the number of groups that its processes created before. Processes with different
 histories would deadlock in `new_group`; point-to-point messages need no new group.
 
-`communication_error_text` distinguishes errors of gloo, NCCL and the store about a lost peer from other errors.
-
 Tensor suffixes: W local workers, A all workers, S workers that take part.
 """
 

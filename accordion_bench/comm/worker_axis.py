@@ -1,7 +1,4 @@
-"""Worker axis: one model per process, with a row of gradients and buffers for each of its W workers.
-
-Local methods add a row of parameters for each worker (`fork`).
-"""
+"""Worker axis: one model per process, with a row of gradients and buffers for each of its W workers."""
 
 import functools
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence

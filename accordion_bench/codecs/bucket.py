@@ -1,10 +1,10 @@
-"""Bucket: tensors that are exchanged together, with all inputs of their encoding.
+"""Bucket: tensors that are exchanged together, with all inputs of their encoding, and the error of non-finite input.
 
 Tensor suffixes: W local workers, R rows of a target, N coordinates.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -16,6 +16,36 @@ from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, ResidualInputs
 from accordion_bench.tensors.same_shape import in_rows
+from accordion_bench.tensors.upload import fresh
+
+
+class NonFiniteRow(ValueError):
+    """Raised if the input of an encoder contains NaN or infinity, or if its norm exceeds float32.
+
+    Args:
+        row: index of the first such row.
+    """
+
+    def __init__(self, row: int) -> None:
+        super().__init__(f"row {row} holds NaN or infinity, or its norm exceeds float32")
+        self.row = row
+
+
+def refuse_non_finite(values_R: Tensor, t: int = 0, tensors: int = 1) -> None:
+    """Raise NonFiniteRow for the first row [N] that contains NaN or infinity; on the CPU only.
+
+    On a GPU the check would synchronise with the host. There the flags of the exchange, which are read once per step,
+    report non-finite values.
+
+    Args:
+        values_R: rows [R, N].
+        t, tensors: row r is reported as r x tensors + t.
+    """
+    if values_R.device.type != "cpu":
+        return
+    finite_R = values_R.isfinite().all(1)
+    if not finite_R.all():
+        raise NonFiniteRow(int((~finite_R).nonzero()[0]) * tensors + t)
 
 
 @dataclass(frozen=True)
@@ -57,14 +87,7 @@ class Bucket(Context):
 
     @classmethod
     def of(cls, xs_W: Sequence[Tensor], ctx: Context, ids: Sequence[int], workers: Sequence[int]) -> Self:
-        """Return a bucket of some tensors of an exchange.
-
-        Args:
-            xs_W: all tensors [W, ...] of the exchange.
-            ctx: inputs of the exchange.
-            ids: indices of the tensors in the bucket.
-            workers: ranks of the local workers.
-        """
+        """Return a bucket of the tensors `ids` of an exchange of all `xs_W`, for local workers of these ranks."""
         specs, levels = [ctx.specs[i] for i in ids], [ctx.levels[i] for i in ids]
         lrs = [ctx.lrs[i] for i in ids] if ctx.lrs else ()
         feedback = ctx.feedback.take(ids) if ctx.feedback else None
@@ -152,6 +175,12 @@ class Target:
         torch._foreach_zero_(list(self.rows_R))
         return replace(self, empty=False)
 
+    def divide_(self) -> None:
+        """Divide the rows by the divisor, one tensor at a time."""
+        if self.divisor != 1:
+            for row_R in self.rows_R:
+                row_R.div_(self.divisor)
+
     def take(self, which: Sequence[int]) -> "Target":
         """Return the target of the tensors with these indices."""
         if len(which) == len(self.rows_R):
@@ -165,3 +194,40 @@ def by_level(levels: Sequence[float]) -> list[tuple[float, list[int]]]:
     for k, level in enumerate(levels):
         found.setdefault(level, []).append(k)
     return list(found.items())
+
+
+def rates_of(ctx: Context, ids: Iterable[int], like: Tensor) -> list[tuple[Any, list[int]]]:
+    """Group tensors by learning rate: (rate, indices).
+
+    A rate is a float on a CPU, and a 0-dimensional tensor on a GPU, so that captured work can be replayed while rates
+    change, see `tensors.upload`.
+
+    Args:
+        ctx: inputs of the exchange of the step.
+        ids: indices of the tensors.
+        like: tensor with the dtype and the device of the rates.
+    """
+    groups: dict[float, list[int]] = {}
+    for i in ids:
+        groups.setdefault(float(ctx.lrs[i]), []).append(i)
+    if like.device.type == "cpu" or not groups:
+        return list(groups.items())
+    names = [ctx.specs[own[0]].name for own in groups.values()]
+
+    def numbers(moment: Context) -> Tensor:
+        rates = dict(zip((spec.name for spec in moment.specs), moment.lrs, strict=True))
+        return torch.tensor([rates[name] for name in names], dtype=like.dtype)
+
+    return list(zip(fresh(numbers, ctx, like.device).unbind(), groups.values(), strict=True))
+
+
+def rate_of_each(ctx: Context, like: Tensor, ids: Sequence[int]) -> list[Any]:
+    """Return the learning rate of each tensor; arguments as for `rates_of`."""
+    of = {i: rate for rate, own in rates_of(ctx, ids, like) for i in own}
+    return [of[i] for i in ids]
+
+
+def pattern(ctx: Context) -> tuple[int, ...]:
+    """Return which tensors have equal rates and which a rate of 0; captured work is valid while this is unchanged."""
+    first: dict[float, int] = {}
+    return tuple(first.setdefault(float(lr), i) if lr else -1 for i, lr in enumerate(ctx.lrs))

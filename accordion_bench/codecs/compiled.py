@@ -13,16 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.block_numbers import BlockNumbers
-from accordion_bench.codecs.bucket import Bucket, Target
-from accordion_bench.codecs.coding import SIGNS, Coding, kernel_rounding
-from accordion_bench.codecs.engine import header_of
+from accordion_bench.codecs.bucket import Bucket, NonFiniteRow, Target
+from accordion_bench.codecs.coding import SIGNS, BlockNumbers, Coding, kernel_rounding
+from accordion_bench.codecs.engine import Engine, header_of
 from accordion_bench.codecs.layout import KEPT, Layout, Message
-from accordion_bench.codecs.non_finite import NonFiniteRow
-from accordion_bench.codecs.reference import Reference
-from accordion_bench.tensors.counter_rng import BLOCK, streams_of
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Decoding, DenseKernels, Encoding
 from accordion_bench.tensors.kernels.table import Table, bucket_size
+from accordion_bench.tensors.keyed_rng import BLOCK, streams_of
 from accordion_bench.tensors.permutations import Draws, draws_of, words_of
 from accordion_bench.tensors.upload import fresh
 
@@ -37,12 +34,8 @@ class Drawn(NamedTuple):
     places: Tensor
 
 
-class Compiled(Reference):
-    """Engine with compiled kernels for dense codes and drawn coordinates.
-
-    Args:
-        kernels: kernels for the device of the tensors.
-    """
+class Compiled(Engine):
+    """Engine with compiled kernels, those of one device, for dense codes and drawn coordinates."""
 
     def __init__(self, kernels: DenseKernels) -> None:
         self.kernels = kernels

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from accordion_bench.codecs.engine import Engine
-from accordion_bench.codecs.reference import OnDevice, Reference
+from accordion_bench.codecs.engine import Engine, OnDevice
 from accordion_bench.tensors import kernels
 from accordion_bench.tensors.kernels import on_gpu
+
+PLAIN, ON_DEVICE = Engine(), OnDevice()
 
 STAND_INS: list[Callable[[Sequence[Tensor]], Engine | None]] = []
 """Functions that are called first: they return the engine of tensors on a pretended device, or None."""
@@ -26,7 +27,7 @@ def engine_for(xs: Sequence[Tensor]) -> Engine:
         return _on_cpu()
     if on_gpu.usable(xs):
         return _on_gpu()
-    return _plain() if not xs or xs[0].device.type == "cpu" else _on_device()
+    return PLAIN if not xs or xs[0].device.type == "cpu" else ON_DEVICE
 
 
 @functools.cache
@@ -41,13 +42,3 @@ def _on_gpu() -> Engine:
     from accordion_bench.codecs.on_gpu import OnGpu
 
     return OnGpu()
-
-
-@functools.cache
-def _plain() -> Engine:
-    return Reference()
-
-
-@functools.cache
-def _on_device() -> Engine:
-    return OnDevice()

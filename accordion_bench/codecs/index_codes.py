@@ -10,6 +10,7 @@ operations. A list of int32 is never smaller. Source: Elias 1974; Fano 1971.
 """
 
 import functools
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ def _elias_fano_bits(n: int, k: int, low: int) -> tuple[int, int]:
     return k * low, k + ((n - 1) >> low)
 
 
-def _bytes(bits: int) -> int:
+def _bytes(bits: Any) -> Any:
     return (bits + 7) // 8
 
 
@@ -83,18 +84,14 @@ def code_shapes(n: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
     lows = np.maximum(np.frexp(last // some)[1] - 4, 0)[:, None] + np.arange(8)
     near, most = np.frexp(last // some)[1], np.frexp(n)[1]
     allowed = lows < np.minimum(most, near + 3)[:, None]
-    low_bytes, high_bytes = _bytes_of(k[:, None] * lows), _bytes_of(k[:, None] + (last[:, None] >> lows))
+    low_bytes, high_bytes = _bytes(k[:, None] * lows), _bytes(k[:, None] + (last[:, None] >> lows))
     best = np.where(allowed, low_bytes + high_bytes, np.iinfo(np.int64).max).argmin(1)[:, None]
     low, low_bytes, high_bytes = (np.take_along_axis(x, best, 1)[:, 0] for x in (lows, low_bytes, high_bytes))
-    bitmap = low_bytes + high_bytes >= _bytes_of(n)
+    bitmap = low_bytes + high_bytes >= _bytes(n)
     bitmap |= k == 0
     by_rank, low, low_bytes = (np.where(bitmap, 0, x) for x in (np.ones_like(k), low, low_bytes))
-    high_bytes = np.where(bitmap, _bytes_of(n), high_bytes)
+    high_bytes = np.where(bitmap, _bytes(n), high_bytes)
     return by_rank, low, np.where(k == 0, 0, low_bytes), np.where(k == 0, 0, high_bytes)
-
-
-def _bytes_of(bits: np.ndarray) -> np.ndarray:
-    return (bits + 7) // 8
 
 
 def encode_indices(indices_W: Tensor, n: int) -> Tensor:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from accordion_bench.codecs.index_codes import code_shapes
 
@@ -92,10 +94,15 @@ class Layout:
         first = next(iter(self.fields.values()))
         return first.offsets.tolist()
 
+    @property
+    def counts(self) -> np.ndarray:
+        """Number of blocks of each tensor [T]."""
+        return -(-self.numels // self.blocks)
+
     @functools.cached_property
     def entries(self) -> np.ndarray:
         """Number of coordinates of each block, float64 [M]."""
-        counts = -(-self.numels // self.blocks)
+        counts = self.counts
         entries = np.repeat(self.blocks, counts).astype(np.float64)
         filled = counts > 0
         entries[(counts.cumsum() - 1)[filled]] = (self.numels - (counts - 1) * self.blocks)[filled]
@@ -218,3 +225,14 @@ def sparse_layout(numels: tuple[int, ...], kept: tuple[int, ...]) -> SparseLayou
 def bytes_layout(numels: tuple[int, ...], sizes: tuple[int, ...]) -> Layout:
     """Return the layout of one field of bytes; cached."""
     return Layout(numels, [max(1, n) for n in numels], {"bytes": (torch.uint8, sizes)})
+
+
+def in_blocks(x_R: Tensor, size: int) -> Tensor:
+    """Return rows [R, N] as blocks [R, m, size], padded with zeros."""
+    return pad(x_R, (0, -x_R.shape[1] % size)).unflatten(1, (-1, size))
+
+
+def per_tensor(numbers: Tensor | None, layout: Layout) -> list[Any]:
+    """Split numbers of all blocks [S, M] by tensor, [S, m] each; a list of None for None."""
+    counts = layout.counts.tolist()
+    return [None] * len(counts) if numbers is None else list(numbers.split(counts, dim=1))

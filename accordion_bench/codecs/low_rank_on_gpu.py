@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs import orthonormal
-from accordion_bench.codecs.reference import OnDevice
+from accordion_bench.codecs.engine import OnDevice
 
 HIGHEST = 8  # largest rank that the kernel of orthonormalisation supports
 

@@ -9,39 +9,22 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.bucket import Bucket, NonFiniteRow, Target
 from accordion_bench.codecs.compiled import Compiled
 from accordion_bench.codecs.engine import Sampling, Selection
 from accordion_bench.codecs.layout import Message, SparseLayout
-from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.selection import EXPECTED, stride_of
 from accordion_bench.codecs.tiles import BINS, SIGMAS, TileForm
 from accordion_bench.tensors.kernels import on_cpu
 from accordion_bench.tensors.kernels.bins import send_lifted
 from accordion_bench.tensors.kernels.index_codes import Codes, add_entries, messages, write_entries
-from accordion_bench.tensors.kernels.rows import N, Rows
 from accordion_bench.tensors.kernels.table import contiguous
 from accordion_bench.tensors.kernels.tiles import add_tiles, encode_tiles
-from accordion_bench.tensors.kernels.top import ChosenKeys, choose_from, choose_largest, key, leave_zeros, sampled_keys
+from accordion_bench.tensors.kernels.top import ChosenKeys, N, Rows, choose_from, choose_largest, key, sampled_keys
 
 HEADER = 8  # bytes of scale and count in messages of signs
-
-
-class KeySelection:
-    """Selection stored as the smallest key of each row, and counts per tile.
-
-    Args:
-        rows: coordinates.
-        chosen: smallest keys and counts.
-        workers: number of local workers, W.
-    """
-
-    def __init__(self, rows: Rows, chosen: ChosenKeys, workers: int) -> None:
-        self.rows, self.chosen = rows, chosen
-        self.counts_W = torch.from_numpy(chosen.kept.astype(np.int32)).view(workers, -1)
 
 
 class OnCpu(Compiled):
@@ -53,40 +36,31 @@ class OnCpu(Compiled):
         super().__init__(on_cpu)
 
     def largest(self, rows_W: Sequence[Tensor], counts: Sequence[int]) -> Selection:
-        rows, workers = _rows(rows_W), len(rows_W[0])
-        return KeySelection(rows, choose_largest(rows, np.tile(counts, workers)), workers)
+        return choose_largest(_rows(rows_W), np.tile(counts, len(rows_W[0])))
 
     def above(self, rows_W: Sequence[Tensor], threshold: float, most: Sequence[int]) -> Selection:
-        rows, workers = _rows(rows_W), len(rows_W[0])
-        chosen, enough = ChosenKeys(rows), np.tile(most, workers)
-        choose_from(rows, np.full(rows.count, key(threshold, rows.dtype)), chosen)
-        choose_largest(rows, np.where(chosen.kept > enough, enough, -1), chosen)
-        return KeySelection(rows, chosen, workers)
+        rows = _rows(rows_W)
+        chosen, enough = ChosenKeys(rows), np.tile(most, rows.workers)
+        choose_from(chosen, np.full(rows.count, key(threshold, rows.dtype)))
+        return choose_largest(rows, np.where(chosen.kept > enough, enough, -1), chosen)
 
     def about(self, rows_W: Sequence[Tensor], counts: Sequence[int], sampling: Sampling) -> Selection:
-        rows, workers = _rows(rows_W), len(rows_W[0])
-        return KeySelection(rows, choose_about(rows, np.tile(counts, workers), sampling), workers)
+        return choose_about(_rows(rows_W), np.tile(counts, len(rows_W[0])), sampling)
 
     def nonzero(self, rows_W: Sequence[Tensor]) -> Selection:
-        rows = _rows(rows_W)
-        chosen = ChosenKeys(rows)
-        choose_from(rows, np.ones(rows.count, np.int64), chosen)
-        return KeySelection(rows, chosen, len(rows_W[0]))
+        chosen = ChosenKeys(_rows(rows_W))
+        choose_from(chosen, np.ones(chosen.rows.count, np.int64))
+        return chosen
 
     def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
-        assert isinstance(selection, KeySelection)
-        bad = write_entries(selection.rows, selection.chosen, _table(message))
-        if message.layout.signs:
-            self._write_scales(bucket, selection, message)
-        elif bad.any():
-            raise NonFiniteRow(int(bad.argmax()))
-
-    def _write_scales(self, bucket: Bucket, selection: KeySelection, message: Message) -> None:
-        """Write scale and number of entries of each tensor."""
-        scales_W = self.largest_of(bucket).numpy()
-        for out, layout, scales, counts in zip(
-            message.rows, message.layouts, scales_W, selection.counts_W.numpy(), strict=True
-        ):
+        assert isinstance(selection, ChosenKeys)
+        bad = write_entries(selection, _table(message))
+        if not message.layout.signs:
+            if bad.any():
+                raise NonFiniteRow(int(bad.argmax()))
+            return
+        scales_W, counts_W = self.largest_of(bucket).numpy(), selection.counts_W.numpy()
+        for out, layout, scales, counts in zip(message.rows, message.layouts, scales_W, counts_W, strict=True):
             header = np.stack([scales.view(np.int32), counts], axis=1).view(np.uint8)
             out.numpy()[np.array(layout.starts)[:, None] + np.arange(HEADER)] = header
 
@@ -154,7 +128,7 @@ def choose_about(rows: Rows, k: np.ndarray, sampling: Sampling) -> ChosenKeys:
     chosen, pending, largest = ChosenKeys(rows), ~exact, exact.copy()
     while True:  # at least once, so that small tensors also compile all kernels
         threshold = np.maximum(sampled_keys(rows, np.where(pending, rank, 0), first, stride), smallest_sent)
-        choose_from(rows, np.where(pending, threshold, -1), chosen)
+        choose_from(chosen, np.where(pending, threshold, -1))
         pending &= (chosen.kept < sampling.least * k) & (threshold > smallest_sent)
         largest |= pending & (rank == sampled)  # the sample contains none of the large entries
         pending &= ~largest
@@ -164,5 +138,5 @@ def choose_about(rows: Rows, k: np.ndarray, sampling: Sampling) -> ChosenKeys:
             break
     largest |= chosen.kept > sampling.most * k
     choose_largest(rows, np.where(largest, k, -1), chosen)
-    leave_zeros(rows, chosen, exact)
+    choose_from(chosen, np.where(exact & (chosen.least == 0) & (chosen.kept > 0), 1, -1))  # no zeros
     return chosen

@@ -8,15 +8,13 @@ Tensor suffixes: W local workers, R rows of a target.
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.block_numbers import BlockNumbers
 from accordion_bench.codecs.bucket import Bucket, Target
-from accordion_bench.codecs.coding import Coding
+from accordion_bench.codecs.coding import BlockNumbers, Coding
 from accordion_bench.codecs.compiled import Compiled, measurable, table_of, values_of
 from accordion_bench.codecs.engine import Momenta, MomentumSteps, Sampling, Selection
 from accordion_bench.codecs.layout import KEPT, Layout, Message, SparseLayout
@@ -27,7 +25,6 @@ from accordion_bench.codecs.tiles import BINS, TileForm, quantised
 from accordion_bench.tensors.kernels.dense_kernels import BlockRule, Encoding
 from accordion_bench.tensors.kernels.on_gpu import (
     bins,
-    block_numbers,
     dense_kernels,
     norms,
     selection,
@@ -38,7 +35,7 @@ from accordion_bench.tensors.kernels.on_gpu import (
 )
 from accordion_bench.tensors.kernels.on_gpu.selection import Entries
 from accordion_bench.tensors.kernels.on_gpu.sparse import Sections
-from accordion_bench.tensors.kernels.on_gpu.thresholds import WantedEntries
+from accordion_bench.tensors.kernels.on_gpu.thresholds import ReachedEntries, WantedEntries
 from accordion_bench.tensors.kernels.table import addresses, contiguous
 from accordion_bench.tensors.upload import upload
 
@@ -52,24 +49,6 @@ class FixedSelection(selection.Entries):
     def counts_W(self) -> Tensor:
         """See `Selection`."""
         raise NotImplementedError("the numbers of entries are those of the call")
-
-
-class TileSections(NamedTuple):
-    """Tiles of a layout, and the sections of their entries in a message."""
-
-    shapes: tuple[tiles.TileShape, ...]
-    sections: Sections
-
-
-class ThresholdSelection(NamedTuple):
-    """Selection of all entries with at least a smallest key, see `thresholds`."""
-
-    reached: thresholds.ReachedEntries
-
-    @property
-    def counts_W(self) -> Tensor:
-        """See `Selection`."""
-        return self.reached.counts
 
 
 class OnGpu(Compiled, LowRankOnGpu):
@@ -94,7 +73,7 @@ class OnGpu(Compiled, LowRankOnGpu):
         return norms.block_numbers(bucket.coordinates, table_of(layout), rule)
 
     def factors(self, rule: BlockRule, scales: Tensor) -> Tensor:
-        return block_numbers.factors(scales, rule)
+        return norms.factors(scales, rule)
 
     def encode_by(self, encoding: Encoding, bucket: Bucket, message: Message, coding: Coding) -> None:
         if bucket.feedback is not None:
@@ -123,23 +102,23 @@ class OnGpu(Compiled, LowRankOnGpu):
         if longest(rows_W) > LONGEST:
             return super().nonzero(rows_W)
         own_W = [contiguous(x_W) for x_W in rows_W]
-        return ThresholdSelection(thresholds.not_zero(own_W, addresses(own_W)))
+        return thresholds.not_zero(own_W, addresses(own_W))
 
     def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
         if isinstance(selection, FixedSelection):
             own = sections_of(message.layout)
             sparse.write_entries(selection, sparse.tables_on(own, message.rows.device), message.rows)
-        elif isinstance(selection, ThresholdSelection):
+        elif isinstance(selection, ReachedEntries):
             self._encode_from_keys(bucket, selection, message)
         else:
             super().encode_sparse(bucket, selection, message)
 
-    def _encode_from_keys(self, bucket: Bucket, selection: ThresholdSelection, message: Message) -> None:
+    def _encode_from_keys(self, bucket: Bucket, selection: ReachedEntries, message: Message) -> None:
         most = max(int(layout.kept.sum()) for layout in message.layouts)
         own = _sections_of_each(message, most)
         row, there = message.rows[0][None], message.rows[0].device
         on = sparse.Tables.of(own, there, upload)
-        indices, values = thresholds.entries_of(selection.reached, most)
+        indices, values = thresholds.entries_of(selection, most)
         sparse.write_entries(Entries(indices.view(1, -1), values.view(1, -1)), on, row)
         if own.signs:
             sparse.write_heads(self.largest_of(bucket).flatten(), on, row)
@@ -182,9 +161,10 @@ class OnGpu(Compiled, LowRankOnGpu):
         if own is None:
             super().encode_tiles(bucket, message, forms)
             return
-        rows_W, there = [contiguous(x_W) for x_W in bucket.rows_W], message.rows.device
-        found = tiles.largest(addresses(rows_W), tiles.tables_on(own.shapes, there), rows_W[0])
-        sparse.write_entries(found, sparse.tables_on(own.sections, there), message.rows)
+        (shapes, sections), there = own, message.rows.device
+        rows_W = [contiguous(x_W) for x_W in bucket.rows_W]
+        found = tiles.largest(addresses(rows_W), tiles.tables_on(shapes, there), rows_W[0])
+        sparse.write_entries(found, sparse.tables_on(sections, there), message.rows)
         fields, parts_W = message.layout.fields, found.values.split([form.kept for form in forms], dim=1)
         for t, (values_W, form) in enumerate(zip(parts_W, forms, strict=True)):
             if form.coded:
@@ -199,7 +179,7 @@ class OnGpu(Compiled, LowRankOnGpu):
             super().add_tiles(target, message, forms)
             return
         target, like = target.begun(), target.rows_R[0]
-        on = tiles.tables_on(own.shapes, like.device)
+        on = tiles.tables_on(own[0], like.device)
         tiles.add(addresses(target.rows_R), on, message.rows, target.alpha, like)
         if target.divisor != 1:
             torch._foreach_div_(list(target.rows_R), target.divisor)
@@ -215,12 +195,10 @@ def _largest(rows_W: Sequence[Tensor], counts: Sequence[int]) -> Entries:
     return selection.largest(addresses(rows_W), numels, tuple(counts), rows_W[0])
 
 
-def _from_thresholds(rows_W: Sequence[Tensor], wanted: Sequence[WantedEntries]) -> ThresholdSelection:
+def _from_thresholds(rows_W: Sequence[Tensor], wanted: Sequence[WantedEntries]) -> ReachedEntries:
     own_W = [contiguous(x_W) for x_W in rows_W]
     counts = [some.listed(x_W.shape[1]) for x_W, some in zip(own_W, wanted, strict=True)]
-    return ThresholdSelection(
-        thresholds.from_thresholds(_largest(own_W, counts), addresses(own_W), wanted, counts, own_W[0])
-    )
+    return thresholds.from_thresholds(_largest(own_W, counts), addresses(own_W), wanted, counts, own_W[0])
 
 
 def _about(n: int, k: int, sampling: Sampling) -> WantedEntries:
@@ -261,8 +239,8 @@ def sections_of(layout: SparseLayout) -> Sections:
 
 
 @functools.lru_cache(maxsize=4 * KEPT)
-def tiles_of(layout: Layout, forms: tuple[TileForm, ...]) -> TileSections | None:
-    """Return the tiles of a layout for kernels, or None if kernels do not support them; cached."""
+def tiles_of(layout: Layout, forms: tuple[TileForm, ...]) -> tuple[tuple[tiles.TileShape, ...], Sections] | None:
+    """Return the tiles of a layout, and the sections of their entries; None if kernels do not support them; cached."""
     at = [layout.fields[name].offsets.tolist() for name in ("numbers", "indices", "codes")]
     shapes = tuple(
         tiles.TileShape(n, form.tiles.m, form.tiles.a, form.tiles.b, form.k, form.width, form.coded, *begins)
@@ -273,4 +251,4 @@ def tiles_of(layout: Layout, forms: tuple[TileForm, ...]) -> TileSections | None
     heads = np.array([-1 if one.coded else one.numbers for one in shapes], np.int64)
     widths, kept = (np.array(column, np.int64) for column in ([one.width for one in shapes], [f.kept for f in forms]))
     codes = (0 * widths, widths, -(-kept * widths // 8), 0 * widths)
-    return TileSections(shapes, Sections(layout.numels, kept, (heads, layout.fields["indices"].offsets), codes))
+    return shapes, Sections(layout.numels, kept, (heads, layout.fields["indices"].offsets), codes)

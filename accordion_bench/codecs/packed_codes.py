@@ -109,6 +109,13 @@ def unpack_codes(bytes_R: Tensor, levels: int, count: int) -> Tensor:
     return codes.view(len(bytes_R), len(codes) // max(1, len(bytes_R)))[:, :count]
 
 
+def floats_in(bytes_S: Tensor) -> Tensor:
+    """Reinterpret bytes [..., 4 m] as float32 [..., m]; a copy, because fields may be unaligned."""
+    if not bytes_S.shape[-1]:
+        return bytes_S.float()  # torch cannot view empty tensors with other strides
+    return bytes_S.clone(memory_format=torch.contiguous_format).view(torch.float32)
+
+
 def look_up(bytes_R: Tensor, values: tuple[float, ...], count: int) -> Tensor:
     """Return values[code] of the first `count` packed codes of each row, float32 [R, count]."""
     rows = _table_on(values, bytes_R.device)

@@ -5,12 +5,51 @@ Tensor suffixes: R rows, N elements.
 
 import functools
 import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from accordion_bench.tensors.upload import upload
+
 POSITIONS = (1 << 32) - 1
 EXPECTED = 32  # expected entries of a sample above the threshold; the relative error of the count is 1/sqrt(32)
+
+
+class Selection(Protocol):
+    """Selected coordinates of a bucket, in a format private to the engine."""
+
+    @property
+    def counts_W(self) -> Tensor:
+        """Number of selected coordinates of each tensor, int32 [W, T], on the device of the tensors."""
+
+
+@dataclass(frozen=True)
+class IndexSelection:
+    """Selection stored as ascending indices, one tensor [k] per tensor and worker, [T][W]."""
+
+    indices: list[list[Tensor]]
+
+    @functools.cached_property
+    def counts_W(self) -> Tensor:
+        """See `Selection`."""
+        counts = [list(map(len, own_T)) for own_T in zip(*self.indices, strict=True)]
+        return upload(torch.tensor(counts, dtype=torch.int32), self.indices[0][0].device)
+
+
+class Sampling(NamedTuple):
+    """Parameters of a threshold that is estimated from a sample, see `sampled_top`.
+
+    share: fraction of the coordinates in the sample.
+    least, most: smallest and largest count accepted, as multiples of the wanted count.
+    offset: first coordinate of the sample.
+    """
+
+    share: float
+    least: float
+    most: float
+    offset: int
 
 
 @functools.lru_cache(4096)
@@ -27,10 +66,7 @@ def kept_at_least(n: int, density: float) -> int:
 
 
 def top_indices(rows_R: Tensor, k: int) -> Tensor:
-    """Return ascending indices [R, k] of the k largest magnitudes of each row [R, N]; ties go to the lower index.
-
-    NaN counts as the largest magnitude, so that it reaches the check of the packed values.
-    """
+    """Return ascending indices [R, k] of the k largest magnitudes of each row [R, N]; see `Engine.largest`."""
     if k in (0, rows_R.shape[1]):
         return torch.arange(k, device=rows_R.device).expand(rows_R.shape[0], k).contiguous()
     if rows_R.device.type != "cpu" and rows_R.dtype == torch.float32:  # slower, but does not synchronise

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.index_codes import pack_bits, unpack_bits
-from accordion_bench.codecs.packed_codes import code_bytes, pack_codes, unpack_codes
+from accordion_bench.codecs.packed_codes import code_bytes, floats_in, pack_codes, unpack_codes
 from accordion_bench.codecs.selection import top_positions
 from accordion_bench.plan import TensorSpec
 
@@ -138,7 +138,7 @@ def add_largest_(total_R: Tensor, message_R: Tensor, form: TileForm, alpha: floa
     tiles, last = form.tiles, form.tiles.numel - 1
     starts = tiles.numel * torch.arange(tiles.count, device=total_R.device)[:, None]
     numbers_R, indices_R, codes_R = message_R.split(form.parts, dim=1)
-    values_R = floats(numbers_R)
+    values_R = floats_in(numbers_R)
     if form.coded:
         values_R = values_R.gather(1, unpack_codes(codes_R, BINS, form.kept).long())
     # only a malformed message contains an index beyond its tile
@@ -162,11 +162,6 @@ def quantised(values_R: Tensor) -> tuple[Tensor, Tensor]:
 def in_order(values_R: Tensor) -> Tensor:
     """Return sums [R] of rows [R, K], added one by one: the same for any number of rows and threads on a CPU."""
     return values_R.cumsum(1)[:, -1]
-
-
-def floats(bytes_R: Tensor) -> Tensor:
-    """Reinterpret bytes [R, 4 n] as float32 [R, n]; a copy, because rows may be unaligned."""
-    return bytes_R.clone(memory_format=torch.contiguous_format).view(torch.float32)
 
 
 def pack_numbers(numbers_R: Tensor, width: int) -> Tensor:

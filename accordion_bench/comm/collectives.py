@@ -19,8 +19,8 @@ from accordion_bench.comm.clock import Clock
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.comm.membership import Membership
 from accordion_bench.comm.on_device import Transport
-from accordion_bench.tensors import large_pages, sixteen_bits
-from accordion_bench.tensors.same_shape import joined
+from accordion_bench.tensors import sixteen_bits
+from accordion_bench.tensors.same_shape import empty_vector, joined
 
 
 def split_like(flat: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
@@ -202,7 +202,7 @@ class Comm:
         if dtype is not None:
             narrow = self._summed(sixteen_bits.sum_of_shares(xs_W, self.workers, dtype))
             return split_like(sixteen_bits.widened(narrow, likes[0].dtype), likes)
-        fused = large_pages.empty(sum(like.numel() for like in likes), likes[0].dtype, likes[0].device)
+        fused = empty_vector(sum(like.numel() for like in likes), likes[0].dtype, likes[0].device)
         parts = split_like(fused, likes)
         for x_W, part in zip(xs_W, parts, strict=True):
             if self.local_workers == 1:

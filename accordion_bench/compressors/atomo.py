@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.bucket import refuse_non_finite
 from accordion_bench.codecs.engines import engine_for
-from accordion_bench.codecs.non_finite import refuse_non_finite
 from accordion_bench.compressors.compressor import Context
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.compressors.oneshot import OneShot

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs import index_codes
+from accordion_bench.codecs.bucket import NonFiniteRow, rates_of, refuse_non_finite
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
-from accordion_bench.codecs.non_finite import NonFiniteRow, refuse_non_finite
-from accordion_bench.codecs.rates import rates_of
 from accordion_bench.codecs.tiles import Tiles
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, State, zeros_in_state

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Bucket, Target, by_level
+from accordion_bench.codecs.bucket import Bucket, NonFiniteRow, Target, by_level
 from accordion_bench.codecs.coding import Coding
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import KEPT, Layout, Message
-from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.codecs.packed_codes import code_bytes, unpack_codes
 from accordion_bench.compressors.entropy import coded_bytes
 from accordion_bench.compressors.gathered import Gathered

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.bucket import rates_of
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
-from accordion_bench.codecs.rates import rates_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import (
     Compressor,

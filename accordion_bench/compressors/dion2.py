@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.bucket import rates_of
 from accordion_bench.codecs.layout import Transfer
-from accordion_bench.codecs.rates import rates_of
+from accordion_bench.codecs.orthonormal import PRECISIONS, orthogonalise
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context, Exchanged, Kept, State, subtract_
 from accordion_bench.compressors.description import WhyDense, shorter_messages
@@ -20,7 +21,6 @@ from accordion_bench.compressors.dion import OrthonormalSteps
 from accordion_bench.compressors.low_rank import batches
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.newton_schulz import PRECISIONS, orthogonalise
 
 
 class RowStack(NamedTuple):

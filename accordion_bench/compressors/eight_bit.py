@@ -7,10 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.block_numbers import finished
 from accordion_bench.codecs.bucket import Context
-from accordion_bench.codecs.coding import Coding
-from accordion_bench.codecs.reference import FORMATS, in_blocks
+from accordion_bench.codecs.coding import FORMATS, Coding, finished
+from accordion_bench.codecs.layout import in_blocks
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.options.checks import ValueRefused

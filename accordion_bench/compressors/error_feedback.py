@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.bucket import rate_of_each
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.feedback import Feedback
-from accordion_bench.codecs.rates import rate_of_each
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context, Exchanged, Saved, State
 from accordion_bench.compressors.residuals import EightBits, Floats

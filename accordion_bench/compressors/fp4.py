@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from accordion_bench.codecs.coding import Coding
-from accordion_bench.codecs.reference import E3M0_MAGNITUDES
+from accordion_bench.codecs.coding import E3M0_MAGNITUDES, Coding
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.options.option import Choice, option, with_options

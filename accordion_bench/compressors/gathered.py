@@ -13,10 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.bucket import Bucket, NonFiniteRow, Target
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Layout, Message, Transfer
-from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import (
     Compressor,
@@ -34,7 +33,7 @@ from accordion_bench.compressors.probe import cheaper_than_dense
 from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors import large_pages
+from accordion_bench.tensors.same_shape import zero_rows
 
 
 def _why_dense(compressor: "Gathered", spec: TensorSpec, level: float, workers: int) -> WhyDense | None:
@@ -253,7 +252,7 @@ class Sent:
 def target_like(xs: Sequence[Tensor], may_be_empty: bool, rows: int = 1, divisor: int = 1) -> Target:
     """Return rows [R, N] with the sizes of the tensors, adjacent in memory: uninitialised, or zeros (free on a CPU)."""
     sizes, empty = [x.numel() for x in xs], may_be_empty and engine_for(xs).fills
-    make = torch.empty if empty else large_pages.zeros
+    make = torch.empty if empty else zero_rows
     parts = make(1, sum(sizes), device=xs[0].device, dtype=xs[0].dtype)[0].split(sizes)
     return Target([part.view(rows, -1) for part in parts], divisor=divisor, empty=empty)
 

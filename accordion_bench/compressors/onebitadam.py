@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.bucket import rate_of_each, rates_of
 from accordion_bench.codecs.engine import MomentumSteps
 from accordion_bench.codecs.engines import engine_for
-from accordion_bench.codecs.rates import rate_of_each, rates_of
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context, Exchanged, State
 from accordion_bench.compressors.error_feedback import ErrorFeedback

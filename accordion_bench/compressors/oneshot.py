@@ -8,14 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Bucket, Context, Target
+from accordion_bench.codecs.bucket import Bucket, Context, NonFiniteRow, Target
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Layout, Message, bytes_layout
-from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.compressors.gathered import Gathered
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors import keyed_rng, large_pages
-from accordion_bench.tensors.same_shape import as_matrices
+from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.same_shape import as_matrices, zero_rows
 
 SMALL = 1 << 16  # coordinates up to which copying costs less than a separate encoding
 
@@ -53,7 +52,7 @@ class OneShot(Gathered):
 
     def decode(self, message_R: Tensor, spec: TensorSpec, level: float, ctx: Context) -> Tensor:
         """Decode messages [R, B] to rows [R, N] of float32."""
-        rows_R = large_pages.zeros(len(message_R), spec.numel, message_R.device)
+        rows_R = zero_rows(len(message_R), spec.numel, message_R.device)
         self.add_decoded_(rows_R, message_R[None], spec, level, ctx)
         return rows_R
 

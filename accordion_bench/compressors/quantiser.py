@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Context
-from accordion_bench.codecs.coding import Coding, to_levels
-from accordion_bench.codecs.non_finite import refuse_non_finite
-from accordion_bench.codecs.reference import ORDERS, in_blocks
+from accordion_bench.codecs.bucket import Context, refuse_non_finite
+from accordion_bench.codecs.coding import ORDERS, Coding, to_levels
+from accordion_bench.codecs.layout import in_blocks
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
 from accordion_bench.compressors.description import KEPT, TRAVEL
 from accordion_bench.compressors.entropy import METHODS, check_entropy

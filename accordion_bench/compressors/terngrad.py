@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from accordion_bench.codecs.block_numbers import LARGEST
 from accordion_bench.codecs.bucket import Bucket
-from accordion_bench.codecs.coding import Coding, to_levels
+from accordion_bench.codecs.coding import LARGEST, Coding, to_levels
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer, whole_layout
 from accordion_bench.comm.collectives import Comm

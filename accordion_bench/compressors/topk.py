@@ -15,9 +15,9 @@ from accordion_bench.codecs.bucket import Bucket, Context, Target
 from accordion_bench.codecs.engine import Engine, Selection
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import KEPT, Layout, Message
-from accordion_bench.codecs.packed_codes import unpack_codes
+from accordion_bench.codecs.packed_codes import floats_in, unpack_codes
 from accordion_bench.codecs.selection import kept_at_least, kept_entries
-from accordion_bench.codecs.tiles import BINS, TileForm, Tiles, floats, in_order
+from accordion_bench.codecs.tiles import BINS, TileForm, Tiles, in_order
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Exchanged, State
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
@@ -74,7 +74,7 @@ class TiledMessages:
             size = sum(form.parts)
             own_A, start = message_A[:, start : start + size], start + size
             numbers_A, _, codes_A = own_A.split(form.parts, dim=1)
-            values_A = floats(numbers_A)
+            values_A = floats_in(numbers_A)
             squares_A = values_A.double().square()
             if form.coded:
                 squares_A = squares_A.gather(1, unpack_codes(codes_A, BINS, form.kept).long())

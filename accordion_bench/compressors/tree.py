@@ -10,9 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.bucket import Bucket, NonFiniteRow, Target
 from accordion_bench.codecs.layout import Message, Transfer
-from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context, Exchanged, Kept, State, paying_levels, subtract_
 from accordion_bench.compressors.description import WhyDense, shorter_messages

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Bucket, Target
+from accordion_bench.codecs.bucket import Bucket, NonFiniteRow, Target
 from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.layout import Message, Transfer
 from accordion_bench.comm.collectives import Comm
@@ -34,7 +34,7 @@ from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import option, with_options
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.counter_rng import BLOCK, blocks_of, integers_of
+from accordion_bench.tensors.keyed_rng import BLOCK, blocks_of, integers_of
 from accordion_bench.tensors.same_shape import in_rows, joined
 from accordion_bench.tensors.upload import fresh
 

@@ -20,14 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from accordion_bench.codecs import engines
-from accordion_bench.codecs.block_numbers import BlockNumbers
 from accordion_bench.codecs.bucket import Bucket, Target
-from accordion_bench.codecs.coding import Coding
+from accordion_bench.codecs.coding import BlockNumbers, Coding
 from accordion_bench.codecs.compiled import measurable
-from accordion_bench.codecs.engine import Engine, Selection
+from accordion_bench.codecs.engine import Engine, OnDevice, Selection
 from accordion_bench.codecs.layout import Message
 from accordion_bench.codecs.low_rank_on_gpu import HIGHEST
-from accordion_bench.codecs.reference import OnDevice
 from accordion_bench.codecs.tiles import TileForm
 from accordion_bench.tensors import sixteen_bits
 

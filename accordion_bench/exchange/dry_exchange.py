@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.non_finite import NonFiniteRow
+from accordion_bench.codecs.bucket import NonFiniteRow
 from accordion_bench.compressors.compressor import NonFinite, State
 from accordion_bench.compressors.probe import Buckets, Probed, buckets_of, probe, probe_input
 from accordion_bench.exchange.exchange import Exchange

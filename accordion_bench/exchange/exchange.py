@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.rates import pattern
+from accordion_bench.codecs.bucket import pattern
 from accordion_bench.comm.clock import ExchangeKind
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import EXCHANGE, CapturedWork, CaptureStage

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from accordion_bench.codecs.orthonormal import PRECISIONS, orthogonalise
 from accordion_bench.optimizers.adamw import NO_GROWTH
 from accordion_bench.optimizers.inner import MATRIX, TABLE, VECTOR, is_matrix, parameter_kinds
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.units import counted
-from accordion_bench.tensors.newton_schulz import PRECISIONS, orthogonalise
 
 ADAMW_EPS = 1e-8
 

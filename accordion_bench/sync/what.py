@@ -24,7 +24,7 @@ from accordion_bench.plan import Ladder, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.sync.scheme import Stateful
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.tensors.distinct import draw_distinct
+from accordion_bench.tensors.keyed_rng import draw_distinct
 from accordion_bench.tensors.upload import upload
 
 # ---- fragments

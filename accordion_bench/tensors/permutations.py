@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.tensors.counter_rng import hashed, streams_of
+from accordion_bench.tensors.keyed_rng import hashed, streams_of
 from accordion_bench.tensors.upload import upload
 
 N, LOW, HIGH, ROUNDS, COUNT, FIRST, TILE = range(7)
@@ -77,13 +77,9 @@ def words_of(keys: Sequence[int]) -> Tensor:
 
 
 def images(draws: Draws, words: Tensor) -> list[Tensor]:
-    """Return the first k images of each tensor, int64 [k], on any device.
+    """Return the first k images of each tensor, int64 [k], on the device of `words`, see `words_of`.
 
     The host does not synchronise, and the number of operations does not depend on the number of tensors.
-
-    Args:
-        draws: sizes of the permutations.
-        words: words of the keys on the device of the result, see `words_of`.
     """
     there, rows = words.device, draws.rows[:-1]
     n, low, high, rounds, counts = rows[:, : COUNT + 1].T
@@ -113,13 +109,7 @@ def _numbered(counts: np.ndarray, there: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _mapped(x: Tensor, low: Any, high: Any, steps: Iterable[tuple[Any, ...]]) -> Tensor:
-    """Apply the network to integers below high 2^low.
-
-    Args:
-        x: integers, int64.
-        low, high: parameters of the permutation; one for all integers, or a tensor.
-        steps: for each round, the word and the size of the range of the changed half.
-    """
+    """Apply the network to integers below high 2^low; `steps`: word, and size of the changed half, of each round."""
     left, right = x >> low, x - (x >> low << low)
     for r, (word, size) in enumerate(steps):
         if r % 2:

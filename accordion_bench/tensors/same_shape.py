@@ -1,11 +1,15 @@
-"""Blocks: one allocation for tensors [W, ...] in which tensors of equal shape are contiguous.
+"""Memory of tensors: one allocation for several, their views, and reuse of large memory on a CPU.
 
 Tensors of equal shape form one block [W, G, ...], so that batched operations over workers and tensors need no copy.
 """
 
 import itertools
+import threading
+import weakref
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +17,8 @@ from accordion_bench.plan import TensorSpec
 
 ALIGNMENT = 128  # bytes
 RUN = 1 << 16  # elements of a flat tensor per pass
+SMALL = 1 << 20  # bytes; the C library reuses smaller memory itself
+RECENT = 1000  # number of requests after which unused memory is released
 
 
 class Blocks:
@@ -126,3 +132,54 @@ def as_matrices(xs_W: Sequence[Tensor], matrix: tuple[int, int]) -> Tensor | Non
     if not side_by_side:
         return None
     return first.as_strided((workers * count, n, m), (size, m, 1))
+
+
+# ---- reuse of large memory
+
+
+class Memory(NamedTuple):
+    """Memory, a weak reference to its holder (dead = free), and the number of requests when it was assigned."""
+
+    memory: np.ndarray
+    holder: weakref.ref
+    handed_out: int
+
+
+_lock = threading.Lock()
+_pieces: list[Memory] = []
+_requests = 0
+
+
+def empty_vector(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return an uninitialised tensor [n]; on a CPU in memory that is no longer referenced, if there is some.
+
+    Page faults of fresh memory cost as much as a pass over a tensor of the size of a gradient, and consecutive
+    steps request the same sizes. NumPy requests large pages from the system, torch does not.
+    """
+    nbytes = n * dtype.itemsize
+    if device.type != "cpu" or nbytes < SMALL:
+        return torch.empty(n, dtype=dtype, device=device)
+    return torch.from_numpy(_handed_out(nbytes)).view(dtype)
+
+
+def _handed_out(nbytes: int) -> np.ndarray:
+    """Return bytes that are not in use; they are in use as long as the returned array exists."""
+    global _requests
+    with _lock:
+        _requests += 1
+        free = [piece for piece in _pieces if piece.holder() is None]
+        again = next((piece for piece in free if piece.memory.nbytes == nbytes), None)
+        given_back = [piece for piece in free if piece is again or piece.handed_out < _requests - RECENT]
+        _pieces[:] = [piece for piece in _pieces if not any(piece is other for other in given_back)]
+        memory = np.empty(nbytes, np.uint8) if again is None else again.memory
+        held = memory[:]
+        _pieces.append(Memory(memory, weakref.ref(held), _requests))
+        return held
+
+
+def zero_rows(rows: int, n: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return zeros [rows, n], for sparse writes or one addition."""
+    if device.type == "cpu":  # the system provides zeroed memory without a pass over it
+        flat = torch.from_numpy(np.zeros(max(rows * n, 1) * dtype.itemsize, np.uint8)).view(dtype)
+        return flat[: rows * n].view(rows, n)
+    return torch.zeros(rows, n, dtype=dtype, device=device)

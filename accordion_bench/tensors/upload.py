@@ -52,11 +52,7 @@ def _empty(x: Tensor, to: device) -> Tensor:
 
 @contextlib.contextmanager
 def capture_uploads(place: Callable[[Tensor, device], Tensor] = _empty) -> Iterator[list[Cell]]:
-    """Replace uploads of this thread inside the block by cells; yield the list of the cells.
-
-    Args:
-        place: function that allocates device memory for a tensor.
-    """
+    """Replace uploads of this thread inside the block by cells in memory of `place`; yield the list of the cells."""
     outer, _noting.cells, _noting.place = getattr(_noting, "cells", None), [], place
     try:
         yield _noting.cells
@@ -70,13 +66,7 @@ def upload(x: Tensor, to: device) -> Tensor:
 
 
 def fresh(make: Callable[[Any], Tensor], moment: Any, to: device) -> Tensor:
-    """Upload data that change from step to step.
-
-    Args:
-        make: function from the moment to the data, of constant shape.
-        moment: moment of this step, a `Context`.
-        to: device.
-    """
+    """Upload data that change from step to step: make(moment), of constant shape; the moment is a `Context`."""
     cells = getattr(_noting, "cells", None)
     if cells is None or to.type == "cpu":
         return _uploaded(make(moment), make, to, once=False)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs import engines
-from accordion_bench.codecs.engine import Engine
-from accordion_bench.codecs.reference import OnDevice
+from accordion_bench.codecs.engine import Engine, OnDevice
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
 from accordion_bench.tensors import kernels
 from tests.kit.gpu import gpu_for_triton

@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.block_numbers import LARGEST, MEANS, BlockNumbers
-from accordion_bench.codecs.bucket import Target
-from accordion_bench.codecs.coding import LEVELS, SIGNS, Coding, to_levels
+from accordion_bench.codecs.bucket import NonFiniteRow, Target
+from accordion_bench.codecs.coding import LARGEST, LEVELS, MEANS, SIGNS, BlockNumbers, Coding, to_levels
+from accordion_bench.codecs.engine import Engine
 from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.layout import Layout, Message
-from accordion_bench.codecs.non_finite import NonFiniteRow
-from accordion_bench.codecs.reference import Reference
 from accordion_bench.compressors import eight_bit, fp4, natural
 from accordion_bench.compressors.dense import dense_layout
 from accordion_bench.compressors.quantiser import exponential, uniform
@@ -26,7 +24,7 @@ from tests.codecs.conftest import There
 from tests.codecs.kit import LAID, LENGTHS, SHORT, any_numbers, apart, bucket_of, ulps, whole_numbers
 from tests.kit.gpu import THERE
 
-REFERENCE = Reference()
+REFERENCE = Engine()
 SCALES = [("linf", "norm"), ("l1", "mean"), ("l2", "root mean")]
 NORMS = ["l1", "l2", "linf", "sum", "below", "count"]
 SIZES = {"1": 1, "512": 512, "1000": 1000, "whole": None, "longer": 30_000}
@@ -339,9 +337,9 @@ def test_threads_change_nothing(coding, monkeypatch):
     """Messages and sums are equal bit for bit, however small the threads' shares; norms are rounded, too."""
     pytest.importorskip("numba")
     from accordion_bench.codecs.on_cpu import OnCpu
-    from accordion_bench.tensors.kernels import threads
+    from accordion_bench.tensors.kernels import table
 
-    monkeypatch.setattr(threads, "LEAST", 1)
+    monkeypatch.setattr(table, "LEAST", 1)
     there, dense, before, found = (
         There(OnCpu(), torch.device("cpu")),
         Dense.of(coding, (100_055, 40, 4097), 512),

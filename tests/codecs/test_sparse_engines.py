@@ -9,15 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Target
+from accordion_bench.codecs.bucket import NonFiniteRow, Target
 from accordion_bench.codecs.engine import Engine, Sampling, Selection
 from accordion_bench.codecs.layout import Message, SparseLayout, sparse_layout
-from accordion_bench.codecs.non_finite import NonFiniteRow
-from accordion_bench.codecs.reference import Reference
 from tests.codecs.conftest import There
 from tests.codecs.kit import LAID, LENGTHS, ULP, apart, bucket_of, whole_numbers
 
-HERE = There(Reference(), torch.device("cpu"))
+HERE = There(Engine(), torch.device("cpu"))
 DTYPES = [torch.float32, torch.float64]
 TENTH = [max(1, n // 10) if n else 0 for n in LENGTHS]
 
@@ -206,9 +204,9 @@ def test_lifted(there, dtype):
 
 def test_threads_change_nothing(numba, monkeypatch):
     """Messages are equal bit for bit, however small the threads' shares."""
-    from accordion_bench.tensors.kernels import threads
+    from accordion_bench.tensors.kernels import table
 
-    monkeypatch.setattr(threads, "LEAST", 1)
+    monkeypatch.setattr(table, "LEAST", 1)
     before = torch.get_num_threads()
     found = []
     try:

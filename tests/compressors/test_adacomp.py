@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accordion_bench.codecs import index_codes
-from accordion_bench.codecs.reference import Reference
+from accordion_bench.codecs.engine import Engine
 from accordion_bench.compressors.adacomp import AdaComp, SparseSigns
 from accordion_bench.exchange.dry_exchange import probe_exchange
 from accordion_bench.options.checks import ConfigError
@@ -86,7 +86,7 @@ def test_what_a_bin_sends():
     residual_W = torch.tensor([[1.0, 0.1, 1.0, 0.0, -0.2, 0.0, -3.1]])
     news = torch.tensor([[0.0, 0.5, -0.1, 0.0, 0.2, 0.0, 0.1]])
     grown = residual_W + news
-    (sent_W,), scales_W = Reference().select_in_bins([residual_W], [news], [3])
+    (sent_W,), scales_W = Engine().select_in_bins([residual_W], [news], [3])
     # -3 + 0.1 falls back below its bin's maximum, so that nothing of that bin is sent
     scale = float(scales_W)
     assert sent_W.tolist() == [[scale, scale, 0, 0, 0, 0, 0]] and scale == pytest.approx((1 + 0 + 3) / 3)

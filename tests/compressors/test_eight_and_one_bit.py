@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from accordion_bench.codecs.reference import FORMATS
+from accordion_bench.codecs.coding import FORMATS
 from accordion_bench.compressors.eight_bit import Blockwise, coding_of
 from accordion_bench.compressors.natural import Natural
 from accordion_bench.compressors.probe import payload_bytes

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from accordion_bench.codecs.reference import E3M0_MAGNITUDES as MAGNITUDES
-from accordion_bench.codecs.reference import in_blocks
+from accordion_bench.codecs.coding import E3M0_MAGNITUDES as MAGNITUDES
+from accordion_bench.codecs.layout import in_blocks
 from accordion_bench.compressors.fp4 import FP4
 from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.options.checks import ConfigError

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from accordion_bench.codecs import packed_codes
-from accordion_bench.tensors.kernels import packing
+from accordion_bench.tensors.kernels import encode as packing
 
 LEVELS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 32, 33, 64, 65, 128, 129, 255, 256]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accordion_bench.codecs.bucket import Bucket, Context
-from accordion_bench.codecs.reference import Reference
+from accordion_bench.codecs.engine import Engine
 from accordion_bench.compressors.randomk import RandomK
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
@@ -14,7 +14,7 @@ from tests.kit.helpers import SPECS, compressor, exchange_for, gradients, residu
 def drawn(spec: TensorSpec, density: float, ctx: Context) -> torch.Tensor:
     """The coordinates [k] of a step, in the order of their values."""
     bucket = Bucket(ctx.step, [spec], [density], ctx.seed)
-    return RandomK(density).places(Reference(), bucket, torch.device("cpu"))[0]
+    return RandomK(density).places(Engine(), bucket, torch.device("cpu"))[0]
 
 
 @pytest.mark.parametrize("error_feedback", [False, True])

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench.codecs import packed_codes
-from accordion_bench.codecs.non_finite import NonFiniteRow
+from accordion_bench.codecs import packed_codes, rounding
+from accordion_bench.codecs.bucket import NonFiniteRow
 from accordion_bench.codecs.rounding import rounding_to
 from accordion_bench.compressors.sign import Sign
-from accordion_bench.tensors import counter_rng
-from accordion_bench.tensors.kernels.counter_hash import LANES, block_key
-from accordion_bench.tensors.kernels.counter_hash import draw as draw_lanes
+from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.kernels.encode import LANES, block_key
+from accordion_bench.tensors.kernels.encode import draw as draw_lanes
 from tests.kit.rounding import KERNELS, PATHS, TORCH, bucket_count, random_words, uniforms
 
 NORMS = ("l1", "l2", "linf")
@@ -80,13 +80,13 @@ def random_bits(key: int, start: int, count: int) -> torch.Tensor:
 
 
 def test_random_bits_depend_on_key_and_counter_alone():
-    n = 3 * counter_rng.BLOCK + 100
+    n = 3 * keyed_rng.BLOCK + 100
     whole = random_bits(5, 0, n)
     for start, count in (
         (0, 1),
         (1, 7),
-        (counter_rng.BLOCK - 1, 2),
-        (counter_rng.BLOCK, n - counter_rng.BLOCK),
+        (keyed_rng.BLOCK - 1, 2),
+        (keyed_rng.BLOCK, n - keyed_rng.BLOCK),
         (9, 0),
     ):
         assert torch.equal(random_bits(5, start, count), whole[start : start + count])
@@ -97,13 +97,13 @@ def test_random_bits_depend_on_key_and_counter_alone():
 
 def test_kernels_draw_alike_and_leave_the_global_generators():
     before, numpy_before = torch.get_rng_state(), str(np.random.get_state())
-    blocks = counter_rng.blocks_of([[3], [4]], [2], torch.device("cpu"))
-    drawn = counter_rng.integers_of(blocks, 24).view(2, 2, -1)
+    blocks = keyed_rng.blocks_of([[3], [4]], [2], torch.device("cpu"))
+    drawn = keyed_rng.integers_of(blocks, 24).view(2, 2, -1)
     for row, key in enumerate([3, 4]):
         for block in range(2):
-            own = block_key(counter_rng.streams_of([key])[0], block)
+            own = block_key(keyed_rng.streams_of([key])[0], block)
             assert own == tuple(blocks[row, block].numpy().view(np.uint32))
-            out = np.empty(counter_rng.BLOCK, np.float32)
+            out = np.empty(keyed_rng.BLOCK, np.float32)
             draw_lanes(LANES, *own, 24, out)
             assert torch.equal(torch.from_numpy(out), drawn[row, block].float())
     for path in PATHS.values():
@@ -123,7 +123,7 @@ def test_random_bits_look_random():
     for words in streams:
         for byte in range(4):
             assert abs(standard_score(np.bincount(words.view(np.uint8)[byte::4], minlength=256))) < 5
-    pairs = [(words[lag:], words[:-lag]) for words in streams for lag in (1, 2, counter_rng.BLOCK)]
+    pairs = [(words[lag:], words[:-lag]) for words in streams for lag in (1, 2, keyed_rng.BLOCK)]
     pairs += [(streams[i], streams[j]) for i in range(4) for j in range(i)]
     for first, second in pairs:
         assert abs(standard_score(np.bincount((first >> 27) * 32 + (second >> 27), minlength=1024))) < 5
@@ -134,7 +134,7 @@ def test_random_bits_look_random():
 
 
 def test_random_bits_of_many_keys_are_uncorrelated():
-    keys, n = 200, counter_rng.BLOCK
+    keys, n = 200, keyed_rng.BLOCK
     u = torch.stack([uniforms(key, 0, n) for key in range(keys)]).double() - 0.5
     of_keys = (u @ u.T / n * 12 * math.sqrt(n)).numpy()[np.triu_indices(keys, 1)]
     lanes = u[:, :200]
@@ -280,13 +280,13 @@ def test_thresholds_never_reach_the_next_level():
     close = (-1.0, 0.0, 0.5, 0.5000005, 1.0)  # a few roundings apart
     for book in [*CODEBOOKS.values(), close]:
         made = rounding_to(book)
-        for thresholds in filter(None, (made.intervals, made.central)):
-            u = torch.tensor(2.0**made.bits - 1)
-            for j, (start, width) in enumerate(zip(thresholds.starts, thresholds.widths, strict=True)):
-                above = [level for level in np.float32(book) if level > start]
-                fused = (start.double() + width.double() * u.double()).float()  # the product is exact
-                assert max(thresholds.at(j, u), fused) < above[0]
-                assert thresholds.at(j, torch.tensor(0.0)) == start
+        u, central = np.float32(2.0**made.bits - 1), made.central.reshape(2, -1)
+        for start, width in [*zip(made.starts, made.widths, strict=True), *zip(*central, strict=True)]:
+            above = [level for level in np.float32(book) if level > start]
+            fused = np.float32(np.float64(start) + np.float64(width) * np.float64(u))  # the product is exact
+            assert max(np.float32(width * u) + start, fused) < above[0]
+            rounding_u = torch.tensor([0.0, float(u)])
+            assert rounding._threshold(start, width, rounding_u).tolist() == [start, np.float32(width * u) + start]
 
 
 @pytest.mark.parametrize("book", CODEBOOKS.values(), ids=CODEBOOKS.keys())

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from accordion_bench import conformance
-from accordion_bench.codecs.reference import FORMATS
+from accordion_bench.codecs.coding import FORMATS
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import eight_bit, natural, sparse
 from accordion_bench.conformance.stand_ins import echoed

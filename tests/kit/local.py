@@ -17,7 +17,7 @@ from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.schedules.learning_rate import MultiStep
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.tensors.distinct import draw_distinct
+from accordion_bench.tensors.keyed_rng import draw_distinct
 from accordion_bench.training.trainer import Trainer
 from tests.kit import by_hand, tiny
 from tests.kit.processes import together

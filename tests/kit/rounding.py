@@ -6,18 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.block_numbers import BlockNumbers, factors_of
-from accordion_bench.codecs.bucket import Bucket, Target
-from accordion_bench.codecs.coding import Coding, to_levels
+from accordion_bench.codecs.bucket import Bucket, Target, refuse_non_finite
+from accordion_bench.codecs.coding import BlockNumbers, Coding, factors_of, to_levels
 from accordion_bench.codecs.engine import Engine
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Layout, Message
-from accordion_bench.codecs.non_finite import refuse_non_finite
-from accordion_bench.codecs.reference import Reference
 from accordion_bench.compressors.dense import dense_layout
 from accordion_bench.compressors.sign import Sign
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.counter_rng import BLOCK, blocks_of, fill_bits_
+from accordion_bench.tensors.keyed_rng import BLOCK, blocks_of, fill_bits_
 
 
 def bucket_count(n: int, size: int | None) -> int:
@@ -94,5 +91,5 @@ class Path:
         return dense_layout((n,), (size or max(n, 1),), (len(book),), ("scales", "codes"))
 
 
-TORCH, KERNELS = Path(Reference()), Path(engine_for([torch.zeros(1, 1)]))
+TORCH, KERNELS = Path(Engine()), Path(engine_for([torch.zeros(1, 1)]))
 PATHS = {"kernels": KERNELS, "torch": TORCH}

@@ -7,11 +7,11 @@ import torch
 import torch.optim._muon as torch_muon
 from torch import nn
 
+from accordion_bench.codecs.orthonormal import orthogonalise
 from accordion_bench.optimizers import muon
 from accordion_bench.optimizers.inner import MATRIX, TABLE, VECTOR, without_dynamo
 from accordion_bench.optimizers.muon import scale_of
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.tensors.newton_schulz import orthogonalise
 
 Muon, TorchMuon = without_dynamo(muon.Muon), without_dynamo(torch.optim.Muon)
 EXACT = {"ns_precision": None}

@@ -8,7 +8,7 @@ from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.plan import TensorSpec
 from accordion_bench.sync.what import SparseAverage
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.tensors.distinct import draw_distinct
+from accordion_bench.tensors.keyed_rng import draw_distinct
 from tests.kit import local
 from tests.kit.local import deviation, trained, trainer_for
 

@@ -81,7 +81,7 @@ def test_a_processor_that_knows_no_float16_leaves_it_to_torch(monkeypatch):
     from accordion_bench.tensors.kernels import casts as by_kernel
 
     monkeypatch.setattr(by_kernel, "converts_float16", lambda: False)
-    monkeypatch.setattr(by_kernel, "add_up_shares", None)
+    monkeypatch.setattr(by_kernel, "sum_of_shares", None)
     xs_W = [torch.tensor([[1.0, 1e30, -1e30]])]
     assert sixteen_bits.sum_of_shares(xs_W, 1, torch.float16).tolist() == [1, 65_504, -65_504]
 

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from accordion_bench.tensors import distinct, keyed_rng
-from accordion_bench.tensors.distinct import draw_distinct
+from accordion_bench.tensors import keyed_rng
+from accordion_bench.tensors.keyed_rng import draw_distinct
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 64, 1000, 100_003])
@@ -22,7 +22,7 @@ def test_drawn_numbers_are_distinct_ascending_and_keyed(n):
 def test_few_numbers_are_the_same_whether_sorted_or_marked(monkeypatch):
     found = []
     for few in (1, 10**9):
-        monkeypatch.setattr(distinct, "FEW", few)
+        monkeypatch.setattr(keyed_rng, "FEW", few)
         found.append(draw_distinct(100_003, 40_000, keyed_rng.generator(7, "few")))
     assert torch.equal(*found)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accordion_bench.tensors.newton_schulz import COEFFICIENTS, orthogonalise
+from accordion_bench.codecs.orthonormal import COEFFICIENTS, orthogonalise
 
 SHAPES = [(6, 6), (4, 9), (9, 4), (2, 30)]
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from accordion_bench.codecs import engines, selection
-from accordion_bench.codecs.bucket import Target
+from accordion_bench.codecs.bucket import NonFiniteRow, Target
 from accordion_bench.codecs.layout import Message, SparseLayout
-from accordion_bench.codecs.non_finite import NonFiniteRow
 from accordion_bench.compressors.topk import TopK
 from accordion_bench.tensors import kernels
 from tests.kit.coded import coded
@@ -27,8 +26,7 @@ def normal(rows: int, n: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_largest(value):
-    from accordion_bench.tensors.kernels.rows import Rows
-    from accordion_bench.tensors.kernels.top import choose_largest
+    from accordion_bench.tensors.kernels.top import Rows, choose_largest
 
     for at in (0, 70_001):  # in the first and the second tile
         x_W = normal(2, LONG)

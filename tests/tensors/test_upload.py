@@ -2,8 +2,7 @@
 
 import torch
 
-from accordion_bench.codecs.bucket import Bucket, Context
-from accordion_bench.codecs.rates import pattern, rates_of
+from accordion_bench.codecs.bucket import Bucket, Context, pattern, rates_of
 from accordion_bench.conformance.pretend_device import DEVICE, pretended, real
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.upload import capture_uploads, filled, fresh, table, tables, upload

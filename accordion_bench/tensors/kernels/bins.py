@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from accordion_bench.tensors.kernels.compiled import array_at, compiled, f64, i64
-from accordion_bench.tensors.kernels.rows import ADDRESS, SIZE, TILE, N, Rows
-from accordion_bench.tensors.kernels.threads import over_tiles
-from accordion_bench.tensors.kernels.top import MAGNITUDE, limits
+from accordion_bench.tensors.kernels.table import over_tiles
+from accordion_bench.tensors.kernels.top import ADDRESS, MAGNITUDE, SIZE, TILE, N, Rows, limits
 
 
 def send_lifted(

@@ -6,17 +6,21 @@ float32 first. numba supports neither dtype: bfloat16 is the upper half of a flo
 
 import functools
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from llvmlite import binding, ir
 from numba.core import config, types
 from numba.extending import intrinsic
+from torch import Tensor
 
 from accordion_bench.tensors.kernels.compiled import array_at, bits_of, compiled, f32, float_of, u32
-from accordion_bench.tensors.kernels.table import CODES, TILE, N
+from accordion_bench.tensors.kernels.table import CODES, TILE, N, Table, addresses, over_tiles
 
 u16 = np.uint16
+PART = 1 << 14  # numbers that a thread widens at once
 
 
 @functools.cache
@@ -26,6 +30,47 @@ def converts_float16() -> bool:
         return True
     told = config.CPU_FEATURES  # type: ignore[attr-defined]  # set from the environment
     return "+f16c" in (binding.get_host_cpu_features().flatten() if told is None else told)
+
+
+def sum_of_shares(rows_W: Sequence[Tensor], table: Table, workers: int, most: float, total_B: Tensor) -> None:
+    """Concatenate and sum the shares of tensors, in the order of the workers in float32, rounded once.
+
+    Args:
+        rows_W: tensors [W, ...] with dense rows.
+        table: lengths of the tensors, and first bytes of their shares.
+        workers: number of workers of the run, A.
+        most: largest share; bfloat16 has the range of float32, so that nothing is clamped.
+        total_B: output, float16 or bfloat16.
+    """
+    args = _arguments(rows_W, table, workers, most, total_B.dtype)
+    over_tiles(_add_up_shares, table.tiles, *args, _bits(total_B))
+
+
+def subtract_shares(
+    targets_W: Sequence[Tensor], rows_W: Sequence[Tensor], table: Table, workers: int, most: float, dtype: torch.dtype
+) -> None:
+    """Subtract A x the share of its tensor from each target in place; arguments as for `sum_of_shares`."""
+    args = _arguments(rows_W, table, workers, most, dtype)
+    over_tiles(_subtract_shares, table.tiles, addresses(targets_W), *args)
+
+
+def widen(narrow_B: Tensor, wide_B: Tensor) -> None:
+    """Convert a message of 16-bit numbers to float32 or float64."""
+    half, parts = narrow_B.dtype == torch.float16, -(-len(narrow_B) // PART)
+    over_tiles(_widen, parts, _bits(narrow_B), half, wide_B.numpy())
+
+
+def _bits(narrow_B: Tensor) -> np.ndarray:
+    return narrow_B.view(torch.uint16).numpy()
+
+
+def _arguments(
+    rows_W: Sequence[Tensor], table: Table, workers: int, most: float, dtype: torch.dtype
+) -> tuple[Any, ...]:
+    """Return addresses, rows, tile, A in the dtype of the tensors, most, whether float16, array of that dtype."""
+    like = np.empty(0, np.float32 if rows_W[0].dtype == torch.float32 else np.float64)
+    cast = like.dtype.type(workers), np.float32(most), dtype == torch.float16
+    return addresses(rows_W), table.rows, table.tile, *cast, like
 
 
 @intrinsic
@@ -82,9 +127,8 @@ def _add_widened(bits, half, factor, out):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def widen(message, half, tile, out, first, last):  # type: ignore[no-untyped-def]
-    """Convert a message of uint16 to `out`, by tiles."""
-    bits, wide = message[first * tile : last * tile], out[first * tile : last * tile]
+def _widen(message, half, out, first, last):  # type: ignore[no-untyped-def]
+    bits, wide = message[first * PART : last * PART], out[first * PART : last * PART]
     if half:
         for i in range(wide.size):
             wide[i] = _of_half_bits(bits[i])
@@ -94,19 +138,7 @@ def widen(message, half, tile, out, first, last):  # type: ignore[no-untyped-def
 
 
 @compiled
-def add_up_shares(sources, rows, tile, workers, most, half, like, message, first, last):  # type: ignore[no-untyped-def]
-    """Write the sum of the local workers' shares, in their order in float32 and rounded once, to the message.
-
-    Args:
-        sources: addresses of the tensors, int64 [W, T].
-        rows, tile: rows and tile size of their table.
-        workers: A, in the dtype of the tensors.
-        most: largest magnitude of a share, float32.
-        half: whether to use float16; otherwise bfloat16, which has the range of float32, so that nothing is clamped.
-        like: array with the dtype of the tensors.
-        message: output, uint16.
-        first, last: range of tiles.
-    """
+def _add_up_shares(sources, rows, tile, workers, most, half, like, message, first, last):  # type: ignore[no-untyped-def]
     bits, total, one, unbounded = np.empty(tile, u16), np.empty(tile, f32), f32(1), f32(np.inf)
     for t in range(len(rows) - 1):
         for place in range(max(first, rows[t, TILE]), min(last, rows[t + 1, TILE])):
@@ -124,8 +156,7 @@ def add_up_shares(sources, rows, tile, workers, most, half, like, message, first
 
 
 @compiled
-def subtract_shares(targets, sources, rows, tile, workers, most, half, like, first, last):  # type: ignore[no-untyped-def]
-    """Subtract A x the share of the source from each target; arguments as above, targets as sources."""
+def _subtract_shares(targets, sources, rows, tile, workers, most, half, like, first, last):  # type: ignore[no-untyped-def]
     bits = np.empty(tile, u16)
     for t in range(len(rows) - 1):
         for place in range(max(first, rows[t, TILE]), min(last, rows[t + 1, TILE])):

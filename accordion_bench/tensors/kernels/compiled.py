@@ -13,7 +13,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 u8, u32, u64, i64, f32, f64 = np.uint8, np.uint32, np.uint64, np.int64, np.float32, np.float64
@@ -90,3 +90,23 @@ def float_of(context: Any, bits: Any) -> Any:
         return builder.bitcast(args[0], context.get_value_type(types.float32))
 
     return types.float32(types.uint32), bitcast
+
+
+@intrinsic
+def zeros_below(context: Any, word: Any) -> Any:
+    """Return the number of trailing zeros of a uint64."""
+
+    def count(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], cgutils.false_bit)
+
+    return types.uint64(types.uint64), count
+
+
+@intrinsic
+def ones(context: Any, word: Any) -> Any:
+    """Return the number of ones of a uint64."""
+
+    def count(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.uint64(types.uint64), count

@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.tensors.kernels.rounding import KernelRounding
 from accordion_bench.tensors.kernels.table import Table, addresses, contiguous
 from accordion_bench.tensors.upload import upload
 
 if TYPE_CHECKING:
     from accordion_bench.tensors.permutations import Draws
 
+EVEN, SYMMETRIC, ANY, INTEGER, RANDOM_INTEGER, E4M3, E5M2, E3M0, POWERS, SIGNS = range(10)  # kinds of rounding
 NORMS = ("l1", "l2", "linf", "sum", "below", "count")
+_NONE = np.empty(0, np.float32)
 
 
 class ResidualInputs(NamedTuple):
@@ -98,7 +99,7 @@ class BlockRule(NamedTuple):
     norms: required norms, in order.
     over: divisor: `n`; `root n`; `largest`, with scales that are not normal float32 set to zero; "" = 1.
     largest: largest value of a code.
-    factor: `inverse` of the scale; `levels`: see `codecs.block_numbers.level_factors`; "" = 1.
+    factor: `inverse` of the scale; `levels`: see `codecs.coding.level_factors`; "" = 1.
     top: scaled value of a coordinate that equals its scale.
     clip: number of standard deviations.
     """
@@ -110,6 +111,27 @@ class BlockRule(NamedTuple):
     factor: str = ""
     top: float = 1.0
     clip: float = 0.0
+
+
+class KernelRounding(NamedTuple):
+    """Parameters of rounding from coordinates to codes.
+
+    kind: EVEN, SYMMETRIC, ANY: to levels, see `codecs.rounding`; INTEGER, RANDOM_INTEGER, E4M3, E5M2: to 8-bit numbers;
+        E3M0: to 4-bit numbers; POWERS: to exponents, with signs as a second stream; SIGNS.
+    K: number of codes of the first stream.
+    bits: number of random bits per coordinate; 0 = deterministic.
+    scale: scale of an even grid.
+    starts, widths: thresholds between levels.
+    central: start and width of the threshold for the sign; empty = the threshold is zero.
+    """
+
+    kind: int
+    K: int
+    bits: int = 0
+    scale: float = 1.0
+    starts: np.ndarray = _NONE
+    widths: np.ndarray = _NONE
+    central: np.ndarray = _NONE
 
 
 class Encoding(NamedTuple):
@@ -153,16 +175,12 @@ class Decoding(NamedTuple):
 
 
 class DenseKernels(Protocol):
-    """Kernels of one device."""
+    """Kernels of one device, which compute operations of `codecs.engine.Engine`."""
 
     def bucket_norms(self, x: Coordinates, table: Table, kinds: Sequence[str]) -> list[Tensor]:
-        """Return norms of every bucket, float64 [W, M] for each kind; non-finite if a coordinate is non-finite.
+        """Return norms of every bucket, float64 [W, M] for each of `kinds`; coordinates are read as float32.
 
-        Args:
-            x: coordinates, which are read as float32.
-            table: lengths and buckets.
-            kinds: some of `NORMS`: `l1`, `l2`, `linf`; `sum` of the coordinates; `below`: sum of the negative ones;
-                `count`: number of the negative ones.
+        See `Engine.norms`.
         """
 
     def write_headers(self, scales: Tensor, table: Table, message: Tensor) -> None:
@@ -180,10 +198,7 @@ class DenseKernels(Protocol):
         """
 
     def add_values(self, targets: Coordinates, table: Table, message: Tensor, decoding: Decoding) -> None:
-        """Add alpha x scale x decoded value of each sender, in order, to target [R, N]; then divide by the divisor.
-
-        Sender a of the messages [A, B] adds to row a mod R. Each product and each sum is rounded once.
-        """
+        """Add decoded messages [A, B] in order, a to row a mod R of targets [R, N], see `Engine.add_codes`."""
 
     def draw(self, draws: "Draws", words: Tensor) -> Tensor:
         """Return the drawn coordinates of all tensors in one buffer [draws.room], for words int32 [T, 24] of keys."""
@@ -194,16 +209,9 @@ class DenseKernels(Protocol):
     def scatter(
         self, targets: Coordinates, draws: "Draws", places: Tensor, values: Coordinates, factors: tuple[float, ...]
     ) -> None:
-        """Add factor x value at drawn coordinates; each product and each sum is rounded once.
-
-        Args:
-            targets: sums [R, N].
-            draws, places: see `draw`.
-            values: k values of each row, [R, k].
-            factors: factor of each tensor.
-        """
+        """Add factor x values [R, k] of each tensor to sums [R, N] at drawn coordinates; each result rounded once."""
 
 
 def array_like(x: Tensor) -> np.ndarray:
     """Return an empty array with the dtype of a CPU tensor."""
-    return x.numpy()[:0].reshape(0)
+    return torch.empty(0, dtype=x.dtype).numpy()

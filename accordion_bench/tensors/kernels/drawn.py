@@ -4,25 +4,24 @@ Tensor suffixes: T tensors, W local workers, R rows of the sums.
 """
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from accordion_bench.tensors import permutations
 from accordion_bench.tensors.kernels.compiled import array_at, compiled, i64, owner, u32, u64
-from accordion_bench.tensors.kernels.threads import over_tiles
+from accordion_bench.tensors.kernels.dense_kernels import Coordinates, array_like
+from accordion_bench.tensors.kernels.table import over_tiles
 from accordion_bench.tensors.permutations import COUNT, FIRST, HIGH, LOW, ROUNDS, SIZE, TILE, Draws, N
 
 FACTOR, OTHER = map(u32, permutations.FACTORS)
 SHIFT = u32(permutations.SHIFT)
 
 
-def draw(draws: Draws, words: np.ndarray, out: np.ndarray) -> None:
-    """Write the images of all tensors to a buffer.
-
-    Args:
-        draws: sizes of the permutations.
-        words: words of the keys, uint32 [T, 24].
-        out: output, int32 or int64 [room].
-    """
-    over_tiles(_draw, draws.tiles, draws.rows, words, out)
+def draw(draws: Draws, words: Tensor) -> Tensor:
+    """See `DenseKernels.draw`."""
+    out = torch.empty(draws.room, dtype=draws.dtype)
+    over_tiles(_draw, draws.tiles, draws.rows, words.numpy().view(np.uint32), out.numpy())
+    return out
 
 
 @compiled
@@ -64,16 +63,11 @@ def hashed(x, word):  # type: ignore[no-untyped-def]
     return u32(u32(x ^ (x >> SHIFT)) * OTHER)
 
 
-def gather(addresses: np.ndarray, draws: Draws, places: np.ndarray, out: np.ndarray) -> None:
-    """Gather the values of rows at drawn coordinates to out [W, room].
-
-    Args:
-        addresses: addresses of the rows, int64 [W, T].
-        draws: sizes of the permutations.
-        places: drawn coordinates, see `draw`.
-        out: output, with the dtype of the coordinates.
-    """
-    over_tiles(_gather, draws.tiles, addresses, draws.rows, places, out)
+def gather(x: Coordinates, draws: Draws, places: Tensor) -> Tensor:
+    """See `DenseKernels.gather`."""
+    out = torch.empty(len(x.addresses), draws.room, dtype=x.like.dtype)
+    over_tiles(_gather, draws.tiles, x.addresses, draws.rows, places.numpy(), out.numpy())
+    return out
 
 
 @compiled
@@ -88,17 +82,12 @@ def _gather(addresses, rows, places, out, first, last):  # type: ignore[no-untyp
                 own[i] = x[places[i]]
 
 
-def scatter(addresses: np.ndarray, draws: Draws, places: np.ndarray, values: np.ndarray, factors: np.ndarray) -> None:
-    """Add factor x value to rows at drawn coordinates; each product and each sum is rounded once.
-
-    Args:
-        addresses: addresses of the rows, int64 [R, T].
-        draws: sizes of the permutations.
-        places: drawn coordinates, see `draw`.
-        values: addresses of the values, int64 [R, T].
-        factors: factor of each tensor [T], with the dtype of the coordinates.
-    """
-    over_tiles(_scatter, draws.tiles, addresses, draws.rows, places, values, factors)
+def scatter(
+    targets: Coordinates, draws: Draws, places: Tensor, values: Coordinates, factors: tuple[float, ...]
+) -> None:
+    """See `DenseKernels.scatter`."""
+    own = np.array(factors, array_like(targets.like).dtype)
+    over_tiles(_scatter, draws.tiles, targets.addresses, draws.rows, places.numpy(), values.addresses, own)
 
 
 @compiled

@@ -1,37 +1,153 @@
-"""Encoding of coordinates on a CPU: signs, levels, powers of two and 8-bit numbers."""
+"""Encoding of coordinates on a CPU: random numbers, rounding, and packing in the format of `codecs.packed_codes`."""
 
 import numpy as np
 from torch import Tensor
 
-from accordion_bench.tensors.counter_rng import BLOCK
-from accordion_bench.tensors.kernels.compiled import (
-    array_at,
-    bits_of,
-    compiled,
-    f32,
-    float_of,
-    i64,
-    owner,
-    u8,
-    u32,
-    u64,
-)
-from accordion_bench.tensors.kernels.counter_hash import LANES, block_key, draw, integer
+from accordion_bench.tensors.kernels import dense_kernels as kinds
+from accordion_bench.tensors.kernels.compiled import array_at, bits_of, compiled, f32, float_of, owner, u8, u32, u64
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding, array_like
-from accordion_bench.tensors.kernels.packing import pack, packed_bytes
-from accordion_bench.tensors.kernels.rounding import (
-    E3M0,
-    E4M3,
-    E5M2,
-    EVEN,
-    INTEGER,
-    POWERS,
-    RANDOM_INTEGER,
-    SIGNS,
-    SYMMETRIC,
-)
-from accordion_bench.tensors.kernels.table import BUCKET, CODES, MORE, SIZE, TILE, N, Table
-from accordion_bench.tensors.kernels.threads import over_tiles
+from accordion_bench.tensors.kernels.table import BUCKET, CODES, MORE, SIZE, TILE, N, Table, over_tiles
+from accordion_bench.tensors.keyed_rng import BLOCK, lane_words
+
+MANTISSA = 23
+LANES = lane_words()
+_GOLDEN, _FIRST, _SECOND = u64(0x9E3779B97F4A7C15), u64(0xBF58476D1CE4E5B9), u64(0x94D049BB133111EB)
+COUNTED = 16  # with more thresholds, a binary search is faster than comparisons one by one
+
+
+@compiled
+def block_key(stream, block):  # type: ignore[no-untyped-def]
+    """Word and odd factor of a block of a stream; see `keyed_rng.blocks_of`."""
+    z = (stream + u64(block) + u64(1)) * _GOLDEN
+    z = (z ^ (z >> u64(30))) * _FIRST
+    z = (z ^ (z >> u64(27))) * _SECOND
+    z = z ^ (z >> u64(31))
+    return u32(z & u64(0xFFFFFFFF)), u32(z >> u64(32) & u64(0xFFFFFFF8) | u64(5))
+
+
+@compiled
+def integer(lane, word, factor, shift):  # type: ignore[no-untyped-def]
+    """Leading 32 - shift bits of a random word."""
+    return u32(u32(lane ^ word) * factor) >> shift  # numba widens uint32 to 64 bits without the mask
+
+
+@compiled
+def draw(lanes, word, factor, bits, out):  # type: ignore[no-untyped-def]
+    """Write random integers below 2^bits, as float32, for the first lanes of a block to out; bits at most 24."""
+    shift = u32(32 - bits)
+    for i in range(out.size):
+        out[i] = f32(np.int32(integer(lanes[i], word, factor, shift)))
+
+
+# ---- packing
+
+
+@compiled
+def width_of(K):  # type: ignore[no-untyped-def]
+    """Return the number of bits of a code below K; ternary codes are an exception."""
+    width = 1
+    while (1 << width) < K:
+        width += 1
+    return width
+
+
+@compiled
+def packed_bytes(n, K):  # type: ignore[no-untyped-def]
+    """Return the number of bytes of n codes below K."""
+    if K == 3:
+        return (n + 4) // 5
+    width = width_of(K)
+    if 8 % width == 0:
+        return (n + 8 // width - 1) // (8 // width)
+    return width * ((n + 7) // 8)
+
+
+@compiled
+def pack(codes, n, K, out):  # type: ignore[no-untyped-def]
+    """Pack the first n codes; the buffer must have 39 more codes, which are overwritten with zeros."""
+    for i in range(n, n + 39):
+        codes[i] = u8(0)
+    width = width_of(K)
+    if K == 3:
+        for g in range(out.size):
+            c = codes[5 * g : 5 * g + 5]
+            out[g] = c[0] + u8(3) * c[1] + u8(9) * c[2] + u8(27) * c[3] + u8(81) * c[4]
+    elif width == 1:
+        for g in range(out.size):
+            c, byte = codes[8 * g : 8 * g + 8], u8(0)
+            for k in range(8):
+                byte |= c[k] << u8(k)
+            out[g] = byte
+    elif width == 2:
+        for g in range(out.size):
+            c = codes[4 * g : 4 * g + 4]
+            out[g] = c[0] | c[1] << u8(2) | c[2] << u8(4) | c[3] << u8(6)
+    elif width == 3:
+        for g in range(out.size // 3):
+            c, word = codes[8 * g : 8 * g + 8], u32(0)
+            for k in range(8):
+                word |= u32(c[k]) << u32(3 * k)
+            o = out[3 * g : 3 * g + 3]
+            o[0], o[1], o[2] = u8(word), u8(word >> u32(8)), u8(word >> u32(16))
+    elif width == 4:
+        for g in range(out.size):
+            c = codes[2 * g : 2 * g + 2]
+            out[g] = c[0] | c[1] << u8(4)
+    elif width == 8:
+        for g in range(out.size):
+            out[g] = codes[g]
+    else:
+        for g in range(out.size // width):
+            c, word = codes[8 * g : 8 * g + 8], u64(0)
+            for k in range(8):
+                word |= u64(c[k]) << u64(width * k)
+            o = out[width * g : width * g + width]
+            for byte in range(width):
+                o[byte] = u8(word >> u64(8 * byte))
+
+
+@compiled
+def unpack(message, K, codes):  # type: ignore[no-untyped-def]
+    """Unpack all codes in the bytes; inverse of `pack`."""
+    width = width_of(K)
+    if K == 3:
+        for g in range(message.size):
+            c, byte = codes[5 * g : 5 * g + 5], u32(message[g])
+            for k in range(5):
+                c[k] = u8(byte % u32(3))
+                byte //= u32(3)
+    elif width == 1:
+        every, own = u64(0x0101010101010101), u64(0x8040201008040201)  # a byte eight times, its bit k in byte k
+        for g in range(message.size):
+            c, spread = codes[8 * g : 8 * g + 8], u64(message[g]) * every & own
+            for k in range(8):
+                c[k] = u8(u8(spread >> u64(8 * k)) != 0)
+    elif width == 2:
+        for g in range(message.size):
+            c, byte = codes[4 * g : 4 * g + 4], message[g]
+            for k in range(4):
+                c[k] = (byte >> u8(2 * k)) & u8(3)
+    elif width == 3:
+        for g in range(message.size // 3):
+            c, b = codes[8 * g : 8 * g + 8], message[3 * g : 3 * g + 3]
+            word = u32(b[0]) | u32(b[1]) << u32(8) | u32(b[2]) << u32(16)
+            for k in range(8):
+                c[k] = u8((word >> u32(3 * k)) & u32(7))
+    elif width == 4:
+        for g in range(message.size):
+            c, byte = codes[2 * g : 2 * g + 2], message[g]
+            c[0], c[1] = byte & u8(15), byte >> u8(4)
+    elif width == 8:
+        for g in range(message.size):
+            codes[g] = message[g]
+    else:
+        mask = u64((1 << width) - 1)
+        for g in range(message.size // width):
+            c, b, word = codes[8 * g : 8 * g + 8], message[width * g : width * g + width], u64(0)
+            for byte in range(width):
+                word |= u64(b[byte]) << u64(8 * byte)
+            for k in range(8):
+                c[k] = u8((word >> u64(width * k)) & mask)
 
 
 @compiled
@@ -52,6 +168,9 @@ def pack_signs(x, out):  # type: ignore[no-untyped-def]
         out[g] = byte
 
 
+# ---- rounding
+
+
 @compiled
 def all_finite(x):  # type: ignore[no-untyped-def]
     """Return whether a number is neither NaN nor infinity."""
@@ -59,9 +178,6 @@ def all_finite(x):  # type: ignore[no-untyped-def]
     for i in range(x.size):
         bad |= u32(bits_of(f32(x[i])) & infinite == infinite)
     return bad == 0
-
-
-COUNTED = 16  # with more thresholds, a binary search is faster than comparisons one by one
 
 
 @compiled
@@ -117,11 +233,8 @@ def search(r, v, starts, widths, codes):  # type: ignore[no-untyped-def]
     for i in range(codes.size):
         low = 0
         for k in range(8):  # branch-free, because a branch would be unpredictable
-            low += i64(ends[low + (128 >> k)] < r[i]) << (7 - k)
+            low += np.int64(ends[low + (128 >> k)] < r[i]) << (7 - k)
         codes[i] = u8(low) + u8(r[i] > starts[low] + v[i] * widths[low])
-
-
-MANTISSA = 23
 
 
 @compiled
@@ -158,37 +271,17 @@ def round_at_random(x, factor, v, bits, codes):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def round_to_e4m3(x, factor, codes):  # type: ignore[no-untyped-def]
-    """4 bits of exponent, 3 of mantissa; ties to even; for magnitudes up to 448."""
+def round_to_float(x, factor, dropped, bias, width, codes):  # type: ignore[no-untyped-def]
+    """Numbers without `dropped` bits of the mantissa, with exponent bias `bias`; ties to even; sign at bit `width`."""
+    power, smallest = (u32(128) - bias + dropped) << u32(23), (u32(128) - bias) << u32(23)
+    below = (u32(1) << (dropped - u32(1))) - u32(1) - ((u32(127) - bias) << u32(23))
     for i in range(codes.size):
-        codes[i] = narrowed(bits_of(f32(x[i]) * factor), u32(20), u32(7), u32(7))
-
-
-@compiled
-def round_to_e5m2(x, factor, codes):  # type: ignore[no-untyped-def]
-    """5 bits of exponent, 2 of mantissa; ties to even; for magnitudes up to 57,344."""
-    for i in range(codes.size):
-        codes[i] = narrowed(bits_of(f32(x[i]) * factor), u32(21), u32(15), u32(7))
-
-
-@compiled
-def round_to_e3m0(x, factor, codes):  # type: ignore[no-untyped-def]
-    """3 bits of exponent, none of mantissa; ties to the even code; for magnitudes up to 1."""
-    for i in range(codes.size):
-        codes[i] = narrowed(bits_of(f32(x[i]) * factor), u32(23), u32(7), u32(3))
-
-
-@compiled
-def narrowed(bits, dropped, bias, width):  # type: ignore[no-untyped-def]
-    """Bits of a float32 rounded by `dropped` bits of the mantissa, with exponent bias `bias` and the sign on top."""
-    magnitude = bits & u32(0x7FFFFFFF)
-    # subnormal results: adding a power of two rounds to whole steps in the last bits
-    power = (u32(128) - bias + dropped) << u32(23)
-    small = bits_of(float_of(magnitude) + float_of(power)) - power
-    odd = (magnitude >> dropped) & u32(1)
-    large = (magnitude + odd + (u32(1) << (dropped - u32(1))) - u32(1) - ((u32(127) - bias) << u32(23))) >> dropped
-    code = small if magnitude < (u32(128) - bias) << u32(23) else large
-    return u8(code | (bits >> u32(31)) << width)
+        bits = bits_of(f32(x[i]) * factor)
+        magnitude = bits & u32(0x7FFFFFFF)
+        # subnormal results: adding a power of two rounds to whole steps in the last bits
+        small = bits_of(float_of(magnitude) + float_of(power)) - power
+        large = u32(magnitude + ((magnitude >> dropped) & u32(1)) + below) >> dropped
+        codes[i] = u8((small if magnitude < smallest else large) | (bits >> u32(31)) << width)
 
 
 def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) -> np.ndarray:
@@ -221,11 +314,11 @@ def _encode(  # type: ignore[no-untyped-def]
         begin = (own - rows[t, TILE]) * tile
         end = min(begin + tile, rows[t, N])
         x = array_at(addresses[w, t], rows[t, N], like)[begin:end]
-        if kind in (SIGNS, POWERS):
+        if kind in (kinds.SIGNS, kinds.POWERS):
             finite[w, own] = all_finite(x)
-            at = rows[t, CODES if kind == SIGNS else MORE] + begin // 8
+            at = rows[t, CODES if kind == kinds.SIGNS else MORE] + begin // 8
             pack_signs(x, message[w, at : at + packed_bytes(x.size, 2)])
-        if kind == SIGNS:
+        if kind == kinds.SIGNS:
             continue
         left = begin
         while left < end:
@@ -236,26 +329,26 @@ def _encode(  # type: ignore[no-untyped-def]
             n, some, out = right - left, x[left - begin : right - begin], codes[left - begin : right - begin]
             own_lanes = lanes[left - block * BLOCK :][:n]
             word, odd = block_key(streams[w, t], block) if bits else (np.uint32(0), np.uint32(1))
-            if kind == EVEN:
+            if kind == kinds.EVEN:
                 round_evenly(some, factor, scale, own_lanes, word, odd, bits, out)
-            elif kind == INTEGER:
+            elif kind == kinds.INTEGER:
                 round_to_nearest(some, factor, out)
-            elif kind == RANDOM_INTEGER:
+            elif kind == kinds.RANDOM_INTEGER:
                 draw(own_lanes, word, odd, bits, v[:n])
                 round_at_random(some, factor, v[:n], bits, out)
-            elif kind == E4M3:
-                round_to_e4m3(some, factor, out)
-            elif kind == E5M2:
-                round_to_e5m2(some, factor, out)
-            elif kind == E3M0:
-                round_to_e3m0(some, factor, out)
-            elif kind == POWERS:
+            elif kind == kinds.E4M3:
+                round_to_float(some, factor, u32(20), u32(7), u32(7), out)  # up to 448
+            elif kind == kinds.E5M2:
+                round_to_float(some, factor, u32(21), u32(15), u32(7), out)  # up to 57,344
+            elif kind == kinds.E3M0:
+                round_to_float(some, factor, u32(23), u32(7), u32(3), out)  # up to 1
+            elif kind == kinds.POWERS:
                 draw(own_lanes, word, odd, bits, v[:n])
                 round_to_powers(some, v[:n], K, out)
             else:
                 draw(own_lanes, word, odd, bits, v[:n])
                 normalise(some, factor, r[:n])
-                if kind == SYMMETRIC:
+                if kind == kinds.SYMMETRIC:
                     round_symmetrically(r[:n], v[:n], starts, widths, central, K, out)
                 else:
                     count_below(r[:n], v[:n], starts, widths, out)

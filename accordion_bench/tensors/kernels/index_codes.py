@@ -12,19 +12,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accordion_bench.tensors.kernels.compiled import array_at, compiled, f32, i64, u8, u32, u64
-from accordion_bench.tensors.kernels.rows import ADDRESS, SIZE, TILE, N, Rows
-from accordion_bench.tensors.kernels.threads import over_tiles
-from accordion_bench.tensors.kernels.top import EQUAL, GREATER, ChosenKeys, collect, limits, ones, zeros_below
+from accordion_bench.tensors.kernels.compiled import array_at, compiled, f32, i64, ones, u8, u32, u64, zeros_below
+from accordion_bench.tensors.kernels.table import over_tiles
+from accordion_bench.tensors.kernels.top import (
+    ADDRESS,
+    EQUAL,
+    GREATER,
+    SIZE,
+    TILE,
+    ChosenKeys,
+    N,
+    Rows,
+    collect,
+    limits,
+)
 
 MESSAGE, KEPT, BY_RANK, LOW, AT_LOW, AT_HIGH, END, SIGNS = range(8)  # columns of `Messages`
 """Address; number of entries; 1 if each entry shifts the high bits of the next by one, else 0; low bits of an entry;
 first bytes of low bits and of high bits in the message, and its end; 1 = a message of signs, which begins with the
 magnitude."""
 
-RANK, TIES = range(
-    2
-)  # columns of the state at the begin of a tile: previous entries, and number of equal ones that the tile sends
+RANK, TIES = range(2)  # columns of the state at the begin of a tile: previous entries; equal ones that the tile sends
 LOW_BYTE, HIGH_AT, HIGH_BYTE = range(3)  # columns of the first bytes of a tile, which it shares with the previous tile
 
 
@@ -41,9 +49,7 @@ def messages(addresses: np.ndarray, kept: np.ndarray, codes: Codes, header: int 
     """Return a table of messages, int64 [M, 8].
 
     Args:
-        addresses: address of each message.
-        kept: number of entries of each message.
-        codes: shapes of the index codes.
+        addresses, kept, codes: address, number of entries and shapes of the index codes of each message.
         header: number of bytes before the codes in messages of signs; None = float32 values precede the codes.
     """
     table = np.zeros((addresses.size, 8), np.int64)
@@ -56,17 +62,13 @@ def messages(addresses: np.ndarray, kept: np.ndarray, codes: Codes, header: int 
     return table
 
 
-def write_entries(rows: Rows, chosen: ChosenKeys, table: np.ndarray) -> np.ndarray:
-    """Write the selected entries of each row into its message; messages of signs without the header.
-
-    Args:
-        rows: coordinates.
-        chosen: selection.
-        table: one message per row.
+def write_entries(chosen: ChosenKeys, table: np.ndarray) -> np.ndarray:
+    """Write the selected entries of each row into its message, a row of `table`; messages of signs without the header.
 
     Returns:
         whether a written value is non-finite as float32; booleans [R].
     """
+    rows = chosen.rows
     starts, edges = np.zeros((rows.tiles, 2), np.int64), np.zeros((rows.tiles, 3), np.int64)
     bad, like = np.zeros(rows.tiles + 1, bool), limits(rows.dtype)
     over_tiles(_place, rows.count, rows.table, chosen.kept, chosen.counts, table, starts)
@@ -176,9 +178,7 @@ def _put_values(x, places, message):  # type: ignore[no-untyped-def]
     for i in range(places.size):
         value = f32(x[places[i]])
         bad |= not np.isfinite(value)
-        word = value.view(u32)
-        for byte in range(4):
-            message[4 * i + byte] = u8(word >> u32(8 * byte))
+        put_value(message, 4 * i, value)
     return bad
 
 
@@ -246,10 +246,19 @@ def word_at(message, at):  # type: ignore[no-untyped-def]
 
 @compiled
 def value_at(message, at):  # type: ignore[no-untyped-def]
+    """Read a float32 at unaligned bytes."""
     word = u32(0)
     for byte in range(4):
         word |= u32(message[at + byte]) << u32(8 * byte)
     return u32(word).view(f32)
+
+
+@compiled
+def put_value(message, at, value):  # type: ignore[no-untyped-def]
+    """Write a float32 to unaligned bytes."""
+    word = value.view(u32)
+    for byte in range(4):
+        message[at + byte] = u8(word >> u32(8 * byte))
 
 
 @compiled

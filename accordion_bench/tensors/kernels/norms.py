@@ -9,20 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.tensors.kernels.compiled import (
-    array_at,
-    bits_of,
-    compiled,
-    f32,
-    f64,
-    float_of,
-    owner,
-    summing,
-    u32,
-)
+from accordion_bench.tensors.kernels.compiled import array_at, bits_of, compiled, f32, f64, float_of, owner, summing
 from accordion_bench.tensors.kernels.dense_kernels import NORMS, Coordinates, array_like
-from accordion_bench.tensors.kernels.table import BUCKET, LONGEST, PIECE, SIZE, N, Table
-from accordion_bench.tensors.kernels.threads import over_tiles
+from accordion_bench.tensors.kernels.table import BUCKET, LONGEST, PIECE, SIZE, N, Table, over_tiles
 
 L1, L2, LINF, SUM, BELOW, COUNT = range(len(NORMS))
 
@@ -105,9 +94,9 @@ def sum_of(x):  # type: ignore[no-untyped-def]
 @compiled
 def largest_magnitude(x):  # type: ignore[no-untyped-def]
     """Largest magnitude by the bits of float32: their order is that of magnitudes, with NaN above infinity."""
-    most = u32(0)
+    most = np.uint32(0)
     for i in range(x.size):
-        most = max(most, bits_of(f32(x[i])) & u32(0x7FFFFFFF))
+        most = max(most, bits_of(f32(x[i])) & np.uint32(0x7FFFFFFF))
     return f64(float_of(most))
 
 

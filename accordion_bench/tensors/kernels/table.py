@@ -1,21 +1,29 @@
-"""Table: positions of the coordinates, scales and codes of several tensors, for kernels.
+"""Table: positions of the coordinates, scales and codes of several tensors, for kernels; their execution in threads.
+
+This module imports neither numba nor Triton.
 
 Tensor suffixes: T tensors, M buckets of all of them, W local workers.
 """
 
 import functools
-from collections.abc import Sequence
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from accordion_bench.tensors.counter_rng import BLOCK
+from accordion_bench.tensors.keyed_rng import BLOCK
 
 N, SIZE, BUCKET, TILE, PIECE, HEADER, CODES, MORE = range(8)
 """Columns of a table: number of coordinates; coordinates per bucket; buckets, tiles and pieces of previous tensors;
 first byte in a message of the scales, of the codes and of the second stream of codes."""
 
 LONGEST = 1 << 16  # coordinates of a piece of a long bucket
+LEAST = 16  # fewest tiles per thread; fewer take less time than waking a thread
 ONE, DIFFERENT = 0, -1  # results of `bucket_size`: each tensor is one bucket; sizes differ
 
 
@@ -36,7 +44,6 @@ class Table:
         rows: int64 [T + 1, 8], see above; the last row contains the total numbers of buckets, tiles and pieces.
         buckets, tiles, pieces: numbers of all tensors.
         tile: coordinates per tile.
-        entries: number of coordinates of each bucket, float64 [M].
     """
 
     def __init__(
@@ -59,9 +66,6 @@ class Table:
             self.rows[1:, column] = values.cumsum()
         self.buckets, self.tiles, self.pieces = (int(self.rows[-1, column]) for column in (BUCKET, TILE, PIECE))
         self.tile = tile
-        self.entries = np.repeat(size, buckets).astype(np.float64)
-        filled = buckets > 0
-        self.entries[(buckets.cumsum() - 1)[filled]] = (n - (buckets - 1) * size)[filled]
 
 
 @functools.lru_cache(maxsize=256)
@@ -87,3 +91,38 @@ def addresses(rows_W: Sequence[Tensor]) -> np.ndarray:
         return starts[None]
     steps = np.array([x_W.stride(0) * x_W.element_size() for x_W in rows_W], np.int64)
     return starts + np.arange(len(rows_W[0]))[:, None] * steps
+
+
+# ---- threads
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def over_tiles(kernel: Callable[..., Any], tiles: int, *args: Any) -> None:
+    """Call kernel(*args, first, last) for parts of the tiles, in at most `torch.get_num_threads()` threads.
+
+    Args:
+        kernel: function that releases the GIL and whose writes depend on the tile only.
+        tiles: number of tiles.
+        args: arguments of the kernel.
+    """
+    threads = min(torch.get_num_threads(), max(1, tiles // LEAST))
+    if threads == 1:
+        kernel(*args, 0, tiles)
+        return
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(os.cpu_count(), "kernels")
+    ends = [tiles * part // threads for part in range(threads + 1)]
+    rest = [_pool.submit(kernel, *args, first, last) for first, last in itertools.pairwise(ends[1:])]
+    kernel(*args, 0, ends[1])
+    for part in rest:
+        part.result()
+
+
+def _forget() -> None:
+    global _pool
+    _pool = None  # a forked process does not inherit threads
+
+
+os.register_at_fork(after_in_child=_forget)

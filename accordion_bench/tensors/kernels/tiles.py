@@ -10,14 +10,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from accordion_bench.tensors.kernels.compiled import array_at, bits_of, compiled, f32, f64, i64, owner, u8, u32, u64
-from accordion_bench.tensors.kernels.index_codes import value_at, word_at
-from accordion_bench.tensors.kernels.rows import sent_to_rows
-from accordion_bench.tensors.kernels.table import addresses
-from accordion_bench.tensors.kernels.threads import over_tiles
+from accordion_bench.tensors.kernels.compiled import array_at, bits_of, compiled, f32, f64, i64, owner, u8, u64
+from accordion_bench.tensors.kernels.dense_kernels import array_like
+from accordion_bench.tensors.kernels.index_codes import put_value, value_at, word_at
+from accordion_bench.tensors.kernels.table import addresses, over_tiles
 from accordion_bench.tensors.kernels.top import collect, kth_largest, limits
 
 ADDRESS, SIZE, ACROSS, A, B, K, WIDTH, CODED, TILE, ENTRY = range(10)  # columns of a table with one line per row
@@ -31,10 +29,10 @@ BINS = 4
 def encode_tiles(
     message_W: Tensor, starts: Sequence[int], rows_W: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], spread: float
 ) -> np.ndarray:
-    """Write the largest magnitudes of each tile of tensors [W, N] into a buffer.
+    """Write the largest magnitudes of each tile of tensors [W, N] into messages [W, B].
 
     Args:
-        message_W: bytes [W, B].
+        message_W: messages.
         starts: first byte of each tensor.
         rows_W: tensors of one dtype with contiguous rows; read as float32.
         shapes: columns SHAPE of each tensor.
@@ -48,7 +46,7 @@ def encode_tiles(
     at = (message_W.data_ptr() + steps + np.array(starts, np.int64)).ravel()
     count, entries = int(table[-1, TILE]), int(table[-1, ENTRY])
     places, values = np.empty(entries, np.int32), np.empty(entries, np.float32)
-    like = torch.empty(0, dtype=rows_W[0].dtype).numpy()
+    like = array_like(rows_W[0])
     over_tiles(_choose, count, table, like, limits(np.float32), places, values)
     bad = np.zeros(len(at), bool)
     over_tiles(_write, len(at), table, at, places, values, spread, bad)
@@ -63,18 +61,19 @@ def add_tiles(
     alpha: float = 1.0,
     divisor: float = 1.0,
 ) -> None:
-    """Add alpha x the entries of the messages, in order, to target [R, N]; then divide by the divisor.
+    """target = (target + alpha x entries of the messages [A, B] of `encode_tiles`, in order) / divisor.
 
     Args:
-        targets_R: tensors of one dtype with contiguous rows; message a adds to row a mod R.
-        message_A: bytes [A, B] of `encode_tiles`.
-        starts, shapes: as for `encode_tiles`.
+        targets_R: tensors [R, N] of one dtype with contiguous rows; message a adds to row a mod R.
+        message_A, starts, shapes: as for `encode_tiles`.
         alpha: factor, as float32.
         divisor: divisor of all coordinates; 1 = none.
     """
-    at, table = sent_to_rows(message_A, starts, len(targets_R[0])), table_of(targets_R, shapes)
+    rows, table = len(targets_R[0]), table_of(targets_R, shapes)
+    senders = np.arange(rows)[:, None, None] + rows * np.arange(len(message_A) // rows)
+    at = message_A.data_ptr() + message_A.stride(0) * senders + np.array(starts, np.int64)[:, None]
     ordered = np.ascontiguousarray(at.reshape(-1, at.shape[2]))  # [row and tensor, sender]
-    like = torch.empty(0, dtype=targets_R[0].dtype).numpy()
+    like = array_like(targets_R[0])
     over_tiles(_add, int(table[-1, TILE]), table, like, ordered, f32(alpha), like.dtype.type(divisor))
 
 
@@ -105,7 +104,7 @@ def _choose(table, like, limits, places, values, first, last):  # type: ignore[n
         for i in range(a):
             line, out = x[corner + i * table[row, ACROSS] :][:b], keys[i * b :][:b]
             for j in range(b):
-                out[j] = np.int32(bits_of(f32(line[j])) & u32(0x7FFFFFFF))
+                out[j] = np.int32(bits_of(f32(line[j])) & np.uint32(0x7FFFFFFF))
         least, ties, count = _least(keys[: a * b], k, limits, found, some)
         at = table[row, ENTRY] + (number - table[row, TILE]) * k
         for i in range(count):
@@ -167,9 +166,9 @@ def _write(table, at, places, values, spread, bad, first, last):  # type: ignore
             codes, numbers = np.empty(own.size, np.int32), np.empty(BINS, np.float32)
             _quantise(own, spread, codes, numbers)
             _put_bits(codes, 2, message[at_codes:size])
-            _put_floats(numbers, message)
-        else:
-            _put_floats(own, message)
+            own = numbers
+        for i in range(own.size):
+            put_value(message, 4 * i, own[i])
 
 
 @compiled
@@ -215,15 +214,6 @@ def _put_bits(numbers, width, message):  # type: ignore[no-untyped-def]
             at += 1
     if fill:
         message[at] = u8(word & u64(255))
-
-
-@compiled
-def _put_floats(numbers, message):  # type: ignore[no-untyped-def]
-    """Write float32 numbers to unaligned bytes."""
-    for i in range(numbers.size):
-        bits = bits_of(numbers[i])
-        for byte in range(4):
-            message[4 * i + byte] = u8(bits >> u32(8 * byte))
 
 
 @compiled

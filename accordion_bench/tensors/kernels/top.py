@@ -7,7 +7,9 @@ of a row is all keys above `least`, and the first ones of those equal to it; no 
 2. One pass counts the keys of each tile from the upper bound on, and stores those between the bounds.
 3. Among the stored keys the k-th largest is found exactly.
 
-Tensor suffixes: R rows.
+A row is one worker's part of one tensor.
+
+Tensor suffixes: T tensors, W workers, R rows.
 """
 
 import functools
@@ -17,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from torch import Tensor
 
-from accordion_bench.tensors.kernels.compiled import array_at, compiled, i64, u64
-from accordion_bench.tensors.kernels.rows import ADDRESS, SIZE, TILE, N, Rows
-from accordion_bench.tensors.kernels.threads import over_tiles
+from accordion_bench.tensors.kernels.compiled import array_at, compiled, i64, ones, u64, zeros_below
+from accordion_bench.tensors.kernels.table import addresses, over_tiles
 
+ADDRESS, N, TILE = range(3)  # columns of `Rows.table`
+SIZE = 1 << 16  # coordinates of a tile; fits into a second-level cache
 SAMPLE, MOST = 1 << 10, 1 << 12  # fewest and most keys of a sample, which has n / 128 keys of a row of n
 ROOM = SIZE // 4  # stored keys of a tile for the exact search; enough for the smallest sample in the worst case
 DIGITS = 8  # bits per pass of a radix search
@@ -31,6 +33,31 @@ MAGNITUDE, INFINITE = range(2)  # entries of `limits`
 UPPER, LOWER = range(2)  # columns of bounds
 LARGE, BETWEEN = range(2)  # columns of the counts of a tile: keys from the upper bound on, keys between the bounds
 GREATER, EQUAL = range(2)  # columns of `ChosenKeys.counts`
+
+
+class Rows:
+    """Addresses of rows, partitioned into tiles.
+
+    Args:
+        rows_W: tensors [W, N] of one dtype with contiguous rows. References are kept, since they may be copies.
+
+    Attributes:
+        table: int64 [R + 1, 3], the columns above: address, number of coordinates, number of tiles of previous rows.
+            Row w T + t is worker w's part of tensor t; the last row contains the total number of tiles.
+        workers, count: numbers of workers and of rows, W and R.
+        tiles: number of tiles of all rows.
+        dtype: NumPy dtype of coordinates.
+    """
+
+    def __init__(self, rows_W: Sequence[Tensor]) -> None:
+        self.workers, self._kept = len(rows_W[0]), rows_W
+        self.count = self.workers * len(rows_W)
+        self.table = np.zeros((self.count + 1, 3), np.int64)
+        self.table[:-1, ADDRESS] = addresses(rows_W).ravel()
+        self.table[:-1, N] = np.tile(np.array([x_W.shape[1] for x_W in rows_W], np.int64), self.workers)
+        self.table[1:, TILE] = (-(-self.table[:-1, N] // SIZE)).cumsum()
+        self.tiles = int(self.table[-1, TILE])
+        self.dtype = np.float32 if rows_W[0].dtype == torch.float32 else np.float64
 
 
 @functools.cache
@@ -47,30 +74,32 @@ def key(value: float, dtype: Any) -> int:
 
 
 class ChosenKeys:
-    """Selection of coordinates of rows.
+    """Selection of coordinates of rows, see `codecs.selection.Selection`.
 
     Attributes:
+        rows: coordinates.
         least: smallest selected key of each row, int64 [R].
         kept: number of selected coordinates, int64 [R].
         counts: numbers of keys above `least` and equal to it in each tile, int64 [tiles, 2].
     """
 
     def __init__(self, rows: Rows) -> None:
-        self.least = np.zeros(rows.count, np.int64)
-        self.kept = np.zeros(rows.count, np.int64)
-        self.counts = np.zeros((rows.tiles, 2), np.int64)
+        self.rows, self.counts = rows, np.zeros((rows.tiles, 2), np.int64)
+        self.least, self.kept = np.zeros((2, rows.count), np.int64)
+
+    @property
+    def counts_W(self) -> Tensor:
+        """Number of selected coordinates, int32 [W, T]."""
+        return torch.from_numpy(self.kept.astype(np.int32)).view(self.rows.workers, -1)
 
 
 def choose_largest(rows: Rows, k: Sequence[int] | np.ndarray, chosen: ChosenKeys | None = None) -> ChosenKeys:
-    """Select the k largest magnitudes of every row; ties go to the lower index.
+    """Select the k [R] largest magnitudes of every row; ties go to the lower index.
 
     Args:
         rows: coordinates.
         k: number for each row, at most its coordinates; -1 = leave the row of `chosen` unchanged.
-        chosen: selection to overwrite; None = a new one.
-
-    Returns:
-        the selection.
+        chosen: selection to overwrite and return; None = a new one.
     """
     chosen = chosen or ChosenKeys(rows)
     wanted, like = np.asarray(k, np.int64), limits(rows.dtype)
@@ -84,8 +113,9 @@ def choose_largest(rows: Rows, k: Sequence[int] | np.ndarray, chosen: ChosenKeys
     return chosen
 
 
-def choose_from(rows: Rows, least: np.ndarray, chosen: ChosenKeys) -> None:
+def choose_from(chosen: ChosenKeys, least: np.ndarray) -> None:
     """Select all magnitudes with keys of at least `least` [R]; -1 = leave the row unchanged."""
+    rows = chosen.rows
     chosen.least[least >= 0] = least[least >= 0]
     over_tiles(_count, rows.tiles, rows.table, limits(rows.dtype), least, chosen.counts)
     until = np.concatenate([[0], chosen.counts[:, GREATER].cumsum()])
@@ -93,36 +123,11 @@ def choose_from(rows: Rows, least: np.ndarray, chosen: ChosenKeys) -> None:
     chosen.kept[least >= 0] = found[least >= 0]
 
 
-def leave_zeros(rows: Rows, chosen: ChosenKeys, which: np.ndarray) -> None:
-    """Remove zeros from the selection of the rows `which`, booleans [R]."""
-    choose_from(rows, np.where(which & (chosen.least == 0) & (chosen.kept > 0), 1, -1), chosen)
-
-
 def sampled_keys(rows: Rows, rank: np.ndarray, offset: np.ndarray, stride: np.ndarray) -> np.ndarray:
     """Return the rank-th largest key [R] of the sample at offset + i stride of each row; 0 for rank 0."""
     out = np.zeros(rows.count, np.int64)
     over_tiles(_sample, rows.count, rows.table, limits(rows.dtype), rank, offset, stride, out)
     return out
-
-
-@intrinsic
-def zeros_below(context, word):  # type: ignore[no-untyped-def]
-    """Return the number of trailing zeros of a uint64."""
-
-    def count(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.cttz(args[0], cgutils.false_bit)
-
-    return types.uint64(types.uint64), count
-
-
-@intrinsic
-def ones(context, word):  # type: ignore[no-untyped-def]
-    """Return the number of ones of a uint64."""
-
-    def count(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.ctpop(args[0])
-
-    return types.uint64(types.uint64), count
 
 
 @compiled

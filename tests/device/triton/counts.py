@@ -13,12 +13,18 @@ from triton import compile as compiled
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from accordion_bench.codecs.rounding import for_kernel
-from accordion_bench.tensors.kernels import rounding as kinds
-from accordion_bench.tensors.kernels.dense_kernels import BlockRule, Coordinates, Decoding, Encoding, ResidualInputs
+from accordion_bench.codecs.rounding import rounding_to
+from accordion_bench.tensors.kernels import dense_kernels as kinds
+from accordion_bench.tensors.kernels.dense_kernels import (
+    BlockRule,
+    Coordinates,
+    Decoding,
+    Encoding,
+    KernelRounding,
+    ResidualInputs,
+)
 from accordion_bench.tensors.kernels.on_gpu import casts, drawn, encode, launch, norms, steps, sums, tiles
 from accordion_bench.tensors.kernels.on_gpu.packing import slice_size
-from accordion_bench.tensors.kernels.rounding import KernelRounding
 from accordion_bench.tensors.kernels.table import Table
 from accordion_bench.tensors.permutations import SIZE, Draws
 from tests.device.triton import to_ptx
@@ -31,17 +37,17 @@ OF_KERNELS |= dict.fromkeys(["_draw", "_gather", "_scatter"], SIZE // THREADS)
 INSTRUCTION = re.compile(r"\s*(?:@!?%p\d+\s+)?([a-z][a-z0-9_.]+)\s")
 WIDE = {"ld": "ld.global.v4.b32", "st": "st.global.v4.b32"}
 OF_BLOCKS = {"_join_pieces", "_write_headers", "_read_headers"}  # kernels that read no coordinate
-SIGNS, QSGD = KernelRounding(kinds.SIGNS, 2), for_kernel(to_ptx.levels(15))
+SIGNS, QSGD = KernelRounding(kinds.SIGNS, 2), rounding_to(to_ptx.levels(15))
 E4M3, E3M0 = KernelRounding(kinds.E4M3, 256), KernelRounding(kinds.E3M0, 16)
 TO_LEVELS = BlockRule("scale", ("l2",), factor="levels", top=7.0)
 TO_E4M3 = BlockRule("scale", ("linf",), "largest", 448.0, "inverse")
 TO_INT8 = BlockRule("scale", ("linf",), "largest", 127.0, "inverse")
 INT8, POWERS = KernelRounding(kinds.RANDOM_INTEGER, 256, 24), KernelRounding(kinds.POWERS, 256, 23)
-TERNARY = for_kernel((-1.0, 0.0, 1.0))
+TERNARY = rounding_to((-1.0, 0.0, 1.0))
 CASES = {  # coordinates of a block, rounding, whether scales are made in the same read
     "sign": (N, SIGNS, None),
     "4 bits": (512, QSGD, None),
-    "3 bits": (512, for_kernel(to_ptx.levels(7)), None),
+    "3 bits": (512, rounding_to(to_ptx.levels(7)), None),
     "e4m3": (1024, E4M3, None),
     "e3m0": (512, E3M0, None),
     "4 bits, measured": (512, QSGD, TO_LEVELS),

@@ -6,9 +6,8 @@ from torch import Tensor
 
 from accordion_bench.codecs import engines
 from accordion_bench.codecs.bucket import Target
-from accordion_bench.codecs.engine import Sampling
+from accordion_bench.codecs.engine import Engine, Sampling
 from accordion_bench.codecs.layout import Message, SparseLayout, sparse_layout
-from accordion_bench.codecs.reference import Reference
 from accordion_bench.codecs.selection import at_least, sampled_top, stride_of, top_positions
 from tests.codecs.kit import bucket_of, whole_numbers
 
@@ -120,7 +119,7 @@ def chosen(gpu, rows_W: list[Tensor], choose) -> list[list[list[int]]]:
     """Indices of what is selected, [W][T]."""
     reached = choose(engines._on_gpu(), [x_W.to(gpu.device) for x_W in rows_W])
     counts = reached.counts_W.cpu().tolist()
-    found = thresholds.entries_of(reached.reached, max(map(sum, counts)))
+    found = thresholds.entries_of(reached, max(map(sum, counts)))
     return [
         [part.tolist() for part in own[: sum(k)].split(k)] for own, k in zip(found.indices.cpu(), counts, strict=True)
     ]
@@ -170,7 +169,7 @@ def test_messages_and_sums_of_uneven_senders(gpu, signs):
     if signs:
         rows_W = [torch.where(x_W.abs() > 1, x_W.sign() * 0.3, 0) for x_W in rows_W]
     counts, numels, found = [60, 500, 1, 0, 90], tuple(x_W.shape[1] for x_W in rows_W), []
-    for engine, there in ((engines._on_gpu(), gpu.device), (Reference(), torch.device("cpu"))):
+    for engine, there in ((engines._on_gpu(), gpu.device), (Engine(), torch.device("cpu"))):
         own_W, out = [x_W.to(there) for x_W in rows_W], []
         picked = engine.nonzero(own_W) if signs else engine.about(own_W, counts, Sampling(0.1, 0.8, 1.3, 3))
         layouts = [SparseLayout(numels, own, signs) for own in picked.counts_W.cpu().tolist()]
@@ -194,7 +193,7 @@ def test_bins(gpu):
         residuals_W[4][1, 700] = torch.nan
         own_W, newest_W = ([x_W.to(gpu.device) for x_W in xs_W] for xs_W in (residuals_W, news_W))
         sent_W, scales_W = engines._on_gpu().select_in_bins(own_W, newest_W, sizes)
-        expected_W, scales = Reference().select_in_bins(residuals_W, news_W, sizes)
+        expected_W, scales = Engine().select_in_bins(residuals_W, news_W, sizes)
         for found_W, other_W in zip([*own_W, *sent_W, scales_W], [*residuals_W, *expected_W, scales], strict=True):
             torch.testing.assert_close(found_W.cpu(), other_W, rtol=0, atol=0, equal_nan=True)
 
@@ -207,7 +206,7 @@ def test_messages_and_sums(gpu, counts, senders):
     rows_W = [drawn(n, senders) for n in (7, 1500, 5003, 0)]
     layout = sparse_layout(tuple(x_W.shape[1] for x_W in rows_W), tuple(counts))
     messages = []
-    for engine, there in ((engines._on_gpu(), gpu.device), (Reference(), torch.device("cpu"))):
+    for engine, there in ((engines._on_gpu(), gpu.device), (Engine(), torch.device("cpu"))):
         own_W = [x_W.to(there) for x_W in rows_W]
         messages.append(Message.empty(layout, senders, there))
         engine.encode_sparse(bucket_of(own_W), engine.largest(own_W, counts), messages[-1])
@@ -215,7 +214,7 @@ def test_messages_and_sums(gpu, counts, senders):
     for rows in {1, senders}:
         before = [drawn(x_W.shape[1], rows) for x_W in rows_W]
         sums = []
-        for engine, message in zip((engines._on_gpu(), Reference()), messages, strict=True):
+        for engine, message in zip((engines._on_gpu(), Engine()), messages, strict=True):
             there = message.rows.device
             target = Target([x_R.to(there, copy=True) for x_R in before], -1.0, senders)
             engine.add_sparse(target, message)

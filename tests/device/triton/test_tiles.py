@@ -8,8 +8,8 @@ from torch import Tensor
 
 from accordion_bench.codecs import engines
 from accordion_bench.codecs.bucket import Target
+from accordion_bench.codecs.engine import Engine
 from accordion_bench.codecs.layout import Message
-from accordion_bench.codecs.reference import Reference
 from accordion_bench.codecs.tiles import TileForm, Tiles
 from accordion_bench.compressors.topk import tiled_layout
 from accordion_bench.plan import TensorSpec
@@ -28,7 +28,7 @@ def forms_of(shapes, limit: int, k: int, coded: bool = False) -> list[TileForm]:
 def compare(gpu, rows_W: list[Tensor], shapes, forms: list[TileForm], laid=list) -> None:
     """Messages of the local workers; sums of each in a row of its own, and in one row."""
     layout, messages = tiled_layout(tuple(x_W.shape[1] for x_W in rows_W), tuple(forms)), []
-    both = ((engines._on_gpu(), gpu.device), (Reference(), CPU))
+    both = ((engines._on_gpu(), gpu.device), (Engine(), CPU))
     for engine, there in both:
         messages.append(Message.empty(layout, len(rows_W[0]), there))
         own_W = laid([x_W.to(there) for x_W in rows_W])

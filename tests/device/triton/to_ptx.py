@@ -13,19 +13,19 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from accordion_bench.codecs.index_codes import code_shapes
-from accordion_bench.codecs.rounding import for_kernel
-from accordion_bench.tensors.kernels import rounding as kinds
+from accordion_bench.codecs.rounding import rounding_to
+from accordion_bench.tensors.kernels import dense_kernels as kinds
 from accordion_bench.tensors.kernels.dense_kernels import (
     NORMS,
     BlockRule,
     Coordinates,
     Decoding,
     Encoding,
+    KernelRounding,
     ResidualInputs,
 )
 from accordion_bench.tensors.kernels.on_gpu import (
     bins,
-    block_numbers,
     casts,
     drawn,
     encode,
@@ -41,7 +41,6 @@ from accordion_bench.tensors.kernels.on_gpu import (
     tiles,
 )
 from accordion_bench.tensors.kernels.on_gpu.residual_inputs import WEIGHTED
-from accordion_bench.tensors.kernels.rounding import KernelRounding
 from accordion_bench.tensors.kernels.table import LONGEST, Table
 from accordion_bench.tensors.permutations import Draws
 
@@ -97,10 +96,10 @@ def levels(K: int) -> tuple[float, ...]:
 def roundings() -> list[KernelRounding]:
     """Of every kind and width."""
     return [
-        *(for_kernel(levels(K)) for K in (2, 3, 4, 8, 16, 32, 64, 128, 256)),
-        for_kernel((-1.0, -0.1, 0.1, 1.0)),
-        for_kernel((-1.0, 0.1, 0.2, 1.0)),
-        for_kernel((*levels(100)[:50], *(x**2 for x in levels(100)[50:]))),
+        *(rounding_to(levels(K)) for K in (2, 3, 4, 8, 16, 32, 64, 128, 256)),
+        rounding_to((-1.0, -0.1, 0.1, 1.0)),
+        rounding_to((-1.0, 0.1, 0.2, 1.0)),
+        rounding_to((*levels(100)[:50], *(x**2 for x in levels(100)[50:]))),
         *(KernelRounding(kind, 256) for kind in (kinds.INTEGER, kinds.E4M3, kinds.E5M2)),
         KernelRounding(kinds.E3M0, 16),
         KernelRounding(kinds.RANDOM_INTEGER, 256, 24),
@@ -144,8 +143,8 @@ def main() -> None:
     steps.take([x[0]], [x[0]], [x[0]], [x[0, 0]])
     sums.write_headers(scales, table, message)
     sums.read_headers(message, table, 0.5)
-    block_numbers.factors(scales, BlockRule("scale", (), factor="levels", top=1.5))
-    rounding = for_kernel(levels(15))
+    norms.factors(scales, BlockRule("scale", (), factor="levels", top=1.5))
+    rounding = rounding_to(levels(15))
     for measured in RULES[:2]:
         for own in (None, *fed):
             values = [book[:15]] if own else []

@@ -1,4 +1,4 @@
-"""Random numbers of `counter_rng` inside kernels."""
+"""Random numbers of `keyed_rng` inside kernels."""
 
 import functools
 
@@ -7,21 +7,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from accordion_bench.tensors import counter_rng
+from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.upload import table
 
-BLOCK = tl.constexpr(counter_rng.BLOCK)
+BLOCK = tl.constexpr(keyed_rng.BLOCK)
 
 
 @functools.cache
 def lanes_on(device: torch.device) -> Tensor:
     """Return the words of the lanes of a block on a device, int32 [BLOCK]; cached."""
-    return table(torch.from_numpy(counter_rng.lane_words().view("int32")), device)
+    return table(torch.from_numpy(keyed_rng.lane_words().view("int32")), device)
 
 
 @triton.jit
 def block_key(stream, block):  # type: ignore[no-untyped-def]
-    """Word and odd factor of a block of a stream; see `counter_rng.blocks_of`."""
+    """Word and odd factor of a block of a stream; see `keyed_rng.blocks_of`."""
     z = (stream + block.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB

@@ -14,20 +14,10 @@ from torch import Tensor
 from accordion_bench.tensors import permutations, upload
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
-from accordion_bench.tensors.kernels.on_gpu.table import KEPT
+from accordion_bench.tensors.kernels.on_gpu.table import KEPT, parts_of
 from accordion_bench.tensors.permutations import Draws
 
-N, LOW, HIGH, ROUNDS, COUNT, FIRST = (
-    tl.constexpr(column)
-    for column in (
-        permutations.N,
-        permutations.LOW,
-        permutations.HIGH,
-        permutations.ROUNDS,
-        permutations.COUNT,
-        permutations.FIRST,
-    )
-)
+N, LOW, HIGH, ROUNDS, COUNT, FIRST, TILE = (tl.constexpr(column) for column in range(7))  # see `permutations`
 COLUMNS, WORDS = tl.constexpr(7), tl.constexpr(permutations.MANY)
 SIZE, ALIGNED = tl.constexpr(permutations.SIZE), tl.constexpr(permutations.ALIGNED)
 FACTOR, OTHER = (tl.constexpr(factor) for factor in permutations.FACTORS)
@@ -43,10 +33,8 @@ def rows_on(draws: Draws, device: torch.device) -> Tensor:
 @functools.lru_cache(maxsize=KEPT)
 def tiles_on(draws: Draws, device: torch.device) -> Tensor:
     """Return the tensor and the first image of each tile, int32 [tiles, 2]; cached."""
-    before = draws.rows[:, permutations.TILE]
-    of = np.repeat(np.arange(len(before) - 1), np.diff(before))
-    begin = (np.arange(len(of)) - before[of]) * permutations.SIZE
-    return upload.table(torch.from_numpy(np.stack([of, begin], axis=1)), device)
+    parts = parts_of(np.diff(draws.rows[:, TILE.value]), permutations.SIZE)
+    return upload.table(torch.from_numpy(parts), device)
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -5,11 +5,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from accordion_bench.tensors.kernels import rounding as kinds
+from accordion_bench.tensors.kernels import dense_kernels as kinds
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding
-from accordion_bench.tensors.kernels.on_gpu.block_numbers import above, constants_of, factor_of, scale_of
 from accordion_bench.tensors.kernels.on_gpu.counter_hash import draw, lanes_on
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
+from accordion_bench.tensors.kernels.on_gpu.norms import above, constants_of, factor_of, scale_of
 from accordion_bench.tensors.kernels.on_gpu.packing import (
     GROUPS,
     group_of,

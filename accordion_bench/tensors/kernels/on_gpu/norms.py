@@ -1,11 +1,11 @@
 """Norms of buckets on a GPU: sums of magnitudes, squares, coordinates and negative ones, counts, largest magnitudes.
 
-Sums are accumulated in float64.
+Sums are accumulated in float64. Numbers derived from norms equal those of `codecs.coding` bit for bit.
 """
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,22 +15,18 @@ from torch import Tensor
 
 from accordion_bench.tensors import upload
 from accordion_bench.tensors.kernels.dense_kernels import NORMS, BlockRule, Coordinates
-from accordion_bench.tensors.kernels.on_gpu.block_numbers import (
-    above,
-    clipped_of,
-    constants_of,
-    factor_of,
-    means_of,
-    scale_of,
-)
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
 from accordion_bench.tensors.kernels.on_gpu.residual_inputs import NOT, rate_of, row_at, told, with_residuals
-from accordion_bench.tensors.kernels.on_gpu.table import KEPT
+from accordion_bench.tensors.kernels.on_gpu.table import KEPT, parts_of
 from accordion_bench.tensors.kernels.table import BUCKET, LONGEST, SIZE, N, Table
 
 KINDS = tl.constexpr(len(NORMS))
 L1, L2, LINF, SUM, BELOW, COUNT = (tl.constexpr(kind) for kind in range(len(NORMS)))
 WIDEST = 2048  # coordinates per iteration
+LARGEST = tl.constexpr(float(np.finfo(np.float32).max))
+SMALLEST_NORMAL = tl.constexpr(2.0**-126)
+ROUNDING = tl.constexpr(1e-15)  # see `codecs.coding.ROUNDING`
+OF_FACTORS = 1024  # blocks of a program that computes factors
 TOGETHER, WIDE = 4, 256  # buckets per program that joins pieces, and pieces per iteration
 
 
@@ -55,13 +51,12 @@ class Pieces(NamedTuple):
 def pieces_on(table: Table, device: torch.device) -> Pieces:
     """Return the pieces of the buckets of a table; cached."""
     n, size = table.rows[:-1, N], table.rows[:-1, SIZE]
-    buckets = np.diff(table.rows[:, BUCKET])
-    t = np.repeat(np.arange(len(n)), buckets)
-    begin = _numbers_within(buckets) * size[t]
+    t, within = parts_of(np.diff(table.rows[:, BUCKET]), 1).T
+    begin = within * size[t]
     end = np.minimum(begin + size[t], n[t])
     counts = -(-(end - begin) // LONGEST)
-    b = np.repeat(np.arange(len(counts)), counts)
-    start = begin[b] + _numbers_within(counts) * LONGEST
+    b, within = parts_of(counts, LONGEST).T
+    start = begin[b] + within
     stop = np.minimum(start + LONGEST, end[b])
     longest = int((stop - start).max(initial=1))
     return Pieces(
@@ -71,11 +66,6 @@ def pieces_on(table: Table, device: torch.device) -> Pieces:
         min(WIDEST, max(32, triton.next_power_of_2(longest))),
         not (start % 4).any(),
     )
-
-
-def _numbers_within(counts: np.ndarray) -> np.ndarray:
-    """Return the concatenation of 0, 1, ..., count - 1 for each count."""
-    return np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
 
 
 def bucket_norms(x: Coordinates, table: Table, kinds: Sequence[str]) -> list[Tensor]:
@@ -126,6 +116,28 @@ def _summed(x: Coordinates, table: Table, which: Sequence[int], rule: BlockRule 
             **finish,
         )
     return out
+
+
+def factors(scales: Tensor, rule: BlockRule) -> Tensor:
+    """Return the factors of coordinates, with the shape of the scales. One launch."""
+    scales = scales.contiguous()
+    out = torch.empty_like(scales)
+    grid, top = (triton.cdiv(scales.numel(), OF_FACTORS),), float(rule.top)
+    args = (scales, scales.numel(), top, above(top), out)
+    launch(_factors, grid, scales.device, *args, FACTOR=rule.factor, TOGETHER=OF_FACTORS)
+    return out
+
+
+def above(number: float) -> float:
+    """Return the next larger float32."""
+    return float(np.nextafter(np.float32(number), np.float32(np.inf)))
+
+
+def constants_of(rule: BlockRule | None) -> dict[str, Any]:
+    """Return the constants of kernels for a rule."""
+    if rule is None:
+        return {"RULE": "", "OVER": "", "MOST": 1.0, "FACTOR": "", "CLIP": 0.0}
+    return {"RULE": rule.kind, "OVER": rule.over, "MOST": rule.largest, "FACTOR": rule.factor, "CLIP": rule.clip}
 
 
 @triton.constexpr_function
@@ -310,3 +322,64 @@ def _of_pieces(  # type: ignore[no-untyped-def]
             return tl.sqrt(tl.sum(total, axis=1))
         else:
             return tl.sum(total, axis=1)
+
+
+# ---- numbers derived from norms
+
+
+@triton.jit
+def scale_of(norm, n, OVER: tl.constexpr, MOST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Scales, float32, of norms, float64, of blocks of n coordinates."""
+    if OVER == "n":
+        norm = norm / n
+    elif OVER == "root n":
+        norm = norm / tl.sqrt(n)
+    elif OVER == "largest" and MOST != 1:
+        norm = norm / MOST
+    scale = norm.to(tl.float32)
+    if OVER == "largest":
+        scale = tl.where(scale < SMALLEST_NORMAL, 0.0, scale)  # NaN stays
+    return scale
+
+
+@triton.jit
+def factor_of(scale, top, next_above, FACTOR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Factors of the coordinates of blocks."""
+    if FACTOR == "inverse":
+        inverse = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+        return tl.where(inverse < float("inf"), inverse, 0.0)
+    else:
+        tl.static_assert(FACTOR == "levels")
+        factor = tl.div_rn(top, scale)
+        factor = tl.where(scale * factor < top, tl.div_rn(next_above, scale), factor)
+        return tl.where(factor > LARGEST, LARGEST, factor)  # NaN stays
+
+
+@triton.jit
+def at_least(x, least):  # type: ignore[no-untyped-def]
+    """Maximum that propagates NaN."""
+    return tl.where(x < least, least, x)
+
+
+@triton.jit
+def means_of(sums, n):  # type: ignore[no-untyped-def]
+    """Middle and half of blocks of n coordinates, from their sums."""
+    high = at_least(sums[SUM] - sums[BELOW], 0.0) / at_least(n - sums[COUNT], 1.0)
+    low = sums[BELOW] / at_least(sums[COUNT], 1.0)
+    return ((high + low) / 2).to(tl.float32), ((high - low) / 2).to(tl.float32)
+
+
+@triton.jit
+def clipped_of(sums, n, CLIP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Largest magnitudes of blocks of n coordinates, clipped at CLIP standard deviations, from their sums."""
+    square, constant = sums[L2] * sums[L2], sums[SUM] * sums[SUM] / n
+    most = CLIP * tl.sqrt(at_least(square - constant, 0.0) / at_least(n - 1, 1.0))
+    largest = tl.where(sums[LINF] > most, most, sums[LINF])
+    return tl.where(constant < (1 - ROUNDING * (n + 9)) * square, largest, sums[LINF]).to(tl.float32)
+
+
+@triton.jit
+def _factors(scales, n, top, next_above, out, FACTOR: tl.constexpr, TOGETHER: tl.constexpr):  # type: ignore[no-untyped-def]
+    b = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
+    scale = tl.load(scales + b, mask=b < n, other=1)
+    tl.store(out + b, factor_of(scale, top, next_above, FACTOR), mask=b < n)

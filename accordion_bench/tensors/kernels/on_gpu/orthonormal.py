@@ -17,13 +17,12 @@ from accordion_bench.tensors.kernels.on_gpu.products import empty_tensors
 from accordion_bench.tensors.upload import upload
 
 WARPS = 8
-NUMBERS = 4096  # of all vectors together that a program reads at a time
+NUMBERS = 4096  # entries of all vectors per iteration of a program
 GIVEN, ENTRY, VECTOR, N, RANK, OUT, OTHER, OTHER_ENTRY, OTHER_VECTOR, WIDTH = (
     tl.constexpr(column) for column in range(10)
 )
-"""Columns of a table: where a matrix is, numbers from entry to entry of a vector and from vector to vector, entries and
-vectors; where its result is; where another one is that may take its place, with the same numbers. And how many these
-are."""
+"""Columns of a table: address of a matrix, its strides from entry to entry and from vector to vector, its entries and
+vectors; address of the result; address of the replacement, and its strides; number of columns."""
 
 
 class Numbers(NamedTuple):

@@ -10,9 +10,14 @@ the keys of each digit among the keys with the known higher digits. The search r
 Each tensor takes way 2 or way 3 in the same launches. The numbers of larger and of equal keys per block determine the
 positions of its entries. All counts are integers, so they are exact in any order of summation.
 
+A block is the part of a tensor that one program processes. Keys are the bits of |x| as float32, whose order is that of
+magnitudes, with NaN above infinity.
+
 Tensor suffixes: W workers, T tensors, B blocks, K entries of all tensors.
 """
 
+import functools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -21,15 +26,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from accordion_bench.tensors.kernels.on_gpu import blocks as tables
-from accordion_bench.tensors.kernels.on_gpu.blocks import blocks_on, key_of
+from accordion_bench.tensors import upload
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
-from accordion_bench.tensors.upload import upload
+from accordion_bench.tensors.kernels.on_gpu.table import KEPT, parts_on
 
-COLUMNS, N, WANTED, FIRST = tables.COLUMNS, tables.N, tables.WANTED, tables.FIRST
-BLOCKS, FIRST_BLOCK, SAMPLED = tables.BLOCKS, tables.FIRST_BLOCK, tables.SAMPLED
-STEP, RANK = tables.STEP, tables.RANK
-SECTOR, BLOCK = tables.SECTOR, tl.constexpr(tables.BLOCK)
+BLOCK = tl.constexpr(1 << 14)  # most coordinates of a block
+SAMPLE = 1 << 14  # fewest coordinates of the sample for bounds, if the tensor has as many
+SECTOR = tl.constexpr(8)  # contiguous coordinates of a sample: 32 bytes, the unit of reads on a GPU
+SPARSEST = 64  # inverse of the smallest fraction of coordinates in a sample, approximately
+DEVIATIONS = 5  # standard deviations of a rank in a sample between its bounds and its expectation
+
+COLUMNS = tl.constexpr(9)
+N, WANTED, FIRST, BLOCKS, FIRST_BLOCK, SAMPLED, STEP, RANK = (tl.constexpr(column) for column in range(8))
+"""Columns of a tensor: coordinates; entries wanted; entries of previous tensors; blocks; blocks of previous tensors;
+coordinates of the sample with a full last sector; stride of the sectors in the sample; ranks in the sample of a lower
+and of an upper bound of the key."""
 
 KEY_BITS = tl.constexpr(31)
 HIGHEST = tl.constexpr((1 << 31) - 1)
@@ -39,6 +50,49 @@ ABOVE, BETWEEN, FULL = (tl.constexpr(number) for number in range(3))  # counted:
 COUNTED = tl.constexpr(4)
 LANES = 1024  # coordinates per iteration; most stored keys of a block; bytes count to BLOCK / LANES
 ALIGNED = 16  # bytes per load of a thread
+
+
+class BlockTable(NamedTuple):
+    """Tensors in blocks, on a GPU.
+
+    tensors: int64 [T, COLUMNS].
+    blocks: int64 [B, 2]: the tensor, and the block's first coordinate.
+    samples: int64 [P, 2]: the tensor, and the first entry of a part of its sample.
+    wanted: number of wanted entries of all tensors.
+    """
+
+    tensors: Tensor
+    blocks: Tensor
+    samples: Tensor
+    wanted: int
+
+
+@functools.lru_cache(maxsize=KEPT)
+def blocks_on(numels: tuple[int, ...], wanted: tuple[int, ...], device: torch.device) -> BlockTable:
+    """Return blocks of tensors with at least one wanted entry; cached."""
+    n, k = np.array(numels, np.int64), np.array(wanted, np.int64)
+    step = np.clip(n // SAMPLE, 1, SPARSEST) | 1  # odd, since tensors often have patterns of even periods
+    sectors = -(-n // (step * SECTOR.value))
+    seen = (sectors - 1) * SECTOR.value + np.minimum(SECTOR.value, n - (sectors - 1) * step * SECTOR.value)
+    counts = np.where(k > 0, -(-n // BLOCK.value), 0)
+    ranks = np.array([_ranks(*one) for one in zip(n.tolist(), k.tolist(), seen.tolist(), strict=True)], np.int64)
+    sampled = sectors * SECTOR.value
+    columns = [n, k, k.cumsum() - k, counts, counts.cumsum() - counts, sampled, step, *ranks.T]
+    return BlockTable(
+        upload.table(torch.from_numpy(np.stack(columns, axis=1)), device),
+        parts_on(tuple(counts.tolist()), BLOCK.value, device),
+        parts_on(tuple(np.where(k > 0, -(-sampled // BLOCK.value), 0).tolist()), BLOCK.value, device),
+        int(k.sum()),
+    )
+
+
+def _ranks(n: int, k: int, seen: int) -> tuple[int, int]:
+    """Return ranks in a sample of `seen` of n entries, whose keys are expected to enclose the k-th largest of all."""
+    if seen >= n:
+        return k, k
+    expected = k * seen / n
+    margin = DEVIATIONS * math.sqrt(expected * (1 - k / n)) + DEVIATIONS
+    return math.ceil(expected + margin), max(0, math.floor(expected - margin))
 
 
 class Entries(NamedTuple):
@@ -69,8 +123,7 @@ def largest(addresses: np.ndarray, numels: tuple[int, ...], wanted: tuple[int, .
 
     Args:
         addresses: addresses of the coordinates, int64 [W, T].
-        numels: number of coordinates of each tensor, at most 2^30.
-        wanted: number of entries of each tensor, at most all.
+        numels, wanted: number of coordinates of each tensor, at most 2^30, and of entries, at most all.
         like: tensor with the dtype and the device of the coordinates.
     """
     there, (W, T) = like.device, addresses.shape
@@ -79,7 +132,7 @@ def largest(addresses: np.ndarray, numels: tuple[int, ...], wanted: tuple[int, .
     if not parts.wanted:
         return found
     constants = {"TYPE": TYPES[like.dtype], "LANES": LANES, "VECTOR": vector_of(addresses, like)}
-    given = (upload(torch.from_numpy(addresses), there), T, parts.tensors)
+    given = (upload.upload(torch.from_numpy(addresses), there), T, parts.tensors)
     B, rounds = len(parts.blocks), ROUNDS * W * T * WAYS.value
     sizes = [2 * rounds, rounds, W * T * COUNTED.value, W * B]
     of_samples, counts, totals, places = torch.zeros(sum(sizes), dtype=torch.int32, device=there).split(sizes)
@@ -112,6 +165,12 @@ def vector_of(addresses: np.ndarray, like: Tensor) -> int:
 def _search(counts: Tensor, shape: tuple[int, int, int]) -> Search:
     states = torch.empty(ROUNDS, *shape, 2, dtype=torch.int32, device=counts.device)
     return Search(states, counts.view(ROUNDS, *shape, WAYS.value))
+
+
+@triton.jit
+def key_of(number):  # type: ignore[no-untyped-def]
+    """Bits of |x| as float32, int32."""
+    return number.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Tables on a GPU: a `Table`, and the slice of each program."""
+"""Tables on a GPU: a `Table`, and the slice or part of each program."""
 
 import functools
 
@@ -18,9 +18,8 @@ ONE, DIFFERENT = tl.constexpr(table.ONE), tl.constexpr(table.DIFFERENT)
 KEPT = 256  # cached tables
 SLICE = tl.constexpr(5)
 TENSOR, BEGIN, OF_BUCKET, LEFT, INVERSE = (tl.constexpr(column) for column in range(5))
-"""Columns of slices: the tensor; the slice's first coordinate, the bucket it is of, and how many of its coordinates are
-left from there on; what divides a number below 2^16 by the size of a bucket: the upper half of the product, where the
-size is not 1."""
+"""Columns of slices: tensor; first coordinate; bucket of that coordinate; coordinates from there to the end of the
+bucket; multiplier: the upper half of its product with a number below 2^16 is that number / bucket size, if not 1."""
 LONG = 1 << 30  # exceeds the coordinates of a slice
 
 
@@ -31,12 +30,23 @@ def rows_on(own: Table, device: torch.device) -> Tensor:
 
 
 @functools.lru_cache(maxsize=KEPT)
+def parts_on(counts: tuple[int, ...], size: int, device: torch.device) -> Tensor:
+    """Return `parts_of` on a device; cached."""
+    return upload.table(torch.from_numpy(parts_of(np.array(counts, np.int64), size)), device)
+
+
+def parts_of(counts: np.ndarray, size: int) -> np.ndarray:
+    """Return a table of `counts` parts of each tensor, int64 [P, 2]: the tensor, and the first entry of the part."""
+    of = np.repeat(np.arange(len(counts)), counts)
+    begin = (np.arange(len(of)) - (counts.cumsum() - counts)[of]) * size
+    return np.stack([of, begin], axis=1)
+
+
+@functools.lru_cache(maxsize=KEPT)
 def slices_on(own: Table, size: int, device: torch.device) -> Tensor:
     """Return slices of `size` coordinates, int64 [programs, SLICE], with the columns `TENSOR` and following; cached."""
     n, most = own.rows[:-1, table.N], own.rows[:-1, table.SIZE]
-    counts = -(-n // size)
-    of = np.repeat(np.arange(len(n)), counts)
-    begin = (np.arange(len(of)) - (counts.cumsum() - counts)[of]) * size
+    of, begin = parts_of(-(-n // size), size).T
     left = np.minimum(most[of] - begin % most[of], LONG)
     inverse = -(-(1 << 32) // np.minimum(most[of], LONG))
     columns = [of, begin, begin // most[of], left, np.minimum(inverse, (1 << 32) - 1)]
@@ -46,11 +56,8 @@ def slices_on(own: Table, size: int, device: torch.device) -> Tensor:
 @functools.lru_cache(maxsize=KEPT)
 def buckets_on(own: Table, device: torch.device) -> Tensor:
     """Return the first byte of the scale of each bucket in a message, int64 [M]; cached."""
-    rows = own.rows
-    counts = np.diff(rows[:, table.BUCKET])
-    of = np.repeat(np.arange(len(counts)), counts)
-    at = rows[of, table.HEADER] + 4 * (np.arange(len(of)) - rows[of, table.BUCKET])
-    return upload.table(torch.from_numpy(at), device)
+    of, within = parts_of(np.diff(own.rows[:, table.BUCKET]), 4).T
+    return upload.table(torch.from_numpy(own.rows[of, table.HEADER] + within), device)
 
 
 @functools.lru_cache(maxsize=KEPT)

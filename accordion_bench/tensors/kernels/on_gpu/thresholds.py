@@ -1,10 +1,9 @@
-"""Entries from a threshold on: one that is known, or one that a sample gives. The host does not wait.
+"""Selection of entries that reach a given threshold, or one estimated from a sample. The host does not synchronise.
 
-The largest magnitudes of each tensor are listed first, by `selection`, as many as may be sent and one more. A sample's
-keys, descending, are thresholds to try. A search finds for each listed key the highest threshold that it reaches; sums
-of these are the counts at all thresholds, so that one program for each tensor goes from threshold to threshold. Of too
-many entries the exactly largest are taken. What is then sent are all keys from a smallest one on, of those equal to it
-the first.
+`selection` first lists the largest magnitudes of each tensor, one more than may be sent. A sample's keys, descending,
+are candidate thresholds. A search finds for each listed key the highest threshold that it reaches. Sums of these are
+the counts at all thresholds, from which one program per tensor chooses. Of too many entries exactly the largest are
+selected. The result is all keys above a smallest one, and the first ones of those equal to it.
 
 Tensor suffixes: W workers, T tensors, B blocks, L listed entries, M thresholds, K entries of all tensors.
 """
@@ -18,7 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from accordion_bench.tensors.kernels.on_gpu.blocks import key_of, parts_on
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
 from accordion_bench.tensors.kernels.on_gpu.selection import (
     BLOCK,
@@ -26,18 +24,19 @@ from accordion_bench.tensors.kernels.on_gpu.selection import (
     LANES,
     Entries,
     before,
+    key_of,
     numbers_at,
     vector_of,
 )
+from accordion_bench.tensors.kernels.on_gpu.table import parts_on
 from accordion_bench.tensors.upload import upload
 
 COLUMNS = tl.constexpr(12)
 FIRST, COUNT, CUT, MOST, LEAST, BITS, START, STEP, SAMPLED, RANK, FIRST_TRIED, TRIED = (
     tl.constexpr(column) for column in range(COLUMNS.value)
 )
-"""Columns of a tensor: listed entries of the tensors before, and its own; the numbers of `WantedEntries`; the first
-coordinate of its sample, how far apart these are, how many; the rank that is tried first; thresholds of the tensors
-before, and its own."""
+"""Columns of a tensor: listed entries of previous tensors, and its own; numbers of `WantedEntries`; first coordinate,
+stride and size of its sample; first rank to try; thresholds of previous tensors, and its own."""
 TINY = tl.constexpr(1 << 23)  # bits of the smallest normal float32: no zeros are sent
 WARPS = 8
 
@@ -66,14 +65,14 @@ class WantedEntries(NamedTuple):
 
 
 class ReachedEntries(NamedTuple):
-    """Selection of entries from a smallest key on.
+    """Selection of entries from a smallest key on, see `codecs.selection.Selection`.
 
     source: arguments of kernels for the candidates: listed indices and values, or addresses of tensors.
     constants: constants of kernels for that source.
     blocks: blocks of the source, int64 [B, 2].
     ends: smallest key of each tensor, and last selected index among keys equal to it, int32 [W, T, 2].
     until: inclusive prefix sums of the selected entries per block, int32 [W, B].
-    counts: number of selected entries of each tensor, int32 [W, T].
+    counts_W: number of selected entries of each tensor, int32 [W, T].
     """
 
     source: tuple[Any, ...]
@@ -81,7 +80,7 @@ class ReachedEntries(NamedTuple):
     blocks: Tensor
     ends: Tensor
     until: Tensor
-    counts: Tensor
+    counts_W: Tensor
 
 
 def from_thresholds(
@@ -90,11 +89,9 @@ def from_thresholds(
     """Select the entries of each tensor that reach a threshold.
 
     Args:
-        listed: largest entries of each tensor.
-        addresses: addresses of the coordinates, int64 [W, T].
+        listed, counts: largest entries of each tensor, and their numbers, see `WantedEntries.listed`.
+        addresses, like: as for `selection.largest`.
         wanted: parameters for each tensor.
-        counts: number of listed entries of each tensor, see `WantedEntries.listed`.
-        like: tensor with the dtype and the device of the coordinates.
     """
     there, (W, T), L = like.device, addresses.shape, listed.indices.shape[1]
     tried = [max(1, len(own.sample)) for own in wanted]
@@ -122,12 +119,7 @@ def from_thresholds(
 
 
 def not_zero(rows_W: Sequence[Tensor], addresses: np.ndarray) -> ReachedEntries:
-    """Select the non-zero entries of tensors [W, N].
-
-    Args:
-        rows_W: tensors.
-        addresses: their addresses, int64 [W, T].
-    """
+    """Select the non-zero entries of tensors [W, N] at addresses [W, T]."""
     like, (W, T), numels = rows_W[0], addresses.shape, [x_W.shape[1] for x_W in rows_W]
     there = like.device
     blocks = parts_on(tuple(-(-n // BLOCK.value) for n in numels), BLOCK.value, there)
@@ -150,12 +142,7 @@ def _reached(source: tuple[Any, ...], constants: dict[str, Any], blocks: Tensor,
 
 
 def entries_of(reached: ReachedEntries, most: int) -> Entries:
-    """Return the selected entries, ordered by tensor and index; the rest of the buffer is undefined.
-
-    Args:
-        reached: selection.
-        most: upper bound of the number of entries of a worker.
-    """
+    """Return the selected entries, at most `most` per worker, ordered by tensor and index; the rest is undefined."""
     (W, B), there = reached.until.shape, reached.until.device
     found = Entries(*(torch.empty(W, most, dtype=kind, device=there) for kind in (torch.int32, torch.float32)))
     args = (*reached.source, reached.blocks, B, reached.ends, reached.ends.shape[1], reached.until, *found, most)

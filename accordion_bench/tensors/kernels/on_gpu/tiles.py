@@ -134,12 +134,8 @@ def _tiles_of(shape: TileShape, t: int, before: int) -> np.ndarray:
 def largest(addresses: np.ndarray, on: TileTables, like: Tensor) -> Entries:
     """Return the largest magnitudes of each tile by ascending index within the tile; ties go to the lower index.
 
-    NaN counts as the largest magnitude. One launch per group of tiles.
-
-    Args:
-        addresses: addresses of the coordinates, int64 [W, T].
-        on: tiles of at most WIDEST padded coordinates each.
-        like: tensor with the dtype and the device of the coordinates.
+    NaN counts as the largest magnitude. Tiles have at most WIDEST padded coordinates. One launch per group of tiles.
+    Arguments are those of `selection.largest`.
     """
     there, (W, T) = like.device, addresses.shape
     found = Entries(*(torch.empty(W, on.kept, dtype=kind, device=there) for kind in (torch.int32, torch.float32)))
@@ -158,13 +154,7 @@ def add(targets: np.ndarray, on: TileTables, message: Tensor, alpha: float, like
     """Add alpha x the entries of each sender, in order, to target [R, N].
 
     One launch per R senders and group of tiles. An index beyond its tile selects the last coordinate of the tile.
-
-    Args:
-        targets: addresses of the sums, int64 [R, T]; sender s adds to row s mod R.
-        on: tiles.
-        message: messages of the senders, uint8 [S, B].
-        alpha: factor of the values.
-        like: tensor with the dtype and the device of the sums.
+    Arguments are those of `sparse.add_entries`.
     """
     there, (R, T), S = message.device, targets.shape, len(message)
     given = upload.upload(torch.from_numpy(targets), there)

@@ -224,13 +224,11 @@ def level_factors(norms: Tensor, top: float) -> Tensor:
 def middle_and_half(total: Tensor, below: Tensor, count: Tensor, entries: Tensor) -> list[Tensor]:
     """Return the means of non-negative and negative coordinates of blocks, as middle + half and middle - half.
 
-    Args:
-        total, below: sums of all and of the negative coordinates, float64 [S, M].
-        count: number of negative coordinates, float64 [S, M].
-        entries: number of coordinates of each block, float64 [M].
+    The mean of no coordinates is 0. Results are float32 [S, M] each.
 
-    Returns:
-        float32 [S, M] each; the mean of no coordinates is 0.
+    Args:
+        total, below, count: sums of all and of the negative coordinates, and number of the negative ones, [S, M].
+        entries: number of coordinates of each block, float64 [M].
     """
     high, low = (total - below).clamp_min(0) / (entries - count).clamp_min(1), below / count.clamp_min(1)
     return [((high + low) / 2).float(), ((high - low) / 2).float()]
@@ -239,12 +237,11 @@ def middle_and_half(total: Tensor, below: Tensor, count: Tensor, entries: Tensor
 def clipped(largest: Tensor, norm: Tensor, total: Tensor, entries: Tensor, clip: float) -> Tensor:
     """Return the largest magnitude of each block, clipped at `clip` standard deviations, float32 [S, M].
 
-    Blocks of equal entries have no deviation and are not clipped.
+    Deviations are over n - 1. Blocks of equal entries have no deviation and are not clipped.
 
     Args:
         largest, norm, total: largest magnitude, l2 norm and sum of each block, float64 [S, M].
         entries: number of coordinates of each block, float64 [M].
-        clip: number of standard deviations (over n - 1).
     """
     square, constant = norm.square(), total.square() / entries
     sigma = ((square - constant).clamp_min(0) / (entries - 1).clamp_min(1)).sqrt()

@@ -1,9 +1,8 @@
 """Engine: operations on a bucket of tensors in plain torch; engines with kernels override them.
 
-A codec defines the fields of its messages (`Layout`) and how coordinates become codes (`Coding`), and calls the engine,
-which hides the device and the implementation. The operations of `Engine` process one tensor at a time: simple, slow,
-and the fallback without numba or Triton. The other engines return the same messages bit for bit, and the same sums
-within rounding.
+A codec defines the fields of its messages (`Layout`) and how coordinates become codes (`Coding`). The engine hides the
+device. `Engine` processes one tensor at a time: simple, slow, and the fallback without numba or Triton. The other
+engines return the same messages bit for bit, and the same sums within rounding.
 
 Tensor suffixes: W local workers, S senders, R rows, T tensors, M blocks of all tensors, N coordinates.
 """
@@ -160,10 +159,7 @@ class Engine(MatrixOperations):
         target.divide_()
 
     def numbers(self, bucket: Bucket, layout: Layout, rule: BlockRule) -> list[Tensor]:
-        """Return the numbers that a rule derives from the norms of all blocks, float32 [W, M] each.
-
-        See `coding.finished`.
-        """
+        """Return the numbers that a rule derives from the norms of all blocks, float32 [W, M]; see `finished`."""
         norms_W = self.norms(bucket, layout, *rule.norms)
         return finished(rule, norms_W, entries_on(layout, norms_W[0].device))
 

@@ -19,7 +19,7 @@ from accordion_bench.codecs.selection import EXPECTED, stride_of
 from accordion_bench.codecs.tiles import BINS, SIGMAS, TileForm
 from accordion_bench.tensors.kernels import on_cpu
 from accordion_bench.tensors.kernels.bins import send_lifted
-from accordion_bench.tensors.kernels.index_codes import Codes, add_entries, messages, write_entries
+from accordion_bench.tensors.kernels.index_codes import add_entries, messages, write_entries
 from accordion_bench.tensors.kernels.table import contiguous
 from accordion_bench.tensors.kernels.tiles import add_tiles, encode_tiles
 from accordion_bench.tensors.kernels.top import ChosenKeys, N, Rows, choose_from, choose_largest, key, sampled_keys
@@ -109,8 +109,8 @@ def _table(message: Message) -> np.ndarray:
     first = "scales" if signs else "values"
     at = [row.data_ptr() + layout.fields[first].offsets for row, layout in zip(message.rows, layouts, strict=True)]
     kept = np.concatenate([layout.kept for layout in layouts])
-    codes = (np.concatenate(columns) for columns in zip(*(layout.codes for layout in layouts), strict=True))
-    return messages(np.stack(at), kept, Codes(*codes), HEADER if signs else None)
+    codes = [np.concatenate(columns) for columns in zip(*(layout.codes for layout in layouts), strict=True)]
+    return messages(np.stack(at), kept, codes, HEADER if signs else None)
 
 
 def choose_about(rows: Rows, k: np.ndarray, sampling: Sampling) -> ChosenKeys:

@@ -91,7 +91,7 @@ def round_to_levels(x: Tensor, factor: Tensor, draws: Tensor, rounding: KernelRo
         return r.to(torch.uint8)
     if rounding.kind == ANY:
         return count_below(r, v, rounding)
-    positive = r > (_threshold(*rounding.central, v) if rounding.central.size else 0)
+    positive = r > (_threshold(v, *rounding.central) if rounding.central.size else 0)
     code = count_below(r.abs_(), v, rounding).add_(K // 2)
     return torch.where(positive, code, K - 1 - code)
 
@@ -101,14 +101,14 @@ def count_below(r: Tensor, v: Tensor, rounding: KernelRounding) -> Tensor:
     starts, widths = rounding.starts, rounding.widths
     if len(starts) <= COUNTED:
         pairs = zip(starts, widths, strict=True)
-        return sum((r > _threshold(*pair, v)).to(torch.uint8) for pair in pairs)  # type: ignore[return-value]
+        return sum((r > _threshold(v, *pair)).to(torch.uint8) for pair in pairs)  # type: ignore[return-value]
     inner, *tables = _tables_on(starts.tobytes(), widths.tobytes(), r.device)
     j = torch.bucketize(r, inner, out_int32=True)
     start, width = (numbers.index_select(0, j.view(-1)).view(r.shape) for numbers in tables)
     return (j + (r > width.mul_(v).add_(start))).to(torch.uint8)
 
 
-def _threshold(start: float, width: float, v: Tensor) -> Tensor:
+def _threshold(v: Tensor, start: float, width: float) -> Tensor:
     """Return a threshold; product and sum are rounded separately."""
     return (v * float(width)).add_(float(start))
 

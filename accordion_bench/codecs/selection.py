@@ -131,10 +131,8 @@ def sampled_top(row: Tensor, k: int, share: float, least: float, most: float, of
     Args:
         row: coordinates.
         k: number of entries wanted, at most N.
-        share: fraction of the entries in the sample; larger if fewer than 32 of the sample would be kept.
-        least: smallest count accepted, as a multiple of k.
-        most: largest count accepted, as a multiple of k.
-        offset: index of the first entry of the sample, modulo the stride; any integer.
+        share, least, most, offset: see `Sampling`; the sample is larger if fewer than 32 of it would be kept, and the
+            index of its first entry is `offset` modulo the stride.
 
     Source: Lin et al. 2018 (arXiv 1712.01887), section 5 and its hierarchical selection.
     """

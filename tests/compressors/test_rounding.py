@@ -286,7 +286,7 @@ def test_thresholds_never_reach_the_next_level():
             fused = np.float32(np.float64(start) + np.float64(width) * np.float64(u))  # the product is exact
             assert max(np.float32(width * u) + start, fused) < above[0]
             rounding_u = torch.tensor([0.0, float(u)])
-            assert rounding._threshold(start, width, rounding_u).tolist() == [start, np.float32(width * u) + start]
+            assert rounding._threshold(rounding_u, start, width).tolist() == [start, np.float32(width * u) + start]
 
 
 @pytest.mark.parametrize("book", CODEBOOKS.values(), ids=CODEBOOKS.keys())

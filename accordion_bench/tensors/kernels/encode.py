@@ -173,7 +173,6 @@ def pack_signs(x, out):  # type: ignore[no-untyped-def]
 
 @compiled
 def all_finite(x):  # type: ignore[no-untyped-def]
-    """Return whether a number is neither NaN nor infinity."""
     infinite, bad = u32(0x7F800000), u32(0)
     for i in range(x.size):
         bad |= u32(bits_of(f32(x[i])) & infinite == infinite)

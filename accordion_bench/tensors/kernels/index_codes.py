@@ -8,7 +8,6 @@ Tensor suffixes: R rows.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -36,28 +35,22 @@ RANK, TIES = range(2)  # columns of the state at the begin of a tile: previous e
 LOW_BYTE, HIGH_AT, HIGH_BYTE = range(3)  # columns of the first bytes of a tile, which it shares with the previous tile
 
 
-class Codes(NamedTuple):
-    """Shapes of the index codes of each message, int64 arrays; see `codecs.index_codes.code_shapes`."""
-
-    by_rank: np.ndarray
-    low: np.ndarray
-    low_bytes: np.ndarray
-    high_bytes: np.ndarray
-
-
-def messages(addresses: np.ndarray, kept: np.ndarray, codes: Codes, header: int | None = None) -> np.ndarray:
+def messages(
+    addresses: np.ndarray, kept: np.ndarray, codes: Sequence[np.ndarray], header: int | None = None
+) -> np.ndarray:
     """Return a table of messages, int64 [M, 8].
 
     Args:
-        addresses, kept, codes: address, number of entries and shapes of the index codes of each message.
+        addresses, kept: address and number of entries of each message.
+        codes: shapes of the index codes, int64 arrays [M], see `codecs.index_codes.code_shapes`.
         header: number of bytes before the codes in messages of signs; None = float32 values precede the codes.
     """
     table = np.zeros((addresses.size, 8), np.int64)
     table[:, MESSAGE], table[:, KEPT] = addresses.ravel(), kept
-    table[:, BY_RANK], table[:, LOW] = codes.by_rank, codes.low
+    table[:, BY_RANK], table[:, LOW], low_bytes, high_bytes = codes
     table[:, AT_LOW] = 4 * table[:, KEPT] if header is None else header
-    table[:, AT_HIGH] = table[:, AT_LOW] + codes.low_bytes
-    table[:, END] = table[:, AT_HIGH] + codes.high_bytes
+    table[:, AT_HIGH] = table[:, AT_LOW] + low_bytes
+    table[:, END] = table[:, AT_HIGH] + high_bytes
     table[:, SIGNS] = header is not None
     return table
 
@@ -256,7 +249,7 @@ def value_at(message, at):  # type: ignore[no-untyped-def]
 @compiled
 def put_value(message, at, value):  # type: ignore[no-untyped-def]
     """Write a float32 to unaligned bytes."""
-    word = value.view(u32)
+    word = f32(value).view(u32)
     for byte in range(4):
         message[at + byte] = u8(word >> u32(8 * byte))
 

@@ -95,7 +95,13 @@ def addresses(rows_W: Sequence[Tensor]) -> np.ndarray:
 
 # ---- threads
 
-_pool: ThreadPoolExecutor | None = None
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), "kernels")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process does not inherit threads
 
 
 def over_tiles(kernel: Callable[..., Any], tiles: int, *args: Any) -> None:
@@ -110,19 +116,8 @@ def over_tiles(kernel: Callable[..., Any], tiles: int, *args: Any) -> None:
     if threads == 1:
         kernel(*args, 0, tiles)
         return
-    global _pool
-    if _pool is None:
-        _pool = ThreadPoolExecutor(os.cpu_count(), "kernels")
     ends = [tiles * part // threads for part in range(threads + 1)]
-    rest = [_pool.submit(kernel, *args, first, last) for first, last in itertools.pairwise(ends[1:])]
+    rest = [_pool().submit(kernel, *args, first, last) for first, last in itertools.pairwise(ends[1:])]
     kernel(*args, 0, ends[1])
     for part in rest:
         part.result()
-
-
-def _forget() -> None:
-    global _pool
-    _pool = None  # a forked process does not inherit threads
-
-
-os.register_at_fork(after_in_child=_forget)

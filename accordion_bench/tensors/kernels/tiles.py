@@ -153,7 +153,6 @@ def _least(keys, k, limits, found, some):  # type: ignore[no-untyped-def]
 
 @compiled
 def _write(table, at, places, values, spread, bad, first, last):  # type: ignore[no-untyped-def]
-    """Write the message of each row."""
     for row in range(first, last):
         begin, end = table[row, ENTRY], table[row + 1, ENTRY]
         own, entries = values[begin:end], places[begin:end]

@@ -106,18 +106,6 @@ class Entries(NamedTuple):
     values: Tensor
 
 
-class Search(NamedTuple):
-    """Buffers of a radix search.
-
-    states: for each round, the lowest possible key and the rank among the keys with the same higher digits, int32
-        [rounds, W, T, sides, 2].
-    counts: counts of the digits of each round, int32 [rounds, W, T, sides, WAYS]; initially zeros.
-    """
-
-    states: Tensor
-    counts: Tensor
-
-
 def largest(addresses: np.ndarray, numels: tuple[int, ...], wanted: tuple[int, ...], like: Tensor) -> Entries:
     """Return the largest magnitudes of each tensor.
 
@@ -145,13 +133,13 @@ def largest(addresses: np.ndarray, numels: tuple[int, ...], wanted: tuple[int, .
     of_blocks = torch.empty(W, 2, B, dtype=torch.int32, device=there)
     between = torch.empty(W, T, 2, dtype=torch.int32, device=there)
     shared = (parts.blocks, B, aside, of_blocks, totals, between)
-    launch(_put_aside, (B, W), there, *given, bounds.states[-1], bounds.counts[-1], *shared, places, **constants)
+    launch(_put_aside, (B, W), there, *given, bounds[0][-1], bounds[1][-1], *shared, places, **constants)
     search = _search(counts, (W, T, 1))
     for number in range(ROUNDS):
         launch(_narrow, (B, W), there, *given, *search, W * T, number, *shared, **constants)
     tally = torch.empty(W, 2, B, dtype=torch.int32, device=there)
     last = torch.empty(W, T, dtype=torch.int32, device=there)
-    launch(_tally, (B, W), there, *given, search.states[-1], search.counts[-1], *shared, tally, last, **constants)
+    launch(_tally, (B, W), there, *given, search[0][-1], search[1][-1], *shared, tally, last, **constants)
     until = tally.cumsum(2, dtype=torch.int32)
     launch(_gather, (B, W), there, *given, parts.blocks, B, until, last, *found, parts.wanted, **constants)
     return found
@@ -162,9 +150,15 @@ def vector_of(addresses: np.ndarray, like: Tensor) -> int:
     return 1 if (addresses % ALIGNED).any() else ALIGNED // like.element_size()
 
 
-def _search(counts: Tensor, shape: tuple[int, int, int]) -> Search:
+def _search(counts: Tensor, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """Return the states and the counts of a radix search of shape (W, T, sides); `counts` are zeros.
+
+    states: for each round, the lowest possible key and the rank among the keys with the same higher digits, int32
+        [rounds, W, T, sides, 2].
+    counts: counts of the digits of each round, int32 [rounds, W, T, sides, WAYS].
+    """
     states = torch.empty(ROUNDS, *shape, 2, dtype=torch.int32, device=counts.device)
-    return Search(states, counts.view(ROUNDS, *shape, WAYS.value))
+    return states, counts.view(ROUNDS, *shape, WAYS.value)
 
 
 @triton.jit

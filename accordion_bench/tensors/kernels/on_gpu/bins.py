@@ -41,25 +41,18 @@ def send_lifted(
     P = len(parts)
     rows = np.stack([np.append(one, 0) for one in (n, size)] + [np.append(0, counts.cumsum())], axis=1)
     where = [x.addresses.ravel() for x in (grown, news, Coordinates(sent_W))]
-    flat = upload(torch.from_numpy(np.concatenate([*where, rows.ravel(), *_by_width(parts, width)])), there)
-    addresses, rows_on, order = flat.split([3 * W * T, rows.size, 2 * P])
+    widths = sorted(set(width.tolist()))
+    of_width = [parts[width[parts[:, 0]] == one].ravel() for one in widths]
+    flat = upload(torch.from_numpy(np.concatenate([*where, rows.ravel(), *of_width])), there)
+    addresses, rows_on, *parts_on = flat.split([3 * W * T, rows.size, *map(len, of_width)])
     totals, scales_W = torch.empty(W, P, dtype=torch.float64, device=there), torch.empty(W, T, device=there)
-    launches, begin = [], 0
-    for one in sorted(set(width.tolist())):
-        some = int(counts[width == one].sum())
-        launches.append((some, order[2 * begin :], {"TYPE": TYPES[like.dtype], "WIDE": one, "BINS": WIDEST // one}))
-        begin += some
-    for some, own, constants in launches:
-        launch(_sum_largest, (some, W), there, addresses, T, rows_on, own, totals, P, **constants)
+    each = [{"TYPE": TYPES[like.dtype], "WIDE": one, "BINS": WIDEST // one} for one in widths]
+    for own, constants in zip(parts_on, each, strict=True):
+        launch(_sum_largest, (len(own) // 2, W), there, addresses, T, rows_on, own, totals, P, **constants)
     launch(_scale, (T, W), there, rows_on, totals, P, scales_W, T)
-    for some, own, constants in launches:
-        launch(_send, (some, W), there, addresses, T, rows_on, own, scales_W, **constants)
+    for own, constants in zip(parts_on, each, strict=True):
+        launch(_send, (len(own) // 2, W), there, addresses, T, rows_on, own, scales_W, **constants)
     return sent_W, scales_W
-
-
-def _by_width(parts: np.ndarray, width: np.ndarray) -> list[np.ndarray]:
-    """Return programs grouped by the padded size of their bins."""
-    return [parts[width[parts[:, 0]] == one].ravel() for one in sorted(set(width.tolist()))]
 
 
 @triton.jit

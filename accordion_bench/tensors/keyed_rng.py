@@ -108,8 +108,10 @@ def blocks_of(keys_R: Sequence[Sequence[int]], counts: Sequence[int], device: to
         device: device of the result.
     """
     streams = np.repeat(np.stack([streams_of(keys) for keys in keys_R]), counts, axis=1)
-    numbers = np.concatenate([np.arange(count, dtype=np.uint64) for count in counts])
-    return upload(_keys_of_blocks(streams, numbers), device)
+    z = streams + np.concatenate([np.arange(count, dtype=np.uint64) for count in counts])
+    words = hashed(z).view(np.uint32).reshape(*z.shape, 2)
+    words[..., 1] = words[..., 1] & ~np.uint32(7) | np.uint32(5)
+    return upload(torch.from_numpy(words.view(np.int32)), device)
 
 
 def integers_of(blocks: Tensor, bits: int) -> Tensor:
@@ -127,13 +129,6 @@ def streams_of(keys: Sequence[int]) -> np.ndarray:
     """Return the first counter of the stream of each key, uint64."""
     # the key is hashed, so that streams of adjacent keys do not overlap
     return hashed(np.array([key & 0xFFFFFFFFFFFFFFFF for key in keys], np.uint64))
-
-
-def _keys_of_blocks(streams: np.ndarray, numbers: np.ndarray) -> Tensor:
-    z = streams + numbers
-    words = hashed(z).view(np.uint32).reshape(*z.shape, 2)
-    words[..., 1] = words[..., 1] & ~np.uint32(7) | np.uint32(5)
-    return torch.from_numpy(words.view(np.int32))
 
 
 def hashed(z: np.ndarray) -> np.ndarray:
@@ -165,9 +160,10 @@ def lane_words() -> np.ndarray:
 
 
 def _fill(lanes: Tensor, keys: Tensor) -> None:
-    torch.bitwise_xor(_words_on(lanes.device)[: lanes.shape[2]], keys[..., :1], out=lanes).mul_(keys[..., 1:])
+    torch.bitwise_xor(lanes_on(lanes.device)[: lanes.shape[2]], keys[..., :1], out=lanes).mul_(keys[..., 1:])
 
 
 @functools.cache
-def _words_on(device: torch.device) -> Tensor:
+def lanes_on(device: torch.device) -> Tensor:
+    """Return `lane_words` on a device, as int32; cached."""
     return table(torch.from_numpy(lane_words().view(np.int32)), device)

@@ -1,22 +1,11 @@
 """Random numbers of `keyed_rng` inside kernels."""
 
-import functools
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.tensors.upload import table
 
 BLOCK = tl.constexpr(keyed_rng.BLOCK)
-
-
-@functools.cache
-def lanes_on(device: torch.device) -> Tensor:
-    """Return the words of the lanes of a block on a device, int32 [BLOCK]; cached."""
-    return table(torch.from_numpy(keyed_rng.lane_words().view("int32")), device)
 
 
 @triton.jit

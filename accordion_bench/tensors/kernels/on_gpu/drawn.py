@@ -14,7 +14,7 @@ from torch import Tensor
 from accordion_bench.tensors import permutations, upload
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
-from accordion_bench.tensors.kernels.on_gpu.table import KEPT, parts_of
+from accordion_bench.tensors.kernels.on_gpu.table import KEPT, parts_of, rows_on
 from accordion_bench.tensors.permutations import Draws
 
 N, LOW, HIGH, ROUNDS, COUNT, FIRST, TILE = (tl.constexpr(column) for column in range(7))  # see `permutations`
@@ -22,12 +22,6 @@ COLUMNS, WORDS = tl.constexpr(7), tl.constexpr(permutations.MANY)
 SIZE, ALIGNED = tl.constexpr(permutations.SIZE), tl.constexpr(permutations.ALIGNED)
 FACTOR, OTHER = (tl.constexpr(factor) for factor in permutations.FACTORS)
 SHIFT = tl.constexpr(permutations.SHIFT)
-
-
-@functools.lru_cache(maxsize=KEPT)
-def rows_on(draws: Draws, device: torch.device) -> Tensor:
-    """Return the rows of draws on a device, int64 [T + 1, 7]; cached."""
-    return upload.table(torch.from_numpy(draws.rows), device)
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from accordion_bench.tensors.kernels import dense_kernels as kinds
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding
-from accordion_bench.tensors.kernels.on_gpu.counter_hash import draw, lanes_on
+from accordion_bench.tensors.kernels.on_gpu.counter_hash import draw
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
 from accordion_bench.tensors.kernels.on_gpu.norms import above, constants_of, factor_of, scale_of
 from accordion_bench.tensors.kernels.on_gpu.packing import (
@@ -36,6 +36,7 @@ from accordion_bench.tensors.kernels.on_gpu.table import (
     slices_on,
 )
 from accordion_bench.tensors.kernels.table import Table, bucket_size
+from accordion_bench.tensors.keyed_rng import lanes_on
 
 COUNTED = tl.constexpr(16)  # with more thresholds, a binary search is faster than comparisons one by one
 

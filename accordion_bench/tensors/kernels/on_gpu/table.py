@@ -11,6 +11,7 @@ from torch import Tensor
 from accordion_bench.tensors import upload
 from accordion_bench.tensors.kernels import table
 from accordion_bench.tensors.kernels.table import Table
+from accordion_bench.tensors.permutations import Draws
 
 N, SIZE, BUCKET = tl.constexpr(table.N), tl.constexpr(table.SIZE), tl.constexpr(table.BUCKET)
 HEADER, CODES, MORE = tl.constexpr(table.HEADER), tl.constexpr(table.CODES), tl.constexpr(table.MORE)
@@ -24,8 +25,8 @@ LONG = 1 << 30  # exceeds the coordinates of a slice
 
 
 @functools.lru_cache(maxsize=KEPT)
-def rows_on(own: Table, device: torch.device) -> Tensor:
-    """Return the rows of a table on a device, int64 [T + 1, columns]; cached."""
+def rows_on(own: Table | Draws, device: torch.device) -> Tensor:
+    """Return the rows of a table or of draws on a device, int64 [T + 1, columns]; cached."""
     return upload.table(torch.from_numpy(own.rows), device)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Bucket, NonFiniteRow, Target
+from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context, Exchanged, Kept, State, paying_levels, subtract_

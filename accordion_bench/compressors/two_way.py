@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Bucket, NonFiniteRow, Target
+from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.layout import Message, Transfer
 from accordion_bench.comm.collectives import Comm

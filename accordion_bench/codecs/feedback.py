@@ -66,6 +66,12 @@ class Feedback:
         return replace(own, residuals_W=residuals_W, masks=masks, momenta=momenta)
 
     @property
+    def is_sum(self) -> bool:
+        """Whether p = x + e for every tensor."""
+        plain = all(not isinstance(scale, Tensor) and scale == 1 for scale in self.scales)
+        return plain and self.decay == 1 and all(u is None for u in self.momenta)
+
+    @property
     def rates(self) -> list[Tensor]:
         """Scales that are tensors on a device."""
         return [scale for scale in self.scales if isinstance(scale, Tensor)]

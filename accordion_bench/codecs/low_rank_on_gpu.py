@@ -33,10 +33,14 @@ class LowRankOnGpu(OnDevice):
         found: list[Tensor] = _kernels("orthonormal").replace_degenerate(news, olds) if news else []
         return found
 
-    def multiply(self, matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:
-        if not _kernels().fits([M_W.shape for M_W in matrices_W], [F.shape[-1] for F in factors]):
-            return super().multiply(matrices_W, factors)
-        found: list[Tensor] = _kernels().multiply(matrices_W, factors)
+    def multiply(
+        self, matrices_W: Sequence[Tensor], factors: Sequence[Tensor], terms_W: Sequence[Sequence[Tensor]] = ()
+    ) -> list[Tensor]:
+        fits = _kernels().fits([M_W.shape for M_W in matrices_W], [F.shape[-1] for F in factors])
+        in_place = not terms_W or all(1 in M_W.stride()[2:] for M_W in matrices_W)
+        if not fits or not in_place:
+            return super().multiply(matrices_W, factors, terms_W)
+        found: list[Tensor] = _kernels().multiply(matrices_W, factors, terms_W)
         return found
 
     def products(self, lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> list[Tensor]:

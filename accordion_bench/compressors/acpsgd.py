@@ -15,7 +15,15 @@ from accordion_bench.codecs.orthonormal import fixed_numbers
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context, Exchanged, Kept, State, subtract_
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
-from accordion_bench.compressors.low_rank import LowRank, batches, keyed_normal, of_batches, together, with_columns
+from accordion_bench.compressors.low_rank import (
+    LowRank,
+    LowRankInput,
+    batches,
+    keyed_normal,
+    of_batches,
+    together,
+    with_columns,
+)
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.options.option import Choice, with_options
 from accordion_bench.plan import TensorSpec
@@ -57,7 +65,9 @@ class ACPSGD(LowRank):
         ranks = [self.factor_rank(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
         turns = [None if r is None else (r, is_even(state, spec)) for spec, r in zip(ctx.specs, ranks, strict=True)]
         dense = [i for i, turn in enumerate(turns) if turn is None]
-        stacks = batches(xs_W, ctx.specs, turns)
+        coded = [i for i, turn in enumerate(turns) if turn is not None]
+        given = LowRankInput.of(xs_W, ctx, coded)
+        stacks = batches(given.ps_W, ctx.specs, turns)
 
         kept = together(
             [[self._kept(ctx, i, rank, even, state, xs_W[i]) for i in ids] for ids, (rank, even), _ in stacks]
@@ -65,7 +75,11 @@ class ACPSGD(LowRank):
         engine = engine_for(xs_W)
         Ks = engine.orthonormalise(kept)  # Q [G, m, r] in odd, P [G, n, r] in even exchanges
         # the other factor: (M_w Q)^T [W, G, r, n], or (M_w^T P)^T [W, G, r, m]
-        Fts_W = engine.multiply([Ms_W.mT if even else Ms_W for _, (_, even), Ms_W in stacks], Ks)
+        evens = [even for _, (_, even), _ in stacks]
+        Ms_W = [M_W.mT if even else M_W for even, (_, _, M_W) in zip(evens, stacks, strict=True)]
+        terms_W = given.terms_of(stacks)
+        turned_W = [[T.mT for T in own] if even else own for even, own in zip(evens, terms_W, strict=False)]
+        Fts_W = engine.multiply(Ms_W, Ks, turned_W)
         means = comm.all_reduce_mean([*Fts_W, *(xs_W[i] for i in dense)])
 
         update: list[Tensor] = list(xs_W)
@@ -92,6 +106,7 @@ class ACPSGD(LowRank):
             own_W = of_batches(targets_W, [ids for ids, _, _ in stacks])
             engine.subtract_products(own_W, [left for left, _ in found_W], [right for _, right in found_W])
 
+        given.subtract_sent(coded, subtract_sent_)
         return Exchanged(update, subtract_sent_)
 
     def _kept(self, ctx: Context, i: int, rank: int, even: bool, state: State, like: Tensor) -> Tensor:

@@ -183,7 +183,7 @@ class ErrorFeedback(Wrapper):
                 out.update[i] = out.update[i].clone()
         if whole_W:
             torch._foreach_zero_(list(whole_W.values()))
-        if self.residual == "local":
+        if lossy_W and self.residual == "local":
             out.subtract_sent_(lossy_W)
         elif lossy_W:
             torch._foreach_sub_(list(lossy_W.values()), [out.update[i] for i in lossy_W])

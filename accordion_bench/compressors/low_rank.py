@@ -5,12 +5,13 @@ Tensor suffixes: W local workers.
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from accordion_bench.codecs.engines import engine_for
+from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.compressors.compressor import Compressor, Context, State
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.options.option import NEAREST, option, with_options
@@ -62,6 +63,53 @@ class LowRank(Compressor):
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         return self.factor_rank(spec, level) is not None
+
+    def takes_feedback(self, spec: TensorSpec, level: float | None, workers: int) -> bool:
+        return self.compresses(spec, level)
+
+
+class LowRankInput(NamedTuple):
+    """Input of a low-rank exchange.
+
+    ps_W: tensors [W, ...]; those with a residual are in the storage of their residual.
+    terms_W: by index, tensors [W, ...] that are to be added to `ps_W`, see `Engine.multiply`.
+    feedback: residuals of the compressed tensors; None = no error feedback.
+    """
+
+    ps_W: list[Tensor]
+    terms_W: dict[int, Tensor]
+    feedback: Feedback | None
+
+    @classmethod
+    def of(cls, xs_W: Sequence[Tensor], ctx: Context, coded: Sequence[int]) -> "LowRankInput":
+        """Add the residuals of an exchange's tensors, or defer sums p = x + e to the read of the first product.
+
+        Args:
+            xs_W: tensors [W, ...].
+            ctx: inputs of the exchange.
+            coded: indices of the tensors that are compressed.
+        """
+        ps_W, feedback = list(xs_W), ctx.feedback.take(coded) if ctx.feedback else None
+        if feedback is None:
+            return cls(ps_W, {}, None)
+        # batches that copy their matrices would add to the copies
+        deferred = feedback.is_sum and engine_for(xs_W).one_by_one
+        residuals_W = feedback.residuals_W if deferred else feedback.form([xs_W[i] for i in coded])
+        for i, e_W in zip(coded, residuals_W, strict=True):
+            ps_W[i] = e_W
+        return cls(ps_W, {i: xs_W[i] for i in coded} if deferred else {}, feedback)
+
+    def terms_of(self, stacks: Sequence[Batch]) -> list[list[Tensor]]:
+        """Return the terms of each batch as matrices [W, n, m]; empty if no sums are deferred."""
+        if not self.terms_W:
+            return []
+        return [[self.terms_W[i].reshape(-1, *Ms_W.shape[2:]) for i in ids] for ids, _, Ms_W in stacks]
+
+    def subtract_sent(self, coded: Sequence[int], subtract_sent_: Callable[[Mapping[int, Tensor]], Any]) -> None:
+        """Store the compression error in the residuals, see `Exchanged.subtract_sent_`."""
+        if self.feedback is not None:
+            subtract_sent_(dict(zip(coded, self.feedback.residuals_W, strict=True)))
+            self.feedback.mask()
 
 
 def batches(xs_W: Sequence[Tensor], specs: Sequence[TensorSpec], kinds: Sequence[Hashable | None]) -> list[Batch]:

@@ -15,6 +15,7 @@ from accordion_bench.compressors.compressor import Context, Exchanged, State, su
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
 from accordion_bench.compressors.low_rank import (
     LowRank,
+    LowRankInput,
     batches,
     keep_queries,
     keyed_normal,
@@ -90,13 +91,16 @@ class PowerSGD(LowRank):
     def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
         ranks = [self.factor_rank(spec, level) for spec, level in zip(ctx.specs, ctx.levels, strict=True)]
         dense = [i for i, rank in enumerate(ranks) if rank is None]
-        stacks = batches(xs_W, ctx.specs, ranks)
+        coded = [i for i, rank in enumerate(ranks) if rank is not None]
+        given = LowRankInput.of(xs_W, ctx, coded)
+        stacks = batches(given.ps_W, ctx.specs, ranks)
         queries = together([[self._query(ctx, i, rank, state, xs_W[i]) for i in ids] for ids, rank, _ in stacks])
         engine = engine_for(xs_W)
 
         # Only the span of Q matters; orthonormal columns keep M_w Q as well conditioned as M_w.
         Qs = self._orthonormal(engine, queries, passes=1)
-        Pts_W = engine.multiply([Ms_W for _, _, Ms_W in stacks], Qs)  # (M_w Q)^T, [W, G, r, n]
+        # (M_w Q)^T, [W, G, r, n]
+        Pts_W = engine.multiply([Ms_W for _, _, Ms_W in stacks], Qs, given.terms_of(stacks))
         means = comm.all_reduce_mean([*Pts_W, *(xs_W[i] for i in dense)])
         Ps = self._orthonormal(engine, [Pt.mT for Pt in means[: len(stacks)]])
 
@@ -120,6 +124,7 @@ class PowerSGD(LowRank):
             own_W = of_batches(targets_W, [ids for ids, _, _ in stacks])
             engine.subtract_products(own_W, [P.expand(comm.local_workers, -1, -1, -1) for P in Ps], Qts_W)
 
+        given.subtract_sent(coded, subtract_sent_)
         return Exchanged(update, subtract_sent_)
 
     def _query(self, ctx: Context, i: int, rank: int, state: State, like: Tensor) -> Tensor:

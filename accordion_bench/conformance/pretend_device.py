@@ -164,7 +164,7 @@ def one_launch(name: str, times: int = 1) -> Iterator[None]:
 class PretendedKernels(OnDevice):
     """Replacement for a GPU's kernels, which counts their launches and computes with the reference implementation."""
 
-    name = "triton"
+    name, one_by_one = "triton", True
 
     def encode_dense(self, bucket: Bucket, message: Message, coding: Coding, shared: Tensor | None = None) -> None:
         feedback = bucket.feedback

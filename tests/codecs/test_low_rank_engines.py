@@ -98,6 +98,40 @@ def test_sums_are_those_of_a_worker_alone_wherever_it_lies(triton, transposed):
         assert all(torch.equal(a[0].cpu(), b[w].cpu()) for a, b in zip(alone, together, strict=True))
 
 
+TERM_CASES = [
+    (2, 3, 1, "some", torch.float32),
+    (1, 1, 0, "none", torch.float32),
+    (8, 1, 0, "all", torch.float64),
+    (2, 2, 1, "none", torch.float32),
+    (11, 2, 1, "some", torch.float32),
+]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("rank", "workers", "shift", "transposed", "dtype"), TERM_CASES)
+def test_terms_are_added_first_to_the_bit(triton, rank, workers, shift, transposed, dtype):
+    """Equals an addition in place and then a product; for terms at any address, of matrices in one batch."""
+    matrices_W, factors = batches(rank, workers, dtype)
+    terms_W = [M_W.flip(1).sin().mul(3) for M_W in matrices_W]
+    terms_W[5][0, 0, 0, 0] = torch.inf
+    turn = lambda x, t: x.mT.contiguous().mT if _is(transposed, t) else x.contiguous()  # noqa: E731
+    given = [turn(M_W, t) for t, M_W in enumerate(matrices_W)]
+    added = [turn(M_W + T_W, t) for t, (M_W, T_W) in enumerate(zip(matrices_W, terms_W, strict=True))]
+
+    def lay(x_W: Tensor) -> Tensor:
+        """On the device, beginning after `shift` numbers, with contiguous rows or columns as before."""
+        held = triton.to(torch.cat([x_W.new_zeros(shift), x_W.flatten()]))
+        return held[shift:].view(x_W.shape)
+
+    there = [lay(M_W.mT).mT if _is(transposed, t) else lay(M_W) for t, M_W in enumerate(given)]
+    own_W = [[lay(T.mT).mT if _is(transposed, t) else lay(T) for T in T_W.unbind(1)] for t, T_W in enumerate(terms_W)]
+    found = triton.engine.multiply(there, triton.to(factors), own_W)
+    sums = [triton.to(x_W.mT).mT if _is(transposed, t) else triton.to(x_W) for t, x_W in enumerate(added)]
+    expected = triton.engine.multiply(sums, triton.to(factors))
+    for a, b in zip([*there, *found], [*added, *expected], strict=True):
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=0, atol=0, equal_nan=True)
+
+
 def test_high_ranks_are_multiplied_by_torch(triton):
     M_W, F = torch.randn(1, 1, 40, 60), torch.randn(1, 60, 20)
     (found,) = triton.engine.multiply([triton.to(M_W)], [triton.to(F)])

@@ -31,11 +31,13 @@ TOGETHER = tl.constexpr(128)  # sums of a program that joins parts
 SLOTS = tl.constexpr(16)  # parts at a time
 EDGE = 32  # results begin at multiples of so many numbers
 
-MATRIX, STEP, STRIDE, ROWS, COLUMNS, LEFT, LEFT_STEP, RIGHT, RIGHT_STEP, RANK, ALIGNED, WIDTH = (
-    tl.constexpr(column) for column in range(12)
+MATRIX, STEP, STRIDE, ROWS, COLUMNS, LEFT, LEFT_STEP, RIGHT, RIGHT_STEP, RANK, ALIGNED, TERM, TERM_STEP, TERM_STRIDE = (
+    tl.constexpr(column) for column in range(14)
 )
-"""Columns of a table: where a matrix is, numbers from worker to worker and from row to row, rows, columns; where L and
-R are, each with numbers from worker to worker; rank; whether 16 bytes can be loaded at once. And how many these are."""
+"""Columns of a table: address of a matrix, its distances between workers and between rows, its rows and columns; the
+addresses of L and R, each with its distance between workers; rank; whether 16 bytes can be loaded at once; address and
+distances of the matrix that is added. Distances count numbers."""
+WIDTH = tl.constexpr(14)
 SIZE, PARTS, JOINED = tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
 """The same of sums: where parts are, from worker to worker, where the sum is, from worker to worker, numbers, parts."""
 
@@ -46,11 +48,13 @@ class ProductBatch(NamedTuple):
     matrices_W: M [W, G, n, m], with contiguous rows.
     lefts_W: L [W, G, r, n], each contiguous.
     rights_W: R [W, G, r, m], each contiguous.
+    terms_W: G matrices [W, n, m] with contiguous rows, which are added to M in place; empty = none.
     """
 
     matrices_W: Tensor
     lefts_W: Tensor
     rights_W: Tensor
+    terms_W: Sequence[Tensor] = ()
 
     @property
     def rank(self) -> int:
@@ -62,7 +66,7 @@ class ProductBatch(NamedTuple):
         (W, G, n, m), size = self.matrices_W.shape, self.matrices_W.element_size()
         rows, numbers = np.zeros((G, WIDTH.value), np.int64), np.arange(G)
         columns = ((MATRIX, STEP), (LEFT, LEFT_STEP), (RIGHT, RIGHT_STEP))
-        for x_W, (where, step) in zip(self, columns, strict=True):
+        for x_W, (where, step) in zip(self[:3], columns, strict=True):
             rows[:, where.value] = x_W.data_ptr() + numbers * (x_W.stride(1) * size)
             rows[:, step.value] = x_W.stride(0)
         stride = self.matrices_W.stride(2) if n > 1 else m
@@ -72,6 +76,11 @@ class ProductBatch(NamedTuple):
         steps = [m, stride] + [self.matrices_W.stride(0)] * (W > 1)
         even = all(step % GROUP.value == 0 for step in steps)
         rows[:, ALIGNED.value] = (rows[:, MATRIX.value] % 16 == 0) & even
+        for row, x_W in zip(rows, self.terms_W, strict=False):
+            stride = x_W.stride(1) if n > 1 else m
+            row[TERM.value : TERM_STRIDE.value + 1] = x_W.data_ptr(), x_W.stride(0), stride
+            even = all(step % GROUP.value == 0 for step in [stride] + [x_W.stride(0)] * (W > 1))
+            row[ALIGNED.value] &= (x_W.data_ptr() % 16 == 0) & even
         return rows
 
 
@@ -94,24 +103,32 @@ def empty_tensors(shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]
     return [part[: int(np.prod(shape))].view(*shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def multiply(matrices_W: Sequence[Tensor], factors: Sequence[Tensor]) -> list[Tensor]:
-    """See `Engine.multiply`. One launch; one more for partial sums, one more if only some matrices are transposed."""
+def multiply(
+    matrices_W: Sequence[Tensor], factors: Sequence[Tensor], terms_W: Sequence[Sequence[Tensor]] = ()
+) -> list[Tensor]:
+    """See `Engine.multiply`. One launch; one more for partial sums, one more if only some matrices are transposed.
+
+    With terms, the rows or the columns of each M must be contiguous.
+    """
     shapes = [(*M_W.shape[:2], F.shape[2], M_W.shape[2]) for M_W, F in zip(matrices_W, factors, strict=True)]
     found = empty_tensors(shapes, matrices_W[0])
-    lying: list[tuple[ProductBatch, Tensor]] = []
-    standing: list[tuple[ProductBatch, Tensor]] = []
-    for M_W, F, out_W in zip(matrices_W, factors, found, strict=True):
+    lying: list[ProductBatch] = []
+    standing: list[ProductBatch] = []
+    terms_W = terms_W or [()] * len(found)
+    for M_W, F, out_W, added_W in zip(matrices_W, factors, found, terms_W, strict=True):
         F_W = in_rows(F).expand(len(M_W), -1, -1, -1)
         if M_W.stride(3) != 1 and M_W.stride(2) == 1:
-            standing.append((ProductBatch(M_W.mT, F_W, out_W), out_W))
+            standing.append(ProductBatch(M_W.mT, F_W, out_W, [with_rows(x_W.mT) for x_W in added_W]))
         else:
-            lying.append((ProductBatch(M_W if M_W.stride(3) == 1 else M_W.contiguous(), out_W, F_W), out_W))
-    sums = [
-        *_multiplied(_times_right, [batch for batch, _ in lying], LEFT.value),
-        *_multiplied(_times_left, [batch for batch, _ in standing], RIGHT.value),
-    ]
+            lying.append(ProductBatch(with_rows(M_W), out_W, F_W, [with_rows(x_W) for x_W in added_W]))
+    sums = [*_multiplied(_times_right, lying, LEFT.value), *_multiplied(_times_left, standing, RIGHT.value)]
     _join(sums, matrices_W[0])
     return found
+
+
+def with_rows(matrices: Tensor) -> Tensor:
+    """Return matrices [..., n, m] with contiguous rows; a copy if theirs are not."""
+    return matrices if matrices.stride(-1) == 1 else matrices.contiguous()
 
 
 class Sums(NamedTuple):
@@ -145,7 +162,7 @@ def _multiplied(kernel: triton.JITFunction, batches: Sequence[ProductBatch], col
     for b, place in zip(many, places, strict=True):
         tables[b][:, column] = place.data_ptr() + np.arange(place.shape[1]) * (place.stride(1) * place.element_size())
         tables[b][:, column + 1] = place.stride(0)
-    _start(kernel, batches, np.concatenate(tables), spans, SPAN=span)
+    _start(kernel, batches, np.concatenate(tables), spans, SPAN=span, ADDS=bool(batches[0].terms_W))
     return sums
 
 
@@ -232,14 +249,27 @@ def _tile(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load_tile(matrix, at, stride, rows, columns, even, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Read a tile, with 0 for missing elements. The assignment of elements to threads does not depend on alignment."""
+def _load_tile(  # type: ignore[no-untyped-def]
+    matrix, at, stride, term, term_at, term_stride, rows, columns, even, TYPE: tl.constexpr, ADDS: tl.constexpr
+):
+    """Read a tile, with 0 for missing elements; if ADDS, add the tile of the term and write the sum to the matrix.
+
+    The assignment of elements to threads does not depend on alignment.
+    """
     if even != 0:
         where, exists = _tile(matrix, at, stride, rows, columns, TYPE, True)
         x = tl.load(where, mask=exists, other=0)
+        if ADDS:
+            added, _ = _tile(term, term_at, term_stride, rows, columns, TYPE, True)
+            x += tl.load(added, mask=exists, other=0)
+            tl.store(where, x, mask=exists)
     else:
         where, exists = _tile(matrix, at, stride, rows, columns, TYPE, False)
         x = tl.load(where, mask=exists, other=0)
+        if ADDS:
+            added, _ = _tile(term, term_at, term_stride, rows, columns, TYPE, False)
+            x += tl.load(added, mask=exists, other=0)
+            tl.store(where, x, mask=exists)
     return x
 
 
@@ -259,19 +289,31 @@ def _side(row, WHERE: tl.constexpr, TYPE: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
+def _term(row, ADDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Address of the matrix that is added, offset of a worker in it, numbers from row to row; zeros without one."""
+    term, offset, stride = tl.cast(0, tl.int64), tl.cast(0, tl.int64), tl.cast(0, tl.int32)
+    if ADDS:
+        term, stride = tl.load(row + TERM), tl.load(row + TERM_STRIDE).to(tl.int32)
+        offset = tl.program_id(1).to(tl.int64) * tl.load(row + TERM_STEP)
+    return term, offset, stride
+
+
+@triton.jit
 def _times_right(  # type: ignore[no-untyped-def]
-    table, pieces, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr
+    table, pieces, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr, ADDS: tl.constexpr
 ):
     row, first, begin, n, m, r = _piece_of(table, pieces)
     matrix, stride, aligned = tl.load(row + MATRIX), tl.load(row + STRIDE).to(tl.int32), tl.load(row + ALIGNED)
     right = _side(row, RIGHT, TYPE)
     at = tl.program_id(1).to(tl.int64) * tl.load(row + STEP) + first.to(tl.int64) * stride
+    term, term_at, term_stride = _term(row, ADDS)
+    term_at += first.to(tl.int64) * term_stride
     j = tl.arange(0, WIDE // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     sums = ()
     for _ in tl.static_range(R):
         sums += (tl.zeros([TALL, WIDE // GROUP], TYPE),)  # type: ignore[assignment]
     for c in range(begin, tl.minimum(begin + SPAN, m), WIDE):
-        x = _load_tile(matrix, at + c, stride, n - first, m - c, aligned, TYPE)
+        x = _load_tile(matrix, at + c, stride, term, term_at + c, term_stride, n - first, m - c, aligned, TYPE, ADDS)
         x = tl.reshape(x, [TALL, WIDE // GROUP, GROUP])
         more = ()
         for k in tl.static_range(R):
@@ -286,19 +328,21 @@ def _times_right(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _times_left(  # type: ignore[no-untyped-def]
-    table, pieces, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr
+    table, pieces, TYPE: tl.constexpr, R: tl.constexpr, SPAN: tl.constexpr, ADDS: tl.constexpr
 ):
     TIMES: tl.constexpr = 8  # warps: each has a row of a tile, and the next one after so many
     row, first, begin, n, m, r = _piece_of(table, pieces)
     matrix, stride, aligned = tl.load(row + MATRIX), tl.load(row + STRIDE).to(tl.int32), tl.load(row + ALIGNED)
     left = _side(row, LEFT, TYPE)
     at = tl.program_id(1).to(tl.int64) * tl.load(row + STEP) + begin
+    term, term_at, term_stride = _term(row, ADDS)
     i = tl.arange(0, TALL // TIMES)[:, None] * TIMES + tl.arange(0, TIMES)[None, :]
     sums = ()
     for _ in tl.static_range(R):
         sums += (tl.zeros([TIMES, WIDE], TYPE),)  # type: ignore[assignment]
     for top in range(first, tl.minimum(first + SPAN, n), TALL):
-        x = _load_tile(matrix, at + tl.cast(top, tl.int64) * stride, stride, n - top, m - begin, aligned, TYPE)
+        here, there = at + tl.cast(top, tl.int64) * stride, term_at + begin + tl.cast(top, tl.int64) * term_stride
+        x = _load_tile(matrix, here, stride, term, there, term_stride, n - top, m - begin, aligned, TYPE, ADDS)
         x = tl.reshape(x, [TALL // TIMES, TIMES, WIDE])
         more = ()
         for k in tl.static_range(R):

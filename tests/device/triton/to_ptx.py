@@ -184,6 +184,7 @@ def main() -> None:
     for rank in (2, 8):
         M_W, L, R = torch.zeros(2, 1, 300, 600), torch.zeros(1, 300, rank), torch.zeros(1, 600, rank)
         products.multiply([M_W, M_W.mT], [R, L])
+        products.multiply([M_W, M_W.mT], [R, L], [[M_W[:, 0]], [M_W[:, 0].mT]])
         batch = products.ProductBatch(M_W, L.mT.expand(2, 1, -1, -1), R.mT.expand(2, 1, -1, -1))
         products.fill([batch])
         products.subtract([batch], 0.5)

@@ -252,9 +252,9 @@ def _tile(  # type: ignore[no-untyped-def]
 def _load_tile(  # type: ignore[no-untyped-def]
     matrix, at, stride, term, term_at, term_stride, rows, columns, even, TYPE: tl.constexpr, ADDS: tl.constexpr
 ):
-    """Read a tile, with 0 for missing elements; if ADDS, add the tile of the term and write the sum to the matrix.
+    """Read a tile, with 0 for missing elements. The assignment of elements to threads does not depend on alignment.
 
-    The assignment of elements to threads does not depend on alignment.
+    If ADDS and 16 bytes can be loaded at once, add the tile of the term and write the sum to the matrix.
     """
     if even != 0:
         where, exists = _tile(matrix, at, stride, rows, columns, TYPE, True)
@@ -266,11 +266,29 @@ def _load_tile(  # type: ignore[no-untyped-def]
     else:
         where, exists = _tile(matrix, at, stride, rows, columns, TYPE, False)
         x = tl.load(where, mask=exists, other=0)
-        if ADDS:
-            added, _ = _tile(term, term_at, term_stride, rows, columns, TYPE, False)
-            x += tl.load(added, mask=exists, other=0)
-            tl.store(where, x, mask=exists)
     return x
+
+
+@triton.jit
+def _add_narrow(  # type: ignore[no-untyped-def]
+    matrix, at, stride, term, term_at, term_stride, rows, columns, even, TYPE: tl.constexpr
+):
+    """Add the term to a piece of a matrix if 16 bytes cannot be loaded at once.
+
+    A pass of its own: with a second assignment of elements to threads, the loop of the product took 179 registers.
+    """
+    if even == 0:
+        i, j, to = tl.arange(0, 8)[:, None], tl.arange(0, WIDE)[None, :], matrix.to(tl.pointer_type(TYPE)) + at
+        added = term.to(tl.pointer_type(TYPE)) + term_at
+        for top in range(0, rows, 8):
+            for begin in range(0, columns, WIDE):
+                exists, row = (top + i < rows) & (begin + j < columns), (top + i).to(tl.int64)
+                where = to + row * stride + begin + j
+                total = tl.load(where, mask=exists, other=0) + tl.load(
+                    added + row * term_stride + begin + j, mask=exists, other=0
+                )
+                tl.store(where, total, mask=exists)
+        tl.debug_barrier()  # other threads read what this one has written
 
 
 @triton.jit
@@ -308,6 +326,9 @@ def _times_right(  # type: ignore[no-untyped-def]
     at = tl.program_id(1).to(tl.int64) * tl.load(row + STEP) + first.to(tl.int64) * stride
     term, term_at, term_stride = _term(row, ADDS)
     term_at += first.to(tl.int64) * term_stride
+    if ADDS:
+        tall, wide = tl.minimum(n - first, TALL), tl.minimum(m - begin, SPAN)
+        _add_narrow(matrix, at + begin, stride, term, term_at + begin, term_stride, tall, wide, aligned, TYPE)
     j = tl.arange(0, WIDE // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     sums = ()
     for _ in tl.static_range(R):
@@ -336,6 +357,10 @@ def _times_left(  # type: ignore[no-untyped-def]
     left = _side(row, LEFT, TYPE)
     at = tl.program_id(1).to(tl.int64) * tl.load(row + STEP) + begin
     term, term_at, term_stride = _term(row, ADDS)
+    if ADDS:
+        tall, wide, narrow_at = tl.minimum(n - first, SPAN), tl.minimum(m - begin, WIDE), first.to(tl.int64)
+        to, added = at + narrow_at * stride, term_at + begin + narrow_at * term_stride
+        _add_narrow(matrix, to, stride, term, added, term_stride, tall, wide, aligned, TYPE)
     i = tl.arange(0, TALL // TIMES)[:, None] * TIMES + tl.arange(0, TIMES)[None, :]
     sums = ()
     for _ in tl.static_range(R):

@@ -1,8 +1,8 @@
 """Products of many matrices with thin factors on a GPU, with one read or write of each matrix.
 
-For a matrix M [n, m] with rows L [r, n] and R [r, m], kernels compute L = (M R^T)^T, R = L M, and M = L^T R. Partial
-sums cover fixed spans and are added in a fixed order, so results depend neither on the number of workers nor on the
-address of a matrix.
+For a matrix M [n, m] with rows L [r, n] and R [r, m], kernels compute L = (M R^T)^T, R = L M, and M = L^T R. The first
+two can add a matrix to M in their read and write the sum. Partial sums cover fixed spans and are added in a fixed
+order, so results depend neither on the number of workers nor on the address of a matrix.
 
 Tensor suffixes: W local workers, G matrices of one size.
 """

@@ -438,6 +438,18 @@ def test_where_blocks_end_within_groups_by_triton(triton):
         sums_are_equal(triton, dense, torch.float32, 2)
 
 
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("name", "size", "n"), [("ternary", 1283, 3900), ("sign, means", 2051, 4200), ("ternary", 8192, 9700)]
+)
+def test_slices_of_two_blocks_by_triton(triton, name, size, n):
+    """Blocks that end within a group are at least as long as a slice: it reads and writes at most two scales."""
+    dense = Dense.of(CODINGS[name], (7, n), size)
+    messages_are_equal(triton, dense, torch.float32, LAID[2])
+    sums_are_equal(triton, dense, torch.float32, 2)
+    residuals_hold_what_is_lost(triton, dense, 1.0)
+
+
 @pytest.mark.slow
 @every_coding
 def test_messages_and_sums_of_long_tensors_by_triton(triton, coding):

@@ -30,6 +30,7 @@ from accordion_bench.tensors.kernels.on_gpu.table import (
     SIZE,
     N,
     buckets_at,
+    of_lanes,
     on_device,
     rows_on,
     slice_of,
@@ -261,7 +262,8 @@ def _encode(  # type: ignore[no-untyped-def]
         write_float(out + tl.load(row + HEADER) + 4 * here, own, here * BUCKET_SIZE < n)
         r = r * to_groups(of_bucket, BUCKET_SIZE)
     if SCALED:
-        r = r * tl.load(factors + w * row_factors + before + bucket, mask=there, other=0)
+        factor = tl.load(factors + w * row_factors + before + bucket, mask=there, other=0)
+        r = r * of_lanes(factor, begin, j, group_of(K), BUCKET_SIZE)
     if BITS > 0:
         v = draw(lanes, tl.load(streams + w * T + t).to(tl.uint64), begin, j, exists, BITS, K != 3)
     if KIND == EVEN:
@@ -294,11 +296,13 @@ def _encode(  # type: ignore[no-untyped-def]
         if NORM != "":
             value = value * -to_groups(own, BUCKET_SIZE)
         elif KNOWN:
-            value = value * -tl.load(scales + w * M + before + bucket, mask=there, other=0)
+            own = tl.load(scales + w * M + before + bucket, mask=there, other=0)
+            value = value * -of_lanes(own, begin, j, group_of(K), BUCKET_SIZE)
         else:
             value = -value
         if CENTRED:
-            value = value - tl.load(middles + w * M + before + bucket, mask=there, other=0)
+            middle = tl.load(middles + w * M + before + bucket, mask=there, other=0)
+            value = value - of_lanes(middle, begin, j, group_of(K), BUCKET_SIZE)
         whole = whole + value.to(TYPE)
         if MASKED:
             mask = tl.load(addresses + (2 * W + 1) * T + t)

@@ -22,6 +22,7 @@ from accordion_bench.tensors.kernels.on_gpu.table import (
     aligned,
     buckets_at,
     buckets_on,
+    of_lanes,
     on_device,
     rows_on,
     slice_of,
@@ -155,13 +156,16 @@ def _add_values(  # type: ignore[no-untyped-def]
             negative = unpack(own + tl.load(row + MORE), begin, n, 2)
             value = value * value_of(signs, negative, 2)
         if HEADED:
-            value = value * (read_float(own + tl.load(row + HEADER) + 4 * bucket, there) * alpha)
+            scale = read_float(own + tl.load(row + HEADER) + 4 * bucket, there) * alpha
+            value = value * of_lanes(scale, begin, j, group_of(K), BUCKET_SIZE)
         elif SCALED:
-            value = value * (tl.load(scales + sender * row_scales + before + bucket, mask=there, other=0) * alpha)
+            scale = tl.load(scales + sender * row_scales + before + bucket, mask=there, other=0) * alpha
+            value = value * of_lanes(scale, begin, j, group_of(K), BUCKET_SIZE)
         else:
             value = value * alpha
         if CENTRED:
-            value = tl.load(middles + sender * M + before + bucket, mask=there, other=0) + value
+            middle = tl.load(middles + sender * M + before + bucket, mask=there, other=0)
+            value = of_lanes(middle, begin, j, group_of(K), BUCKET_SIZE) + value
         total += value.to(TYPE)
     if DIVIDED:
         total = tl.div_rn(total, divisor) if tl.float32 == TYPE else total / divisor

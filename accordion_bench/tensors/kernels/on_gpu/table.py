@@ -10,6 +10,7 @@ from torch import Tensor
 
 from accordion_bench.tensors import upload
 from accordion_bench.tensors.kernels import table
+from accordion_bench.tensors.kernels.on_gpu.packing import GROUPS
 from accordion_bench.tensors.kernels.table import Table
 from accordion_bench.tensors.permutations import Draws
 
@@ -84,7 +85,8 @@ def buckets_at(own, begin, j, n, size, GROUP: tl.constexpr, BUCKET: tl.constexpr
     """Buckets of coordinates begin + j, int64; which coordinates are the first of a bucket, and which exist.
 
     The shape is that of `j` [groups, 8] or broadcasts to it: one per group if no bucket ends within a group, or one for
-    all. The size of a bucket is a constant, or the row `own` of the slice contains its inverse.
+    all. It is [1, 2] if `in_two`, see `of_lanes`. The size of a bucket is a constant, or the row `own` of the slice
+    contains its inverse.
     """
     if BUCKET == ONE:
         none = tl.zeros([1, 1], tl.int64)
@@ -100,6 +102,26 @@ def buckets_at(own, begin, j, n, size, GROUP: tl.constexpr, BUCKET: tl.constexpr
     elif BUCKET % GROUP == 0:
         at = (begin % BUCKET).to(tl.int32) + tl.min(j, axis=1, keep_dims=True)
         return begin // BUCKET + at // BUCKET, at % BUCKET == 0, begin + tl.min(j, axis=1, keep_dims=True) < n
+    elif in_two(GROUP, BUCKET):
+        bucket = begin // BUCKET + tl.arange(0, 2)[None, :]
+        first = bucket * BUCKET
+        return bucket, (first >= begin) & (first < begin + GROUPS * GROUP), first < n
     else:
         at = (begin % BUCKET).to(tl.int32) + j
         return begin // BUCKET + at // BUCKET, at % BUCKET == 0, begin + j < n
+
+
+@triton.constexpr_function
+def in_two(GROUP, BUCKET):  # type: ignore[no-untyped-def]
+    """Whether buckets end within groups, but a slice contains coordinates of at most two buckets."""
+    return BUCKET not in (table.ONE, table.DIFFERENT) and BUCKET % GROUP != 0 and GROUPS.value * GROUP <= BUCKET
+
+
+@triton.jit
+def of_lanes(numbers, begin, j, GROUP: tl.constexpr, BUCKET: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return numbers of buckets, in the shape of `buckets_at`, in a shape that broadcasts to `j`."""
+    if in_two(GROUP, BUCKET):
+        one, other = tl.split(numbers)
+        return tl.where((begin % BUCKET).to(tl.int32) + j < BUCKET, one[:, None], other[:, None])
+    else:
+        return numbers

@@ -49,7 +49,7 @@ MOST = {
     ("int8, measured", "_encode"): 60,
     ("powers", "_encode"): 50,
     ("powers", "_add_values"): 45,
-    ("ternary", "_encode"): 85,
+    ("ternary", "_encode"): 95,
     ("ternary", "_add_values"): 55,
     ("ternary, shared", "_encode"): 75,
     ("ternary, shared", "_add_values"): 45,

@@ -30,8 +30,8 @@ MOST = {
     "topk": 40,
     "topk of tiles": 16,
     # low rank
-    "powersgd": 17,
-    "acpsgd": 12,
+    "powersgd": 16,
+    "acpsgd": 11,
 }
 OPTIONS = {"topk of tiles": ("topk", {"chunk": 64})}  # of rows that are not named as files of conf/compressor
 WORKERS = 4  # of more, messages of 8 bits and beyond cost more than a dense all-reduce

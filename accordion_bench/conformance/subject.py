@@ -98,7 +98,7 @@ def sample_distribution(kind: str, shape: tuple[int, ...], dtype: torch.dtype = 
 @functools.cache
 def real_gradients(workers: int = 4, steps: int = 8) -> tuple[tuple[TensorSpec, ...], tuple[Tensor, ...]]:
     """Return (specs, gradients [W, ...] in float32) of a residual network on digits, after some steps of SGD."""
-    from accordion_bench.datasets.digits import Digits
+    from accordion_bench.datasets.images import Digits
     from accordion_bench.models.resnet import ResNet
 
     data = Digits().load("", seed=0, device=torch.device("cpu"))

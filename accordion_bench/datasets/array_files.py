@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from accordion_bench.datasets.counted import part_of
-from accordion_bench.datasets.unreadable import refusal, why
+from accordion_bench.datasets.fetch import refusal, why
 from accordion_bench.options.checks import ConfigError
 
 KINDS = {"x": ("x", "images", "image", "data", "inputs"), "y": ("y", "labels", "label", "targets", "target")}

@@ -76,7 +76,7 @@ class Dataset(Component):
         limit_eval: number of samples, words or tokens of each evaluation split to use; None = all.
         sharding: `reshuffled` over workers in every epoch, or `static`: each worker sees the same samples in the same
             order in every epoch (Accordion's code). Labelled data also accept `dirichlet`: each worker has a fixed
-            shard, whose labels follow a Dirichlet distribution, see `label_shards`.
+            shard, whose labels follow a Dirichlet distribution, see `shards_by_label`.
         alpha: concentration parameter of `dirichlet`.
         in_channels, num_classes, image_size: of images, shape of the model's input and output.
         vocabulary: of text, number of distinct words or tokens.

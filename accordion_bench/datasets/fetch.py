@@ -1,9 +1,10 @@
-"""Find the files of a data set, or download them from their authors: one process at a time, with md5 verification."""
+"""Files of data sets: find them, download them from their authors, verify md5 sums, explain why one cannot be read."""
 
 import contextlib
 import gzip
 import hashlib
 import http.client
+import json
 import os
 import shutil
 import sys
@@ -11,14 +12,49 @@ import tarfile
 import tempfile
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from accordion_bench import locks, output
 from accordion_bench.options.checks import ConfigError
 
+
 CHUNK = 1 << 20  # bytes
+Seen = dict[str, list]  # by file name: size, modification time, md5
+
+
+class Unreadable(ConfigError):
+    """A file cannot be read in its expected format; `str()` names the file and the reason."""
+
+
+def why(file: Path, error: BaseException) -> str:
+    """Return the reason for an error raised while a file was read, as a clause that follows the file's name."""
+    if isinstance(error, FileNotFoundError):
+        return "which is a broken link" if file.is_symlink() else "which no longer exists"
+    if isinstance(error, PermissionError):
+        return "which may not be read by this user"
+    try:
+        if file.is_file() and not file.stat().st_size:
+            return "which is empty"
+    except OSError:  # the folder may not be accessible
+        pass
+    if isinstance(error, MemoryError):
+        return "which is larger than the free memory"
+    return f"which cannot be read ({type(error).__name__}: {' '.join(str(error).split())})"
+
+
+def refusal(what: str, file: Path, reason: str, others: int = 0) -> Unreadable:
+    """Return the error for a file that cannot be used.
+
+    Args:
+        what: noun for the expected files in the message.
+        file: path of the file.
+        reason: result of `why`.
+        others: number of further files with errors.
+    """
+    also = f", and {others:,} more like it" if others else ""
+    return Unreadable(f"paths.data must hold {what}, got {file}, {reason}{also}; restore or remove that file")
 
 
 class Unusable(Exception):
@@ -77,7 +113,8 @@ def fetch(root: Path, folder: str, files: Sequence[str], sources: Sequence[Sourc
         new.mkdir(parents=True)
         for source in sources:
             packed = source.name.endswith(".tar.gz")
-            earlier = [file for file in (root / source.name, root / folder / source.name) if _md5(file) == source.md5]
+            there = [file for file in (root / source.name, root / folder / source.name) if file.is_file()]
+            earlier = [file for file in there if _md5(file) == source.md5]
             file = earlier[0] if earlier else _downloaded(source, part if packed else new, timeout)
             if packed:
                 _unpack(file, new.parent)
@@ -127,10 +164,7 @@ def _read(address: str, name: str, file: Path, timeout: float) -> str:
     return md5.hexdigest()
 
 
-def _md5(file: Path) -> str | None:
-    """Return the md5 of a file; None if it does not exist."""
-    if not file.is_file():
-        return None
+def _md5(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
@@ -236,3 +270,50 @@ def not_readable(file: Path, error: Exception) -> ConfigError:
         f"paths.data must hold the original files, got {file}, which cannot be read ({type(error).__name__}: {error}); "
         "type another paths.data, or remove that file to download it again"
     )
+
+
+def refuse_changed(folder: Path, published: Mapping[str, str]) -> None:
+    """Compare files with their published md5 sums. Files with the cached size and modification time are not read again.
+
+    Args:
+        folder: folder of the files.
+        published: md5 by file name.
+
+    Raises:
+        ConfigError: a file differs, or cannot be read.
+    """
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accordion_bench" / "md5"
+    cache = caches / f"{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}.json"
+    seen, now = _cached(cache), {}
+    for name, md5 in published.items():
+        try:
+            stat = (folder / name).stat()
+            as_it_is = [stat.st_size, stat.st_mtime_ns]
+            known = seen.get(name, [])
+            now[name] = known if known[:2] == as_it_is else [*as_it_is, _md5(folder / name)]
+        except OSError as error:
+            raise refusal("the original files", folder / name, why(folder / name, error)) from None
+        if now[name][2:] != [md5]:
+            raise ConfigError(
+                f"paths.data must hold the original files, got {folder / name}, whose md5 is {now[name][2]} and not "
+                f"{md5}; remove that folder to download it again, or type dataset.check=false to accept it"
+            )
+    if now != seen:
+        _write(cache, now)
+
+
+def _cached(cache: Path) -> Seen:
+    try:
+        seen = json.loads(cache.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    whole = isinstance(seen, dict) and all(isinstance(value, list) and len(value) == 3 for value in seen.values())
+    return seen if whole else {}
+
+
+def _write(cache: Path, seen: Seen) -> None:
+    with contextlib.suppress(OSError):  # without a writable cache the files are read each time
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        part = cache.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(seen), encoding="utf-8")
+        os.replace(part, cache)

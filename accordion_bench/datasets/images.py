@@ -1,14 +1,17 @@
-"""Image classification data in memory: batches by index, with vectorised augmentation on the device."""
+"""Images in memory: batches by index, with vectorised augmentation on the device; digits, and synthetic images."""
 
+import importlib.util
 from collections.abc import Iterable
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from accordion_bench.datasets.dataset import Batches, Dataset, Split
 from accordion_bench.options import checks
-from accordion_bench.options.option import option, with_options
+from accordion_bench.options.option import NEAREST, Choice, option, with_options
 from accordion_bench.tensors import keyed_rng
 
 
@@ -273,3 +276,60 @@ class ImageDataset(Dataset):
         if self.limit_eval is not None:
             test = tuple(x[: self.limit_eval] for x in test)
         return train, test
+
+
+@with_options
+class Digits(ImageDataset):
+    """1,437 training and 360 test images, 10 classes, one channel; no augmentation."""
+
+    in_channels, num_classes, image_size = 1, 10, 8
+    train_size = 1437
+    reads_files = False
+    chosen_as = {
+        "digits": Choice(
+            "scikit-learn's handwritten digits: 1,437 training and 360 test images of 8x8 pixels, no download"
+        )
+    }
+
+    def load(self, root: str, seed: int, device: torch.device) -> ImageData:
+        # read the file directly, because importing sklearn.datasets takes three seconds
+        spec = importlib.util.find_spec("sklearn")
+        assert spec is not None and spec.submodule_search_locations
+        file = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+        count = self.train_size  # the first four fifths in the file's order; the rest is the test split
+        table = torch.from_numpy(np.loadtxt(file, delimiter=",", dtype=np.uint8))
+        images, labels = table[:, :64].view(-1, 1, 8, 8), table[:, 64].long()
+        train, test = self.cut((images[:count], labels[:count]), (images[count:], labels[count:]), seed)
+        return ImageData(train, test, [4.88], [6.02], padding=0, flip=False, seed=seed, device=device)
+
+
+@with_options
+class Synthetic(ImageDataset):
+    """Class patterns from N(0, 1) plus noise from N(0, noise^2), for speed measurements and tests only."""
+
+    size: int = option("height and width in pixels", default=32, at_least=1, instead=NEAREST)
+    channels: int = option(default=3, at_least=1, instead=NEAREST)
+    classes: int = option(default=10, at_least=2, instead=NEAREST)
+    train_size: int = option(default=2048, at_least=1, instead=NEAREST)
+    test_size: int = option(default=512, at_least=1, instead=NEAREST)
+    noise: float = option("standard deviation; larger = harder", default=1.0, at_least=0, instead=1)
+
+    reads_files = False
+    chosen_as = {"synthetic": Choice("one random pattern per class, plus noise: for speed measurements and tests")}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.image_size, self.in_channels, self.num_classes = self.size, self.channels, self.classes
+
+    def load(self, root: str, seed: int, device: torch.device) -> ImageData:
+        generator = keyed_rng.generator(seed, "synthetic")
+        shape = (self.in_channels, self.size, self.size)
+        patterns = torch.randn(self.num_classes, *shape, generator=generator)
+
+        def draw(count: int):
+            labels = torch.randint(0, self.num_classes, (count,), generator=generator)
+            return patterns[labels] + self.noise * torch.randn(count, *shape, generator=generator), labels
+
+        train, test = self.cut(draw(self.train_size), draw(self.test_size), seed)
+        ones = [1.0] * self.in_channels
+        return ImageData(train, test, [0.0] * self.in_channels, ones, padding=0, flip=False, seed=seed, device=device)

@@ -9,7 +9,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from accordion_bench.datasets.unreadable import refusal, why
+from accordion_bench.datasets.fetch import refusal, why
 
 # lower case; of files with several pictures Pillow reads the first one
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".pgm", ".pbm", ".bmp", ".tif", ".tiff", ".webp", ".gif")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from accordion_bench.datasets import fetch
+from accordion_bench.datasets.fetch import refusal, why
 from accordion_bench.datasets.text import EOS, TextData, TextDataset, by_frequency, numbers
 from accordion_bench.datasets.token_windows import ByteDataset
-from accordion_bench.datasets.unreadable import refusal, why
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options

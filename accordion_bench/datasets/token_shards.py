@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from accordion_bench.datasets.counted import NULL, check_fingerprint, check_unchanged_files, name_or_null, part_of
+from accordion_bench.datasets.fetch import refusal, why
 from accordion_bench.datasets.token_windows import TokenDataset
-from accordion_bench.datasets.unreadable import refusal, why
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
 

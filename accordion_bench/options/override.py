@@ -69,6 +69,9 @@ MOVED = {
     **dict.fromkeys(("adaqs", "gravac"), "adaptive.level_policies"),
     "advised": "adaptive.lgreco",
     "imagenet": "datasets.image_folder",
+    "svhn": "datasets.cifar",
+    **dict.fromkeys(("digits", "synthetic"), "datasets.images"),
+    "synthetic_text": "datasets.text",
     **dict.fromkeys(("constant", "cosine", "multistep", "warmup_cosine"), "schedules.learning_rate"),
 }
 

@@ -19,9 +19,8 @@ import pytest
 from scipy.io import savemat
 
 from accordion_bench.datasets import fetch
-from accordion_bench.datasets.cifar import Cifar
+from accordion_bench.datasets.cifar import SVHN, Cifar
 from accordion_bench.datasets.fetch import Source
-from accordion_bench.datasets.svhn import SVHN
 from accordion_bench.options.checks import ConfigError
 from tests.kit.paths import ROOT
 

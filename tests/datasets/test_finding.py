@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from accordion_bench.cli import sweep
-from accordion_bench.datasets import checksums, fetch
+from accordion_bench.datasets import fetch
 from accordion_bench.datasets.cifar import Cifar
 from accordion_bench.options.checks import ConfigError
 from tests.datasets.test_images import SHARED, write_cifar100
@@ -41,27 +41,27 @@ def test_files_are_read_once(tmp_path, own_cache, monkeypatch):
     file = tmp_path / "a"
     file.write_bytes(b"words")
     published = {"a": hashlib.md5(b"words").hexdigest()}
-    read, original = [], checksums._md5
-    monkeypatch.setattr(checksums, "_md5", lambda path: read.append(path) or original(path))
+    read, original = [], fetch._md5
+    monkeypatch.setattr(fetch, "_md5", lambda path: read.append(path) or original(path))
     for _ in range(2):
-        checksums.refuse_changed(tmp_path, published)
+        fetch.refuse_changed(tmp_path, published)
     assert read == [file]
     (cache,) = own_cache.iterdir()
     cache.write_text("[1]")  # damaged
-    checksums.refuse_changed(tmp_path, published)
+    fetch.refuse_changed(tmp_path, published)
     assert len(read) == 2 and list(json.loads(cache.read_text())) == ["a"]
     file.write_bytes(b"other")
     with pytest.raises(
         ConfigError, match=r"must hold the original files, got .*/a, whose md5 is .*dataset\.check=false"
     ):
-        checksums.refuse_changed(tmp_path, published)
+        fetch.refuse_changed(tmp_path, published)
 
 
 def test_no_cache_can_be_written(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(b"words")
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    checksums.refuse_changed(tmp_path, {"a": hashlib.md5(b"words").hexdigest()})
+    fetch.refuse_changed(tmp_path, {"a": hashlib.md5(b"words").hexdigest()})
 
 
 def test_images_that_are_no_originals(tmp_path):
@@ -99,7 +99,7 @@ def test_a_sweep_without_data_asks_once(tmp_path, capsys, monkeypatch):
     with pytest.raises(ConfigError, match="must hold the folder words"):
         get()
     assert asked == [1]
-    for changed in ({"resume_sweep": True}, {"dataset": {"_target_": "accordion_bench.datasets.digits.Digits"}}):
+    for changed in ({"resume_sweep": True}, {"dataset": {"_target_": "accordion_bench.datasets.images.Digits"}}):
         sweep.Sweep().on_multirun_start(OmegaConf.merge(config, changed))
     monkeypatch.setattr(sweep, "needs_data", False)
     sweep.Sweep().on_multirun_start(config)

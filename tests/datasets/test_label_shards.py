@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.datasets.label_shards import label_counts, log_proportions, shards_by_label
-from accordion_bench.datasets.sampler import Sampler, Sharding
+from accordion_bench.datasets.sampler import Sampler, Sharding, label_counts, log_proportions, shards_by_label
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from accordion_bench.datasets import pictures
-from accordion_bench.datasets.unreadable import Unreadable
+from accordion_bench.datasets.fetch import Unreadable
 from tests.kit.picture_files import claimed, png, tiff
 
 SHAPE = 6, 4

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accordion_bench import train
-from accordion_bench.datasets.synthetic_text import SyntheticText
+from accordion_bench.datasets.text import SyntheticText
 from accordion_bench.forward.task import task_of
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs.folder import RunFolder

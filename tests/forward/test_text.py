@@ -20,8 +20,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.compose import compose
 from accordion_bench.datasets import text
 from accordion_bench.datasets.sampler import Sampler, Sharding
-from accordion_bench.datasets.synthetic_text import SyntheticText
-from accordion_bench.datasets.text import IGNORED, TextData
+from accordion_bench.datasets.text import IGNORED, SyntheticText, TextData
 from accordion_bench.forward.task import Text
 from accordion_bench.models.lstm import LSTM
 from accordion_bench.options.checks import ConfigError

@@ -9,8 +9,8 @@ from torch import nn
 
 from accordion_bench.config.no_effect import options_without_effect
 from accordion_bench.datasets.dataset import Dataset
-from accordion_bench.datasets.digits import Digits
-from accordion_bench.datasets.synthetic_text import SyntheticText
+from accordion_bench.datasets.images import Digits
+from accordion_bench.datasets.text import SyntheticText
 from accordion_bench.forward import trial
 from accordion_bench.forward.trial import Slowdown
 from accordion_bench.models.lstm import LSTM

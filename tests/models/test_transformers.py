@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.worker_axis import Batch, WorkerAxis
 from accordion_bench.config.components import build_model
-from accordion_bench.datasets.digits import Digits
+from accordion_bench.datasets.images import Digits
 from accordion_bench.datasets.pydocs import PyDocsBytes
 from accordion_bench.datasets.token_windows import ByteDataset
 from accordion_bench.models.gpt import GPT

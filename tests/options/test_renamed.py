@@ -43,6 +43,8 @@ def test_classes_of_modules_that_have_moved_are_found():
     classes |= {"adaptive.accordion_batch.AccordionBatch", "adaptive.accordion_sync.AccordionSync"}
     classes |= {"schedules.constant.Constant", "schedules.warmup_cosine.WarmupCosine", "schedules.multistep.MultiStep"}
     classes |= {"compressors.onebit.OneBit", "datasets.imagenet.ImageNet"}
+    classes |= {"datasets.svhn.SVHN", "datasets.digits.Digits", "datasets.synthetic.Synthetic"}
+    classes |= {"datasets.synthetic_text.SyntheticText"}
     for old in classes:
         config = override.translate_renamed_config({"part": {"_target_": f"accordion_bench.{old}"}})
         module, _, name = config["part"]["_target_"].rpartition(".")

@@ -16,9 +16,9 @@ from accordion_bench import __version__, output
 from accordion_bench.advising import gpus
 from accordion_bench.advising.gpus import AskedDevice
 from accordion_bench.cli import command_line, demo, help, launchers
+from accordion_bench.options.advice import explain
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, import_from_here
-from accordion_bench.options.explain import explain
 from accordion_bench.options.override import translate_renamed_overrides
 from accordion_bench.processes.interrupt import handle, handling
 from accordion_bench.processes.launched import launched

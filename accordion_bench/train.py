@@ -10,11 +10,10 @@ from typing import Any
 from accordion_bench import output
 from accordion_bench.batches import unequal
 from accordion_bench.comm.stages import MATTERS
-from accordion_bench.config import capture_rules
+from accordion_bench.config import engine_rules
 from accordion_bench.config.components import Components, with_counts
 from accordion_bench.config.continuation import continuing, refuse_changed_history, resumed_config, threads_of
-from accordion_bench.config.no_effect import options_without_effect
-from accordion_bench.config.validate import validate
+from accordion_bench.config.validate import options_without_effect, validate
 from accordion_bench.network.links import link_name
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import Config
@@ -227,8 +226,10 @@ def header(config: RunConfig, where: Placement, parts: Components) -> str:
         f"step{momentum}{describe_exchange(config, where, parts)}"
         f"{'; ' if 'brought' in choices else ''}{choices.get('brought', '')}"
     )
-    replays = capture_rules.told(capture_rules.stays_eager(config, parts, where.processes), config.workers_at_once)
-    graphs = replays if where.device == "cuda" else ""
+    graphs = ""
+    if where.device == "cuda":
+        eager = engine_rules.stays_eager(config, parts, where.processes)
+        graphs = engine_rules.capture_told(eager, config.workers_at_once)
     return "\n".join(filter(None, [line, parts.split, codec_kernels.missing(where.device, parts), graphs]))
 
 

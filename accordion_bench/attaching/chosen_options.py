@@ -9,8 +9,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.advice import ALSO_CALLED
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import read_options, yaml_file, yaml_files
-from accordion_bench.options.instantiate import Config
-from accordion_bench.options.kinds import check_value_kinds
+from accordion_bench.options.instantiate import Config, check_value_kinds
 
 Named = str | Mapping[str, Mapping[str, Any]]
 """A name, or {name: {option: value}}."""

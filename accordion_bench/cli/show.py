@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from accordion_bench.options.advice import explain
 from accordion_bench.options.checks import ConfigError, as_typed
-from accordion_bench.options.explain import explain
 from accordion_bench.options.presets import named
 from accordion_bench.options.units import counted, human_bytes, human_seconds, samples
 from accordion_bench.runs.metrics import METRICS, metric

@@ -6,8 +6,7 @@ from pathlib import Path
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import options_of, yaml_file
-from accordion_bench.options.instantiate import Config
-from accordion_bench.options.kinds import check_value_kinds
+from accordion_bench.options.instantiate import Config, check_value_kinds
 from accordion_bench.run_config import GROUPS, RunConfig
 
 

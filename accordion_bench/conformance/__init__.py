@@ -10,9 +10,8 @@ In a test: `outcome = run(check, from_class(MyCompressor))` for each check in `C
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accordion_bench.conformance import aggregate, edges, options, purity, randomness
-from accordion_bench.conformance.devices import check_devices, check_replays
-from accordion_bench.conformance.placement import check_placement
+from accordion_bench.conformance import aggregate, options, purity, randomness
+from accordion_bench.conformance.placement import check_devices, check_placement, check_replays
 from accordion_bench.conformance.subject import (
     Check,
     Make,
@@ -50,13 +49,13 @@ CHECKS: list[Check] = [
     randomness.check_variance,
     randomness.check_contraction,
     aggregate.check_fidelity,
-    edges.check_zero,
-    edges.check_ties,
-    edges.check_shapes,
-    edges.check_no_entries,
-    edges.check_dtypes,
-    edges.check_non_finite,
-    edges.check_extremes,
+    purity.check_zero,
+    purity.check_ties,
+    purity.check_shapes,
+    purity.check_no_entries,
+    purity.check_dtypes,
+    purity.check_non_finite,
+    purity.check_extremes,
     purity.check_inputs,
     purity.check_global_rng,
     purity.check_probe,

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from accordion_bench import output
+from accordion_bench.options.advice import explain
 from accordion_bench.options.conf_dir import add_conf_dir
-from accordion_bench.options.explain import explain
 
 
 @output.command

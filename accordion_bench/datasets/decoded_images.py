@@ -10,7 +10,7 @@ import torch
 
 from accordion_bench.datasets import pictures
 from accordion_bench.datasets.counted import SHARE, CountedImages, Found, held_out
-from accordion_bench.datasets.picture_views import FolderData, Pictures, Views
+from accordion_bench.datasets.pictures import FolderData, Pictures, Views
 from accordion_bench.options.option import option, with_options
 from accordion_bench.tensors import keyed_rng
 

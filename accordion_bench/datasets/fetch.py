@@ -19,7 +19,6 @@ from pathlib import Path
 from accordion_bench import locks, output
 from accordion_bench.options.checks import ConfigError
 
-
 CHUNK = 1 << 20  # bytes
 Seen = dict[str, list]  # by file name: size, modification time, md5
 

@@ -11,7 +11,7 @@ import numpy as np
 from accordion_bench.datasets import labelled_files, pictures
 from accordion_bench.datasets.counted import BY_OWN, name_or_null, part_of
 from accordion_bench.datasets.decoded_images import SIZE, WORKERS, DecodedImages, Sorted
-from accordion_bench.datasets.picture_views import Files
+from accordion_bench.datasets.pictures import Files
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
 

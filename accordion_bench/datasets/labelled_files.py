@@ -10,7 +10,7 @@ import numpy as np
 from accordion_bench.datasets import pictures
 from accordion_bench.datasets.counted import part_of
 from accordion_bench.datasets.fetch import refusal, why
-from accordion_bench.datasets.picture_views import Files
+from accordion_bench.datasets.pictures import Files
 from accordion_bench.options.checks import ConfigError
 
 USUAL = ("labels.csv", "train.csv", "metadata.csv")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from accordion_bench.options.instantiate import Config
+from accordion_bench.options.conf_dir import Config
 from accordion_bench.options.option import check_options
 
 Idle = Iterator[tuple[str, str]]

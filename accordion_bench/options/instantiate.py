@@ -1,4 +1,4 @@
-"""Instantiate a config group: import the class that `_target_` names and call it.
+"""Instantiate a config group: import the class that `_target_` names and call it; check the kinds of values.
 
 Also decides which classes a configuration may name: those in the package's YAML files, in folders of --config-dir, and
 those trusted explicitly. Importing a module executes its code, and a run folder from a stranger names classes too, so
@@ -8,12 +8,14 @@ code that reads such a folder must check them first.
 import functools
 import importlib
 import re
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from accordion_bench.options import advice, checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.options.component import Description
 from accordion_bench.options.conf_dir import Config as Config
 from accordion_bench.options.conf_dir import conf_dirs
 
@@ -158,3 +160,41 @@ def targets_in(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def _in_files(folders: tuple[Path, ...], group: str) -> frozenset[str]:
     files = [file for folder in folders for file in (folder / group).rglob("*.yaml")]
     return frozenset(path for file in files for path in TARGET.findall(file.read_text(encoding="utf-8")))
+
+
+def check_value_kinds(declared: Config, given: Config, prefix: str) -> None:
+    """Refuse values of another kind than the default: text for a number, a number for a list, null for a value."""
+    several = _of_several_kinds(declared.get("_target_"))
+    for name, default in declared.items():
+        if name not in given or default is None or (isinstance(default, str) and "${" in default):
+            continue
+        if name in several and (several[name] is Any or given[name] is None):
+            continue  # the constructor checks it
+        key, value = f"{prefix}{name}", given[name]
+        kinds: Any = next(kind for kind in (bool, (int, float), str, list, dict) if isinstance(default, kind))
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+            if name in _said_of_several_kinds(declared.get("_target_")):
+                continue  # the code that uses it checks it
+            rule = "{true} or {false}" if isinstance(default, bool) else checks.kind_of(default)
+            if isinstance(default, dict):
+                option = f"{key}.{next(iter(default), 'OPTION')}=VALUE"
+                raise ConfigError(f"{key} must be {rule}, got {checks.show(value)}; type {option}")
+            raise ValueRefused(key, rule, value, default)
+        if isinstance(value, dict):
+            check_value_kinds(default, value, f"{key}.")
+
+
+def _said_of_several_kinds(path: str | None) -> frozenset[str]:
+    """Return the options that a class declares to be of several kinds."""
+    cls = target({"_target_": path}, "") if path else None
+    description: Description = getattr(cls, "description", Description())
+    return description.of_several_kinds
+
+
+@functools.cache
+def _of_several_kinds(path: str | None) -> dict[str, Any]:
+    """Return the options of one of this package's classes whose annotation accepts None or Any."""
+    if not str(path).startswith("accordion_bench."):
+        return {}
+    hints = typing.get_type_hints(target({"_target_": path}, "").__init__)
+    return {name: hint for name, hint in hints.items() if hint is Any or type(None) in typing.get_args(hint)}

@@ -72,6 +72,8 @@ MOVED = {
     "svhn": "datasets.cifar",
     **dict.fromkeys(("digits", "synthetic"), "datasets.images"),
     "synthetic_text": "datasets.text",
+    "senet": "models.resnet",
+    **dict.fromkeys(("gpt", "vit"), "models.transformer"),
     **dict.fromkeys(("constant", "cosine", "multistep", "warmup_cosine"), "schedules.learning_rate"),
 }
 

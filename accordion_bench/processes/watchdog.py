@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from accordion_bench.comm.members import communication_error_text, is_timeout
 from accordion_bench.comm.sealed_store import SealedStore, printable
-from accordion_bench.options.explain import explain
+from accordion_bench.options.advice import explain
 from accordion_bench.processes import process_group
 from accordion_bench.processes.interrupt import is_gone
 from accordion_bench.processes.waiting import Neighbours, growing_pauses

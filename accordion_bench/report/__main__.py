@@ -11,8 +11,8 @@ from pathlib import Path
 
 from accordion_bench import output
 from accordion_bench.options import checks, units
+from accordion_bench.options.advice import explain
 from accordion_bench.options.conf_dir import add_conf_dir, import_from_here
-from accordion_bench.options.explain import explain
 from accordion_bench.report import FIGURES, FORMATS, PAPERS, Print
 from accordion_bench.runs.untrusted import printable
 

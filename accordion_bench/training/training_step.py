@@ -14,7 +14,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import EXCHANGE, UPDATE, WORKERS, Graphs, graphs_of
 from accordion_bench.comm.worker_axis import Batch, WorkerAxis
 from accordion_bench.compressors.compressor import NonFinite
-from accordion_bench.config import capture_rules, ddp_rules
+from accordion_bench.config import engine_rules
 from accordion_bench.config.components import Components, build_model, build_optimizer
 from accordion_bench.datasets.dataset import Data, Dataset
 from accordion_bench.datasets.sampler import Sampler, Sharding
@@ -147,8 +147,8 @@ class TrainingStep:
             self.sampler.enable_elastic_dealing(config.largest_batch)
 
         self.forward = compiled(self.ddp.module if self.ddp else model, config.compile)
-        eager = capture_rules.stays_eager(config, parts, comm.processes)
-        self.graphs = self.clock.graphs = Graphs() if set(eager) == capture_rules.ALL else graphs_of(self.device)
+        eager = engine_rules.stays_eager(config, parts, comm.processes)
+        self.graphs = self.clock.graphs = Graphs() if set(eager) == engine_rules.ALL else graphs_of(self.device)
         records = comm.ledger, self.clock, self.communicating.runner.finite
         self.replayed = Replayed(self.graphs, records, tell, eager)
         self.clock.at_once = config.workers_at_once > 1
@@ -167,9 +167,9 @@ class TrainingStep:
 
     def _ddp(self, ladder: Ladder, tell: Callable[[str], object]) -> DDPExchange:
         config = self.config
-        hook = ddp_rules.foreign_hook(config)
+        hook = engine_rules.foreign_hook(config)
         made = DDPExchange(self.axis, config.compressor, ladder, config.seed, config.comm.bucket_cap_mb, hook)
-        if warning := ddp_rules.unsaved(config, made):
+        if warning := engine_rules.unsaved(config, made):
             tell(f"warning: {warning}")
         return made
 

@@ -24,7 +24,7 @@ from accordion_bench.config.components import build_components, build_model
 from accordion_bench.config.compose import compose
 from accordion_bench.datasets.image_folder import files_of
 from accordion_bench.datasets.images import ImageData
-from accordion_bench.datasets.picture_views import FolderData, Views
+from accordion_bench.datasets.pictures import FolderData, Views
 from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
 from scripts.bench.arms import as_a_run, trainer_for

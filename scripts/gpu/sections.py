@@ -18,17 +18,16 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context
-from accordion_bench.conformance import devices
-from accordion_bench.conformance.placement import gpt2, resnet50, small
 from accordion_bench.conformance.subject import Setup, from_yaml
 from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.kernels import on_gpu
+from scripts import launches
 from scripts.bench import codec
 from scripts.bench.harness import ratio, spread
 from scripts.gpu import steps as timed
 from scripts.gpu.exchange import maker
-from scripts.launches import stated
+from scripts.launches import gpt2, resnet50, small, stated
 
 ROOT = Path(__file__).resolve().parent.parent
 NETWORKS = {"ResNet-50": resnet50, "gpt2": gpt2}
@@ -198,7 +197,7 @@ def counts(setting: Setting) -> Section:
     rows, failed = [], False
     for name in setting.names:
         for network, specs in networks.items():
-            found = devices.count_launches(from_yaml(name), small(specs()))
+            found = launches.count_launches(from_yaml(name), small(specs()))
             ours = sum(found.launches.values()), sum(found.waits.values())
             allowed = budgets.get((name, network))
             over = allowed is not None and (ours[0] > allowed[0] or ours[1] > allowed[1])
@@ -215,7 +214,7 @@ def _kernels(name: str, setting: Setting) -> str:
     from torch import profiler
 
     once = Once(name, setting)
-    for _ in range(devices.WARM):
+    for _ in range(launches.WARM):
         once.run()
     torch.cuda.synchronize()
     with profiler.profile(activities=[profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA]) as recorded:

@@ -23,7 +23,7 @@ import yaml
 
 from accordion_bench.config.compose import compose
 from accordion_bench.config.validate import validate
-from accordion_bench.options import explain
+from accordion_bench.options import advice
 from accordion_bench.options.units import human_bytes
 from accordion_bench.processes.placement import place
 from accordion_bench.report.compare.arms import Arm, fingerprint
@@ -128,7 +128,7 @@ def planned(args: argparse.Namespace) -> tuple[list[Cell], list[str]]:
                 config = RunConfig.from_dict(cfg)
                 validate(config, place(config))
             except Exception as error:  # e.g. a policy that this version does not have
-                refused.append(f"{setting}, {arm}: {explain.explain(error) or repr(error)}")
+                refused.append(f"{setting}, {arm}: {advice.explain(error) or repr(error)}")
                 continue
             arms.append((setting, arm, tuple(typed), key_of(Run(Path(), yaml.safe_load(yaml.safe_dump(cfg))))))
     for sentence in refused:

@@ -17,7 +17,7 @@ for rate in $rates; do
     if [ ! -f "$probe/probe.json" ]; then
         "$python" -m accordion_bench.netlab --hosts "$hosts" --rate "$rate" --probe --out "$probe"
     fi
-    link=$("$python" -c 'import json, sys; from accordion_bench.netlab.calibrate import to_type; print(to_type(json.load(open(sys.argv[1]))))' \
+    link=$("$python" -c 'import json, sys; from accordion_bench.netlab.__main__ import to_type; print(to_type(json.load(open(sys.argv[1]))))' \
         "$probe/probe.json")
     for compressor in none powersgd topk efsignsgd; do
         for seed in ${SEEDS:-0 1 2}; do

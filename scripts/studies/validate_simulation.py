@@ -110,7 +110,7 @@ def launched(hosts: int, rate: float | None, slow: dict[int, float], rounds: int
 
 def probed(hosts: int, rate: float) -> Network:
     """Return a network of equal links with the parameters that a probe of all-reduces measures."""
-    from accordion_bench.netlab.calibrate import probe
+    from accordion_bench.netlab.__main__ import probe
     from accordion_bench.netlab.hosts import Hosts
 
     with tempfile.TemporaryDirectory() as folder, Hosts(hosts, rate) as started:

@@ -8,7 +8,7 @@ import pytest
 from accordion_bench import __main__ as command
 from accordion_bench import train
 from accordion_bench.advising import gpus
-from accordion_bench.cli import command_line, dry_run, dry_time, sweep
+from accordion_bench.cli import command_line, dry_run, sweep
 from accordion_bench.config.validate import validate
 from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError
@@ -39,7 +39,7 @@ def forecast(cfg):
     where = place(config)
     parts = validate(config, where)
     training = dry_run.training_of(replace(config, workers=where.workers), where, parts)
-    dry_time.seconds_of_a_step(training)
+    dry_run.seconds_of_a_step(training)
     return dry_run.totals(training, parts, dry_run.exchanges(training, parts))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from accordion_bench.cli.sweep_cells import LONGEST, Cells, best, cells_of, table
+from accordion_bench.cli.sweep import LONGEST, Cells, best, cells_of, table
 from accordion_bench.runs.folder import RunFolder
 from tests.kit.composed import unresolved
 

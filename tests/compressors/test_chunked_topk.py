@@ -13,7 +13,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.members import Present
 from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.compressors.topk import TopK, form_of
-from accordion_bench.conformance.devices import check_devices
+from accordion_bench.conformance.placement import check_devices
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
 from accordion_bench.conformance.subject import Setup, from_yaml, plain
 from accordion_bench.methods.labels import label

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from accordion_bench.compressors.dion import unit_rows
-from accordion_bench.models.gpt import GPT
+from accordion_bench.models.transformer import GPT
 from accordion_bench.optimizers.inner import tables_of
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec

@@ -14,7 +14,7 @@ from accordion_bench import __main__ as command
 from accordion_bench import train
 from accordion_bench.cli import command_line
 from accordion_bench.config import components, compose, continuation
-from accordion_bench.options import explain, kinds
+from accordion_bench.options import advice, instantiate
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement
@@ -45,7 +45,7 @@ def sentence(*overrides: str) -> str:
     """What the user reads."""
     with pytest.raises(Exception) as caught:
         train.run(composed.cfg(*overrides), command.typed(list(overrides)))
-    text = explain.explain(caught.value)
+    text = advice.explain(caught.value)
     assert text, repr(caught.value)
     assert "\n" not in text
     return text
@@ -299,7 +299,7 @@ def test_wrong_kind_in_plain_yaml(choice):
     for key, default in options()[choice]:
         wrong = [{"odd": 1}, [{"odd": 1}]]
         wrong += [] if key in FREE_TEXT else ["nonsense"]
-        may_be_null = kinds._of_several_kinds(_target_of(whole, key)).get(key.rpartition(".")[2])
+        may_be_null = instantiate._of_several_kinds(_target_of(whole, key)).get(key.rpartition(".")[2])
         wrong += [] if default is None or may_be_null else [None]
         wrong += [] if isinstance(default, bool) or key in MAY_BE_TRUE else [True]
         wrong += [3] if isinstance(default, bool | str | list) else []

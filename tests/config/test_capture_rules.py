@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from accordion_bench.config import capture_rules
+from accordion_bench.config import engine_rules
 from accordion_bench.config.components import build_components
 from accordion_bench.config.run_level import refuse_wrong
 from accordion_bench.options.checks import ConfigError
@@ -17,7 +17,7 @@ def refused(*overrides: str, device: str = "cuda", processes: int = 1) -> str:
     config = RunConfig.from_dict(composed.cfg(*overrides))
     where = replace(place(replace(config, graphs=None)), device=device, processes=processes)
     with pytest.raises(ConfigError) as error:
-        capture_rules.refuse(config, build_components(config, where.workers), where)
+        engine_rules.refuse_graphs(config, build_components(config, where.workers), where)
     return str(error.value)
 
 
@@ -62,19 +62,19 @@ def test_workers_at_once_says_why_not(overrides, where, why):
 def test_workers_at_once_need_not_have_their_exchange_replayed():
     config = RunConfig.from_dict(composed.cfg("workers_at_once=4", "compressor=threshold"))
     where = replace(place(config), device="cuda", processes=1)
-    capture_rules.refuse(config, build_components(config, where.workers), where)
+    engine_rules.refuse_graphs(config, build_components(config, where.workers), where)
 
 
 def test_the_header_says_what_is_replayed():
     config = RunConfig.from_dict(composed.cfg())
     parts = build_components(config, 4)
-    assert capture_rules.told(capture_rules.stays_eager(config, parts, 1)) == "steps are captured and replayed"
-    off = capture_rules.stays_eager(replace(config, graphs=False), parts, 1)
-    assert capture_rules.told(off) == "steps are eager: graphs is false"
+    assert engine_rules.capture_told(engine_rules.stays_eager(config, parts, 1)) == "steps are captured and replayed"
+    off = engine_rules.stays_eager(replace(config, graphs=False), parts, 1)
+    assert engine_rules.capture_told(off) == "steps are eager: graphs is false"
     draws = RunConfig.from_dict(composed.cfg("compressor=threshold"))
-    told = capture_rules.told(capture_rules.stays_eager(draws, build_components(draws, 4), 1))
+    told = engine_rules.capture_told(engine_rules.stays_eager(draws, build_components(draws, 4), 1))
     assert told.startswith("steps are captured and replayed (exchange eager: what the compressor sends")
-    several = capture_rules.told({}, 3)
+    several = engine_rules.capture_told({}, 3)
     assert several.endswith("replayed, 3 workers at once; times of a worker are sampled one by one")
 
 

@@ -199,7 +199,7 @@ DEFAULTS = {"none", "every_step"}  # of their groups in conf/config.yaml: what a
 # also a config group; this project and its paper; the number of a signal; where a run is; what NumPy has
 WORDS = {"schedule", "accordion", "Accordion", "signum", "folder", "arrays"}
 ALLOWED = {
-    "config/ddp_rules.py": "torch has hooks for these three compressors, and for no others",
+    "config/engine_rules.py": "torch has hooks for these three compressors, and for no others",
     "exchange/ddp.py": "the same",
     "conformance/subject.py": "the tensors of the kit are gradients on one data set",
     "options/override.py": "where classes have moved since version 0.2",

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from accordion_bench import train
 from accordion_bench.config import components
-from accordion_bench.options.explain import explain
+from accordion_bench.options.advice import explain
 from accordion_bench.options.units import without_units
 from accordion_bench.training import launch
 from tests.config.test_bad_input import FREE_TEXT, GROUPS, options, whole_of

@@ -15,8 +15,7 @@ from accordion_bench.compressors.description import with_claims
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
 from accordion_bench.conformance import __main__ as command
 from accordion_bench.conformance import randomness
-from accordion_bench.conformance.devices import check_devices
-from accordion_bench.conformance.placement import check_placement
+from accordion_bench.conformance.placement import check_devices, check_placement
 from tests.kit.processes import forked
 from tests.kit.rounding import uniforms
 

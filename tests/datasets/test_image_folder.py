@@ -13,7 +13,7 @@ import yaml
 from accordion_bench import __main__ as command
 from accordion_bench import train
 from accordion_bench.cli import dry_run
-from accordion_bench.datasets import decoded_images, image_folder, picture_views
+from accordion_bench.datasets import decoded_images, image_folder, pictures
 from accordion_bench.datasets.counted import held_out
 from accordion_bench.datasets.decoded_images import spread
 from accordion_bench.datasets.image_folder import ImageFolder, ImageNet, files_of, parts
@@ -341,5 +341,5 @@ def test_what_a_run_reads_is_decoded_as_pictures_are(place):
     """By the same words as `pictures.opened`."""
     views = ImageFolder(image_size=8, workers=0, augment=False).load(str(place), 0, CPU).loader.items
     first, label = views[None, 0]
-    image = picture_views.central(views.test.open(0), 8)
+    image = pictures.central(views.test.open(0), 8)
     assert np.array_equal(first.permute(1, 2, 0).numpy(), np.asarray(image)) and label == views.test.labels[0]

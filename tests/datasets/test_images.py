@@ -19,7 +19,7 @@ from accordion_bench import train
 from accordion_bench.datasets.cifar import SVHN, Cifar
 from accordion_bench.datasets.image_folder import ImageNet, files_of
 from accordion_bench.datasets.images import ImageData
-from accordion_bench.datasets.picture_views import Files, FolderData, Views, box, central
+from accordion_bench.datasets.pictures import Files, FolderData, Views, box, central
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.tensors import keyed_rng

@@ -3,7 +3,7 @@
 import pytest
 
 from accordion_bench import conformance
-from accordion_bench.conformance.devices import check_devices
+from accordion_bench.conformance.placement import check_devices
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
 from tests.kit.helpers import yaml_names
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from accordion_bench.conformance.placement import gpt2, resnet50, small
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
 from accordion_bench.conformance.stand_ins import echoed
+from scripts.launches import gpt2, resnet50, small
 
 
 def there(*shape: int) -> torch.Tensor:

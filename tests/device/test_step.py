@@ -16,7 +16,6 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.compressors.probe import Buckets, bucket_table, lengths
 from accordion_bench.config.components import build_optimizer
-from accordion_bench.conformance.placement import resnet50
 from accordion_bench.conformance.pretend_device import pretended
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.datasets.sampler import Sampler, Sharding
@@ -31,6 +30,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.bucket_statistics import BucketStatistics
 from accordion_bench.training.trainer import Trainer
+from scripts.launches import resnet50
 from tests.kit import composed, local
 
 TINY = [

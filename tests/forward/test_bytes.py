@@ -11,7 +11,7 @@ from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.config.validate import validate
 from accordion_bench.forward.task import Windows
-from accordion_bench.models.gpt import GPT
+from accordion_bench.models.transformer import GPT
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
 from accordion_bench.report.compare.columns import tidy

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from accordion_bench.config.no_effect import options_without_effect
+from accordion_bench.config.validate import options_without_effect
 from accordion_bench.datasets.dataset import Dataset
 from accordion_bench.datasets.images import Digits
 from accordion_bench.datasets.text import SyntheticText

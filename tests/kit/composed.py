@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from accordion_bench.config import validate
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.config.compose import compose, register_resolvers, resolve
-from accordion_bench.config.no_effect import options_without_effect
+from accordion_bench.config.validate import options_without_effect
 from accordion_bench.options.conf_dir import conf_dir, conf_dirs
 from accordion_bench.processes.placement import place
 from accordion_bench.run_config import RunConfig

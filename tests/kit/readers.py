@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from accordion_bench.datasets.picture_views import FolderData, Views
+from accordion_bench.datasets.pictures import FolderData, Views
 
 ORDER = [torch.tensor(batch) for batch in ([3, 14, 0], [7], [1, 2, 3, 4], [3, 8], [0], [5, 6])]
 

@@ -12,16 +12,14 @@ from accordion_bench.config.components import build_model
 from accordion_bench.datasets.images import Digits
 from accordion_bench.datasets.pydocs import PyDocsBytes
 from accordion_bench.datasets.token_windows import ByteDataset
-from accordion_bench.models.gpt import GPT
-from accordion_bench.models.transformer import SelfAttention
-from accordion_bench.models.vit import ViT
+from accordion_bench.models.transformer import GPT, SelfAttention, ViT
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import build
 from accordion_bench.tensors.keyed_rng import kept_rng, seeded
 from tests.kit.helpers import yaml_node
 
 VOCABULARY = 40
-NODE = {"_target_": "accordion_bench.models.gpt.GPT", "layers": 2, "heads": 3, "width": 12, "positions": 10}
+NODE = {"_target_": "accordion_bench.models.transformer.GPT", "layers": 2, "heads": 3, "width": 12, "positions": 10}
 
 
 def gpt(**options) -> GPT:

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from accordion_bench.netlab import calibrate, hosts, janitor, job, user
+from accordion_bench.netlab import __main__ as netlab_command
+from accordion_bench.netlab import hosts, janitor, job
 from accordion_bench.network.collective_costs import KINDS
 from accordion_bench.network.links import read_measured_link, to_type
 from accordion_bench.options.checks import ConfigError
@@ -40,9 +41,9 @@ def test_both_ends_of_a_link_are_limited_and_a_slow_host_more():
 
 @pytest.mark.slow
 def test_a_probe_writes_what_each_kind_of_collective_takes(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(calibrate, "SECONDS", 0.5)
+    monkeypatch.setattr(netlab_command, "SECONDS", 0.5)
     with hosts.Hosts(2, 1e8) as two:
-        assert calibrate.probe(two, tmp_path) == 0
+        assert netlab_command.probe(two, tmp_path) == 0
     link = read_measured_link(tmp_path / "link.json")
     assert set(link.kinds) == set(KINDS) and min(cost.bandwidth for cost in link.kinds.values()) > 0
     assert to_type(link) in capsys.readouterr().out
@@ -51,9 +52,9 @@ def test_a_probe_writes_what_each_kind_of_collective_takes(tmp_path, monkeypatch
 @pytest.mark.slow
 def test_a_probe_finds_the_rate_that_a_link_is_limited_to(tmp_path, monkeypatch):
     """All-reduces fill it but for headers; other kinds do not, and have rates of their own. Wants a quiet machine."""
-    monkeypatch.setattr(calibrate, "SECONDS", 3.0)
+    monkeypatch.setattr(netlab_command, "SECONDS", 3.0)
     with hosts.Hosts(2, 1e8) as two:
-        assert calibrate.probe(two, tmp_path) == 0
+        assert netlab_command.probe(two, tmp_path) == 0
     link = read_measured_link(tmp_path / "link.json")
     allowed = 1e8 * FILLED
     assert abs(link.kinds["all_reduce"].bandwidth / allowed - 1) < 0.1
@@ -176,18 +177,18 @@ def test_a_caller_who_cannot_run_this_python_is_refused(everybodys, monkeypatch)
         with pytest.raises(ConfigError, match=f"must be readable for nobody, who called sudo .*, got: {why}; "):
             job.run(hosts.Hosts(2), [sys.executable, "-m", "accordion_bench"])
     mine.write_text("#!/bin/sh\nexit 0\n")
-    user.caller().refuse_unreadable()
+    job.caller().refuse_unreadable()
 
 
 def test_files_of_the_lab_lie_where_the_caller_may_write(everybodys, monkeypatch, tmp_path):
     for key, value in NOBODY.items():
         monkeypatch.setenv(key, value)
     before = os.geteuid(), os.getegid(), os.getgroups()
-    caller = user.caller()
-    with user.acting(caller):
+    caller = job.caller()
+    with job.acting(caller):
         (everybodys / "theirs").write_text("x")
     assert (everybodys / "theirs").stat().st_uid == 65534
-    with pytest.raises(ConfigError, match="netlab must write where nobody may, got"), user.acting(caller):
+    with pytest.raises(ConfigError, match="netlab must write where nobody may, got"), job.acting(caller):
         (tmp_path / "not theirs").write_text("x")
     assert (os.geteuid(), os.getegid(), os.getgroups()) == before
 

@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 from accordion_bench.netlab import __main__ as command_line
-from accordion_bench.netlab import calibrate, hosts, janitor, job, options, user
+from accordion_bench.netlab import __main__ as netlab_command
+from accordion_bench.netlab import hosts, janitor, job, options
 from accordion_bench.netlab.options import Cut
 from accordion_bench.network import fit
 from accordion_bench.network.meter import Interface
@@ -154,13 +155,13 @@ def test_a_lab_is_known_by_its_lock(tmp_path, monkeypatch):
     held.release()
 
 
-def caller_of(monkeypatch, **environ: str) -> user.User | None:
+def caller_of(monkeypatch, **environ: str) -> job.User | None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     for key in ("SUDO_UID", "SUDO_GID"):
         monkeypatch.delenv(key, raising=False)
     for key, value in environ.items():
         monkeypatch.setenv(key, value)
-    return user.caller()
+    return job.caller()
 
 
 def test_who_called_sudo(monkeypatch):
@@ -171,7 +172,7 @@ def test_who_called_sudo(monkeypatch):
     assert found.groups == tuple(os.getgrouplist(me.pw_name, me.pw_gid))
     assert found.environment() == {"HOME": me.pw_dir, "USER": me.pw_name, "LOGNAME": me.pw_name}
     stranger = caller_of(monkeypatch, SUDO_UID="4000", SUDO_GID="4001")
-    assert stranger == user.User(4000, 4001, (4001,), "4000", "/")
+    assert stranger == job.User(4000, 4001, (4001,), "4000", "/")
 
 
 def test_root_calls_nobody(monkeypatch):
@@ -179,7 +180,7 @@ def test_root_calls_nobody(monkeypatch):
     assert caller_of(monkeypatch, SUDO_UID="0", SUDO_GID="0") is None
     monkeypatch.setenv("SUDO_UID", "7")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert user.caller() is None
+    assert job.caller() is None
 
 
 @pytest.mark.parametrize("text", ["", "me", "-1", "1.5", "²", str(2**32 - 1)])
@@ -199,8 +200,8 @@ def test_words_of_those_who_lost_another(line):
 def test_the_probe_says_what_to_type():
     rows = made(2e-3, 8e-8)
     found = fit.summary(rows, with_burst=False)
-    assert calibrate.to_type(found) == "network=custom network.bandwidth=100mbit network.latency=0.002"
-    text = "\n".join(calibrate.table(rows, found))
+    assert netlab_command.to_type(found) == "network=custom network.bandwidth=100mbit network.latency=0.002"
+    text = "\n".join(netlab_command.table(rows, found))
     assert "alpha = 2.000 ms" in text
     assert "(100.0 Mbit/s)" in text
     assert "800 bytes a round" in text

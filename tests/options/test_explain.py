@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench.options.explain import explain
+from accordion_bench.options.advice import explain
 
 TERABYTES = 10**13
 

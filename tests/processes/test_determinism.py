@@ -7,8 +7,8 @@ import torch
 
 from accordion_bench import train
 from accordion_bench.config.compose import compose
+from accordion_bench.options.advice import explain
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.explain import explain
 from accordion_bench.processes import machine
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, local, tiny

@@ -15,7 +15,7 @@ from accordion_bench import __main__ as command
 from accordion_bench import train
 from accordion_bench.comm import sealed_store
 from accordion_bench.comm.sealed_store import SealedStore
-from accordion_bench.options import explain
+from accordion_bench.options import advice
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import interrupt, spawn
 from accordion_bench.processes.interrupt import Interrupted, Stopper, handling
@@ -340,7 +340,7 @@ def test_nan_in_two_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("TINY_TROUBLE", "nan:1:20")
     with forked(), pytest.raises(ChildRefused) as stopped:
         train.run(composed.run(tmp_path, *TWO))
-    told = explain.explain(stopped.value)
+    told = advice.explain(stopped.value)
     assert told is not None and told.startswith("step 9 (epoch 1): the loss of worker 3 is nan, and the gradient of ")
     assert multiprocessing.active_children() == []
     check_not_finite(tiny.only(tmp_path), "step 9 (epoch 1): the loss of worker 3 is nan")

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from accordion_bench.conformance import devices, pretend_device
+from accordion_bench.conformance import pretend_device
 from accordion_bench.conformance.pretend_device import Pretend
 from accordion_bench.conformance.subject import from_yaml
 from accordion_bench.exchange import finite
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import kernels
 from accordion_bench.tensors.kernels import on_gpu
+from scripts import launches
 from tests.kit.gpu import THERE
 
 # docs/performance.md has them, too
@@ -58,7 +59,7 @@ def test_an_exchange_starts_so_many(monkeypatch, name):
     monkeypatch.setattr(launch, "start", count)  # they compute nothing, so that any numbers are where they would write
     monkeypatch.setattr(finite, "math", SimpleNamespace(isfinite=lambda value: True, inf=math.inf))
     of, options = OPTIONS.get(name, (name, {}))
-    few, many = (devices.count_launches(from_yaml(of, **options), network(times), WORKERS) for times in (3, 5))
+    few, many = (launches.count_launches(from_yaml(of, **options), network(times), WORKERS) for times in (3, 5))
     assert many.launches == few.launches
     assert sum(few.launches.values()) == MOST[name], few.launches
     assert sum(few.waits.values()) <= 1  # the look whether all is finite

@@ -1,22 +1,87 @@
-"""Rules of `comm.engine=ddp`: what DistributedDataParallel and its communication hooks do not support."""
+"""Rules of CUDA graphs and of `comm.engine=ddp`: work that is captured, and options that are not supported."""
 
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Mapping
+from typing import Any
 
+from accordion_bench.comm.graphs import EVALUATION, EXCHANGE, UPDATE, WORKERS
+from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.compressors.cast import Cast
 from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.powersgd import PowerSGD
+from accordion_bench.config.components import Components
 from accordion_bench.exchange.ddp import DDPExchange, bare, wants_one_bucket
 from accordion_bench.exchange.foreign_hook import ForeignHook, can_be_saved
+from accordion_bench.forward.task import task_of
 from accordion_bench.methods.labels import FORMS
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
+from accordion_bench.options.instantiate import target
 from accordion_bench.processes.placement import Placement
 from accordion_bench.run_config import RunConfig
 from accordion_bench.sync.every_step import EveryStep
 
-if TYPE_CHECKING:
-    from accordion_bench.config.components import Components
+ALL = {WORKERS, EXCHANGE, UPDATE, EVALUATION}
+
+
+def stays_eager(config: RunConfig, parts: Components, processes: int) -> dict[str, str]:
+    """Return the reasons why work of a step is not captured on a GPU, by kind of work; other kinds may be captured."""
+    if whole := _nothing(config, processes):
+        return dict.fromkeys(sorted(ALL), whole)
+    reasons: dict[str, str] = dict(task_of(parts.dataset).not_captured)
+    compressors = [parts.wrapped.compressor, *([parts.differences().compressor] if parts.sync.local else [])]
+    if not all(compressor.traits.replays for compressor in compressors):
+        reasons[EXCHANGE] = "what the compressor sends depends on the data"
+    left = optimizer_node(config.optimizer, parts.wrapped.compressor)
+    if "fused" not in inspect.signature(target(left, "optimizer")).parameters:
+        reasons[UPDATE] = "torch has no fused kernel for this optimizer"
+    return reasons
+
+
+def _nothing(config: RunConfig, processes: int) -> str:
+    if config.graphs is False:
+        return "graphs is false"
+    if processes > 1:
+        return "several processes exchange buckets during the backward pass"
+    return "profile records operations one by one" if config.profile else ""
+
+
+def refuse_graphs(config: RunConfig, parts: Components, where: Placement) -> None:
+    """Refuse `graphs=true` if part of a step stays eager, and `workers_at_once` if the workers' passes stay eager.
+
+    Raises:
+        ConfigError: gives the reason.
+    """
+    _refuse_at_once(config, parts, where)
+    if config.graphs is not True:
+        return
+    if where.device != "cuda":
+        raise ValueRefused("graphs", "null or false on a CPU, where nothing is captured", True, None)
+    for name, why in stays_eager(config, parts, where.processes).items():
+        raise ValueRefused("graphs", f"null, because the {name} would stay eager: {why}", True, None)
+
+
+def _refuse_at_once(config: RunConfig, parts: Components, where: Placement) -> None:
+    asked = config.workers_at_once
+    if asked == 1:
+        return
+    if where.device != "cuda":
+        raise ValueRefused("workers_at_once", "1 on a CPU, where nothing is replayed", asked, 1)
+    if why := stays_eager(config, parts, where.processes).get(WORKERS, ""):
+        raise ValueRefused("workers_at_once", f"1, because the workers' passes are not replayed: {why}", asked, 1)
+    if asked > where.workers_per_process:
+        limit = f"at most {where.workers_per_process}, the workers of the process"
+        raise ValueRefused("workers_at_once", limit, asked, where.workers_per_process)
+
+
+def capture_told(eager: Mapping[str, str], at_once: int = 1) -> str:
+    """Return the header's sentence about capture: what is replayed, workers at once, why the rest is eager."""
+    if set(eager) == ALL and len(set(eager.values())) == 1:
+        return f"steps are eager: {next(iter(eager.values()))}"
+    rest = "; ".join(f"{name} eager: {why}" for name, why in eager.items())
+    several = f", {at_once} workers at once; times of a worker are sampled one by one" if at_once > 1 else ""
+    return f"steps are captured and replayed{f' ({rest})' if rest else ''}{several}"
 
 
 INSTEAD = "comm.engine=exchange"
@@ -89,7 +154,7 @@ def unsaved(config: RunConfig, ddp: DDPExchange) -> str:
     return f"{made}: the run saves no checkpoint, and starts again if it is stopped"
 
 
-def refuse(config: RunConfig, where: Placement, parts: "Components") -> None:
+def refuse(config: RunConfig, where: Placement, parts: Components) -> None:
     """Refuse options that DistributedDataParallel and its hooks do not support.
 
     Raises:

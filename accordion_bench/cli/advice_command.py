@@ -61,11 +61,7 @@ PIPED = 110  # characters per line if standard output is no terminal
 
 
 def composed(overrides: Sequence[str]) -> tuple[RunConfig, str]:
-    """Return the configuration, and the data set assumed for the model; "" if the user gave one.
-
-    Raises:
-        ConfigError: an option is not applicable or invalid.
-    """
+    """Return the configuration, and the data set assumed for the model; "" if the user gave one."""
     typed = {key_of(override): override.partition("=")[2] for override in overrides}
     for group in METHODS:
         if taken := next((name for name in typed if name.partition(".")[0] == group), None):
@@ -140,11 +136,7 @@ class Asked:
 
 
 def checked_options(args: argparse.Namespace) -> Asked:
-    """Read and check the command line.
-
-    Raises:
-        ConfigError: a value is invalid.
-    """
+    """Check the command line; ConfigError for an invalid value."""
     seconds = SECONDS if args.seconds is None else checks.number("--seconds", args.seconds, above=0, instead=SECONDS)
     if args.config_dir is not None:
         add_conf_dir(args.config_dir)
@@ -193,16 +185,11 @@ def checked_options(args: argparse.Namespace) -> Asked:
 
 
 def _where(asked: AskedDevice, timeline: Path | None, hardware: str, typed: str) -> str:
-    """Return the device type of the cluster's steps, `cpu` or `cuda`.
+    """Return the device type of the cluster's steps, `cpu` or `cuda`; an invalid timeline is refused here.
 
     Args:
-        asked: requested device other than the available one.
-        timeline: timeline file; an invalid one is refused here, before anything is computed.
         hardware: device type of this machine.
         typed: the option `device`.
-
-    Raises:
-        ConfigError: two of them contradict each other or are redundant, or the timeline is invalid.
     """
     recorded = None if timeline is None else step_times_from(timeline).device
     on_cpu = "a --timeline of a CPU" if recorded == "cpu" else "device=cpu" if typed == "cpu" and not recorded else ""
@@ -254,11 +241,7 @@ class MeasuredBasis:
 
 
 def measured(asked: Asked) -> MeasuredBasis:
-    """Time the step and the methods, with progress messages.
-
-    Raises:
-        ConfigError: the model does not fit into memory or to the data, or the timeline is of another model.
-    """
+    """Time the step and the methods, with progress messages; return the inputs of the prediction, and the threads."""
     device = torch.device("cpu") if asked.where == "cpu" else device_of(asked.config)
     chosen = asked.config.threads or torch.get_num_threads()
     made = None
@@ -299,7 +282,6 @@ def _of_model(asked: Asked, methods: TimedMethods, made: Subject) -> Basis:
 
 
 def _of_timeline(asked: Asked, methods: TimedMethods, made: Subject | None) -> Basis:
-    """Measure the inputs with a step recorded in a user's own loop."""
     assert asked.timeline is not None
     times = step_times_from(asked.timeline, None if made is None else trained_specs(made.model))
     times = replace(times, device=asked.where)
@@ -311,11 +293,7 @@ def _of_timeline(asked: Asked, methods: TimedMethods, made: Subject | None) -> B
 
 
 def run(args: argparse.Namespace) -> None:
-    """Compute, print and write the advice, or probe the link.
-
-    Raises:
-        ConfigError: a value is invalid.
-    """
+    """Compute, print and write the advice, or probe the link; ConfigError for an invalid value."""
     if args.probe:
         probe(args)
         return
@@ -358,11 +336,7 @@ def cluster_of(asked: Asked, device: str, threads: int) -> Cluster:
 
 
 def probe(args: argparse.Namespace) -> None:
-    """Time collectives between the processes of torchrun, and write the link file.
-
-    Raises:
-        ConfigError: other options are given, or there is only one process.
-    """
+    """Time collectives between the processes of torchrun, and write the link file."""
     beside = {
         "overrides": "overrides",
         "timeline": "--timeline",
@@ -382,7 +356,6 @@ def with_accuracies(advice: Advice, known: Mapping[str, str], typed: Sequence[st
     """Return the advice with its columns `accuracy` and `command`.
 
     Args:
-        advice: advice without these columns.
         known: accuracies by method from earlier runs; local methods are named without their period.
         typed: overrides of the trained model; empty if it is unknown, as with a timeline.
     """

@@ -41,11 +41,7 @@ def _quoted(word: str) -> str:
 
 
 def refuse_strange(word: str) -> None:
-    """Refuse a word with a non-ASCII character, which may be invisible or resemble another one.
-
-    Raises:
-        ConfigError: the message names the character.
-    """
+    """Refuse a word with a non-ASCII character, which may be invisible or resemble another one."""
     key, _, value = word.partition("=")
     if FREE.fullmatch(key_of(key)):
         if value == "~" or value.startswith("~/"):
@@ -110,11 +106,7 @@ OF_SHORT = {"-c": "--cfg", "-p": "--package", "-cp": "--config-path", "-cn": "--
 
 
 def refuse_unreadable(arguments: Sequence[str]) -> None:
-    """Refuse words that Hydra would misread, ignore, or answer with its usage text.
-
-    Raises:
-        ConfigError: there is such a word; the message is about the first one.
-    """
+    """Refuse the first word that Hydra would misread, ignore, or answer with its usage text."""
     refuse_bytes(arguments)
     for word in arguments:
         refuse_strange(word)
@@ -256,12 +248,8 @@ def refuse_unclear(overrides: Sequence[str], sweeper: Any, choices: Any) -> None
     """Refuse two experiments at a time, and a single run of an experiment without an arm.
 
     Args:
-        overrides: command-line overrides.
         sweeper: Hydra's configuration of the sweep, including the experiment's.
         choices: chosen names by group.
-
-    Raises:
-        ConfigError: the presets are ambiguous; the message suggests an alternative.
     """
     typed = next((word.partition("=")[2] for word in overrides if word.lstrip("+").startswith("experiment=")), "")
     names = [name for name in typed.strip("[]'\"").split(",") if name]

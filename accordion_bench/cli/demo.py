@@ -30,13 +30,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def arms(epochs: int, seeds: str, runs: str) -> Mapping[str, list[str]]:
-    """Return the command-line words of each arm, by name.
-
-    Args:
-        epochs: epochs of each run.
-        seeds: one seed, or several separated by commas.
-        runs: folder of all runs.
-    """
+    """Return the command-line words of each arm, by name; `seeds` may be several, separated by commas."""
     interval = 1 if epochs < 2 * LOOKS else epochs // LOOKS
     accordion = {"weak": 4, "strong": 1, "eta": 1, "interval": interval}
     options = [f"adaptive.accordion.{key}={value}" for key, value in accordion.items()]

@@ -72,16 +72,13 @@ class Made:
 
 
 def run(cfg: Config, typed: dict[str, Any], cell: str = "", asked: AskedDevice = HERE) -> float:
-    """Print plan, bytes, memory and time of a run without training.
+    """Print plan, bytes, memory and time of a run without training; return NaN, as the metric for a sweep.
 
     Args:
         cfg: resolved configuration.
         typed: keys on the command line.
         cell: name of the sweep's cell for the user; "" = no sweep.
         asked: device of the predicted times; false = this one.
-
-    Returns:
-        NaN, as the metric for a sweep.
 
     Raises:
         ConfigError: a value is invalid, or the configuration resumes a run.

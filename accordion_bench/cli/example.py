@@ -28,12 +28,7 @@ USUAL_DATA = {"images": "cifar10", "text": "wikitext2", "tokens": "wikitext2_byt
 
 
 class Example:
-    """Random data with the shapes and sizes of a data set.
-
-    Args:
-        dataset: the data set that it replaces.
-        device: device of the batches.
-    """
+    """Random data with the shapes and sizes of `dataset`, in batches on `device`."""
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
         self.dataset, self.device = dataset, device
@@ -62,15 +57,7 @@ def batch_of(dataset: Dataset, device: torch.device, samples: int) -> tuple[Tens
 
 @dataclass(frozen=True)
 class Subject:
-    """Model with a batch of random data, for timing or counting a step.
-
-    Args:
-        config: configuration of model and batch.
-        model: model with random weights, on its device.
-        batch: inputs and targets.
-        dataset: data set that the batch imitates.
-        threads: number of compute threads.
-    """
+    """Model with a batch of random data that imitates `dataset`, for timing or counting a step."""
 
     config: RunConfig
     model: nn.Module
@@ -109,11 +96,7 @@ def usual_data(node: Config) -> str:
 
 
 def subject_of(config: RunConfig, workers_each: int) -> Subject:
-    """Build the model and a random batch of a configuration.
-
-    Args:
-        config: configuration of a run.
-        workers_each: number of workers that share a machine like this one.
+    """Build the model and a random batch of a configuration, for one of `workers_each` workers that share a machine.
 
     Raises:
         ConfigError: model and data set are incompatible, the data set has no example, or the device does not exist.
@@ -136,11 +119,7 @@ def subject_of(config: RunConfig, workers_each: int) -> Subject:
 
 
 def device_of(config: RunConfig) -> torch.device:
-    """Return the device on which the step is timed.
-
-    Raises:
-        ValueRefused: device=cuda on a machine without a GPU.
-    """
+    """Return the device on which the step is timed; refuse device=cuda on a machine without a GPU."""
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
         raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", "cuda", "auto")

@@ -63,11 +63,7 @@ def asked(arguments: Sequence[str]) -> bool:
 
 
 def text(arguments: Sequence[str]) -> str:
-    """Return the help for the words on the command line beside --help.
-
-    Raises:
-        ConfigError: a word is no group, choice or option.
-    """
+    """Return the help for the words beside --help; ConfigError for a word that is no group, choice or option."""
     own = command_line.config_dirs(arguments)
     for folder in own:
         add_conf_dir(folder)
@@ -80,13 +76,7 @@ def text(arguments: Sequence[str]) -> str:
 
 
 def read(file: Path, name: str, prefix: str) -> ChoiceHelp:
-    """Read the help of one YAML file; comments at line ends describe the options.
-
-    Args:
-        file: YAML file of a config group.
-        name: override that selects it.
-        prefix: prefix of its options, such as `compressor.`
-    """
+    """Read the help of one YAML file; comments at line ends describe the options, whose names start with `prefix`."""
     found, above, inside = ChoiceHelp(name), [""], [0]
     for line in file.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -122,11 +112,7 @@ def _split(rest: str) -> tuple[str, str]:
 
 
 def choice(group: str, name: str) -> ChoiceHelp:
-    """Read the help of a choice of a config group.
-
-    Raises:
-        ConfigError: the choice is unknown.
-    """
+    """Read the help of a choice of a config group; ConfigError if it is unknown."""
     if (file := yaml_file(group, name)) is None:
         raise ConfigError(advice.unknown_choice(group, name) or f"{group}={name} is no choice here; type --help")
     return read(file, f"{'+' if group in advice.PRESETS else ''}{group}={name}", f"{group}.")

@@ -19,14 +19,7 @@ PLUGIN = re.compile(r"[/\\]hydra_plugins[/\\](?:hydra_)?(\w+?)_(launcher|sweeper
 
 
 def refuse(launcher: Mapping[str, Any]) -> None:
-    """Refuse Slurm's launcher on a machine without Slurm, before any cell runs.
-
-    Args:
-        launcher: Hydra's node of the launcher.
-
-    Raises:
-        ConfigError: a command of Slurm is missing; the message names it.
-    """
+    """Refuse Slurm's launcher (Hydra's node) on a machine without Slurm's commands, before any cell runs."""
     if not str(launcher.get("_target_")).endswith(".SlurmLauncher"):
         return
     missing = [command for command in OF_SLURM if shutil.which(command) is None]

@@ -17,11 +17,7 @@ SENT = {"payload": ("payload_bytes", "dense_bytes"), "wire": ("wire_bytes", "den
 
 
 def main(words: Sequence[str]) -> int:
-    """Print one screen for each run folder, and return the exit status.
-
-    Args:
-        words: words after `show` on the command line.
-    """
+    """Print one screen for each run folder after `show` on the command line, and return the exit status."""
     if {"-h", "--help"} & set(words):
         print(USAGE)
         return 0
@@ -39,11 +35,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _run_folder(word: str) -> Path:
-    """Return the folder of a run, or the rows file of a user's own loop.
-
-    Raises:
-        ConfigError: the path contains no run, or several.
-    """
+    """Return the folder of a run, or the rows file of a user's own loop."""
     from accordion_bench.report.read.load import find_runs
 
     found = find_runs(word)
@@ -58,11 +50,7 @@ def _run_folder(word: str) -> Path:
 
 
 def screen(path: Path) -> Iterator[str]:
-    """Yield the lines on one run, finished or not.
-
-    Args:
-        path: folder of the run, or a file of metrics rows.
-    """
+    """Yield the lines on one run, finished or not: its folder, or a file of metrics rows."""
     from accordion_bench.report.read.load import read_run
 
     run = read_run(path)

@@ -39,13 +39,7 @@ def _node(group: str, name: str) -> Config:
 
 
 def composed_cell(base: Config, compressor: str, sync: str, adaptive: Iterable[str]) -> Config:
-    """Return the configuration of one cell.
-
-    Args:
-        base: common configuration of all cells.
-        compressor, sync: names.
-        adaptive: names of policies, in order; `none` is ignored.
-    """
+    """Return the common configuration `base` with the choices of one cell; policies in order, `none` is ignored."""
     cfg = copy.deepcopy(base)
     policies = [name for name in adaptive if name != "none"]
     cfg["compressor"], cfg["sync"] = dict(_node("compressor", compressor)), dict(_node("sync", sync))
@@ -105,10 +99,6 @@ def cover(
 
     Compatible policies share a cell. The search is greedy: of the cells with the first missing pair, it takes the one
     with the most missing pairs.
-
-    Args:
-        runs: whether a cell is valid.
-        compressors, syncs, policies: names.
     """
     single = [one for one in itertools.product(compressors, syncs, policies) if runs((*one[:2], one[2:]))]
     missing = set().union(*(pairs(*one) for one in single))
@@ -132,12 +122,7 @@ NAME = "smoke"
 
 
 def cells(base: Config, typed: Mapping[str, Any]) -> list[Cell]:
-    """Return the cells to run, restricted to the choices on the command line.
-
-    Args:
-        base: common configuration of all cells.
-        typed: keys on the command line; `compressor`, `sync` and `adaptive` restrict the cells.
-    """
+    """Return the cells to run; `compressor`, `sync` and `adaptive` on the command line (`typed`) restrict them."""
 
     @functools.cache
     def runs(cell: Cell) -> bool:
@@ -153,16 +138,12 @@ def run(base: Config, typed: Mapping[str, Any], tell: Callable[[Exception, str],
     """Train all cells in this process, print a line for each, and write run folders and a record in `paths.runs`/smoke.
 
     Args:
-        base: common configuration of all cells.
+        base: common configuration of all cells; ConfigError if it is invalid.
         typed: keys on the command line.
         tell: reports an error in a cell, given its name, to the user; returns the exit status.
 
     Returns:
         the fraction of the cells that finished.
-
-    Raises:
-        ConfigError: the common configuration is invalid.
-        KeyboardInterrupt: the user stopped the test.
     """
     base = {**base, "paths": {**base["paths"], "runs": str(Path(base["paths"]["runs"], NAME))}}
     config = with_counts(RunConfig.from_dict(base))

@@ -72,11 +72,7 @@ class Cells:
 
 
 def cells_of(hydra: DictConfig) -> Cells:
-    """Return the cells that Hydra will run: those of its basic sweeper, or the trials of a search.
-
-    Args:
-        hydra: Hydra's node of the configuration.
-    """
+    """Return the cells that Hydra will run: those of its basic sweeper, or the trials of a search."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -102,12 +98,7 @@ def cells_of(hydra: DictConfig) -> Cells:
 
 
 def table(cells: Cells, lines: Sequence[Line]) -> list[str]:
-    """Return a table with a line per cell that has run: final metric, payload, training time and swept overrides.
-
-    Args:
-        cells: cells of the sweep.
-        lines: lines of its record.
-    """
+    """Return a table with a line per recorded cell: final metric, payload, training time and swept overrides."""
     rows = [_row(cells, line) for line in sorted(lines, key=lambda line: line.get("cell", 0))]
     names = {row[1] for row in rows if row[1]}
     shown = names.pop() if len(names) == 1 else "metric"
@@ -134,7 +125,6 @@ def _row(cells: Cells, line: Line) -> tuple[str, ...]:
 
 
 def _summary(line: Line) -> Mapping[str, Any]:
-    """Return the summary of a cell's run; empty if it cannot be read."""
     with contextlib.suppress(ConfigError):
         if line.get("folder"):
             return RunFolder(line["folder"]).read_json("summary.json")
@@ -146,13 +136,7 @@ def _judged(summary: Mapping[str, Any]) -> Metric | None:
 
 
 def best(cells: Cells, lines: Sequence[Line], higher: bool) -> str | None:
-    """Return the sentence on the best cell so far of a search; None if no cell has finished.
-
-    Args:
-        cells: cells of the sweep.
-        lines: lines of its record.
-        higher: whether a higher metric is better.
-    """
+    """Return the sentence on a search's best cell so far, the highest or lowest metric; None if none has finished."""
     done = [line for line in lines if isinstance(line.get("metric"), int | float) and not line["exit_status"]]
     if not done:
         return None
@@ -293,14 +277,10 @@ def _let_workers_end_with(parent: int) -> None:
 
 
 def _refuse_before_cells(config: DictConfig, first: Sequence[str], here: bool) -> None:
-    """Check what all cells share, and prepare their data if they run on this machine. An error ends the process.
+    """Check what all cells share, and prepare their data if they run `here`. An error ends the process.
 
-    No data is prepared for a resumed sweep, whose remaining cells may not need any.
-
-    Args:
-        config: configuration without the swept overrides.
-        first: overrides of the first cell; empty = unknown.
-        here: whether the cells run on this machine.
+    No data is prepared for a resumed sweep, whose remaining cells may not need any. `first` has the overrides of the
+    first cell; empty = unknown.
     """
     try:
         launchers.refuse(config.hydra.launcher)
@@ -414,7 +394,6 @@ def metric_for_search(sweeper: Mapping[str, Any], metric: float) -> float:
 
 
 def _sentence(error: Exception) -> str:
-    """Return the one-sentence message of an error, or the traceback's last line."""
     return explain(error) or "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
 
 
@@ -456,11 +435,7 @@ def limit_threads(launcher: Mapping[str, Any]) -> None:
 
 
 def close() -> int:
-    """Print the results and failures of all cells, after the last one, in the process that the user started.
-
-    Returns:
-        the exit status: 0, or the largest of the cells.
-    """
+    """Print the results of all cells, in the process that the user started; return the largest exit status."""
     global current
     sweep, current = current, Sweep()
     if sweep.file is None:

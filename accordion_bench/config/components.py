@@ -47,11 +47,7 @@ class Components(Methods):
 
 
 def build_components(config: RunConfig, workers: int) -> Components:
-    """Build and check every component of a run.
-
-    Raises:
-        ConfigError: a value breaks a rule, or two choices are incompatible.
-    """
+    """Build and check every component of a run."""
     comm = config.comm
     dataset = build(config.dataset, "dataset")
     schedule = build(config.schedule, "schedule", epochs=config.epochs, workers=workers)
@@ -78,11 +74,7 @@ def build_components(config: RunConfig, workers: int) -> Components:
 
 
 def _refuse_batches(config: RunConfig, run: RunFacts) -> None:
-    """Refuse a list of batch sizes that does not fit the workers, or exceeds the training samples.
-
-    Raises:
-        ValueRefused: suggests a list that fits.
-    """
+    """Refuse a list of batch sizes that does not fit the workers, or exceeds the training samples."""
     if not isinstance(config.batch_size, list):
         return
     given, workers = config.batch_size, run.workers
@@ -99,11 +91,7 @@ def _refuse_batches(config: RunConfig, run: RunFacts) -> None:
 
 
 def with_counts(config: RunConfig) -> RunConfig:
-    """Replace null options of the data set by values counted in its files, which a run records.
-
-    Raises:
-        ConfigError: the files do not exist.
-    """
+    """Replace null options of the data set by values counted in its files, which a run records."""
     node = config.dataset
     null = [key for key in getattr(target(node, "dataset"), "counted", ()) if key in node and node[key] is None]
     if not null:
@@ -126,7 +114,6 @@ def build_optimizer(
     """Build the optimizer without the parts that the compressor applies itself.
 
     Args:
-        optimizer: its options.
         compressor: compressor of the gradients or differences.
         params: all trained parameters, in the model's order.
         kinds: kinds of these parameters, see `parameter_kinds`.
@@ -139,12 +126,7 @@ def build_optimizer(
 
 
 def build_model(node: Config, dataset: Dataset, name: str = "this one", data: str = "this one") -> nn.Module:
-    """Build the model for a data set, with random weights.
-
-    Args:
-        node: options of the model.
-        dataset: its training data.
-        name, data: chosen names, for messages.
+    """Build the model for a data set, with random weights; `name` and `data` are the chosen names, for messages.
 
     Raises:
         ConfigError: the task differs, the image size is unsupported, or a window is longer than the model's positions.

@@ -38,8 +38,7 @@ def register_resolvers() -> None:
     """Register the resolvers that YAML files use.
 
     `${by_scale:FULL,SMALL,TINY}` selects a value by the run's `scale`: one experiment as a full reproduction on GPUs,
-    an hour on a CPU, or a minute in a test. `${brought:DEFAULT}` is a default that another choice may replace, see
-    `config/compose.py`.
+    an hour on a CPU, or a minute in a test. `${brought:DEFAULT}` is a default that another choice may replace.
     """
     from omegaconf import OmegaConf
 
@@ -53,15 +52,7 @@ def _by_scale(full: Any, small: Any, tiny: Any, *, _root_: Any) -> Any:
 
 
 def refuse_unwritable(key: str, folder: str) -> None:
-    """Refuse a folder that cannot be written; it need not exist yet.
-
-    Args:
-        key: option that names it.
-        folder: as typed.
-
-    Raises:
-        ConfigError: gives the reason, and suggests a writable folder.
-    """
+    """Refuse a folder, the value of option `key`, that cannot be written; it need not exist yet."""
     if why := _why_not(Path(folder)):
         here = "" if os.path.isabs(folder) else f" in {Path.cwd()}"
         own = "null" if key == "resume" else _elsewhere(folder)
@@ -105,14 +96,11 @@ class Brought:
 
 
 def apply_brought(raw: Config, names: Config) -> list[Brought]:
-    """Replace defaults by those that choices bring, and remove `brings`.
+    """Replace defaults by those that choices bring, remove `brings`, and return the replaced defaults.
 
     Args:
         raw: composed configuration with unresolved interpolations; changed in place.
         names: chosen name of each group.
-
-    Returns:
-        the defaults that were replaced.
     """
     taken = []
     for choice, node in _choices(raw, names):
@@ -126,10 +114,9 @@ def apply_brought(raw: Config, names: Config) -> list[Brought]:
 
 
 def reapply_brought(cfg: Config) -> None:
-    """Replace defaults again in a resolved configuration with other choices; values equal to their default give way.
+    """Replace defaults again, in place, in a resolved configuration with other choices, whose nodes contain `brings`.
 
-    Args:
-        cfg: resolved configuration, whose nodes contain `brings` again; changed in place.
+    Values equal to their default give way.
     """
     names = cfg["choices"]
     names.pop("brought", None)
@@ -184,7 +171,6 @@ def resolve(composed: Any, choices: Any, typed: Sequence[str] = ()) -> Config:
     Defaults that choices bring are included; `choices.brought` lists them and their origin.
 
     Args:
-        composed: result of Hydra.
         choices: choices recorded by Hydra.
         typed: overrides of the command line.
     """
@@ -216,12 +202,9 @@ def resolve(composed: Any, choices: Any, typed: Sequence[str] = ()) -> Config:
 
 
 def as_written(cfg: Config) -> str:
-    """Return the resolved configuration in the form of config.yaml in the run folder.
+    """Return a new run's configuration as config.yaml contains it.
 
     Values that are determined at the start of the run are null: the number of workers, values counted in files.
-
-    Raises:
-        ConfigError: `resume` is set, so that the run exists already.
     """
     import yaml
 
@@ -233,10 +216,7 @@ def as_written(cfg: Config) -> str:
 
 
 def _set_apart(cfg: Config, names: Config, typed: Sequence[str]) -> None:
-    """Give each of several choices of a group its own options; Hydra merges them into one node.
-
-    Hydra records no choice for such a group.
-    """
+    """Give each of several choices of a group its own options; Hydra merges them, and records no choice."""
     for group in [group for group in SEVERAL if group in cfg and group not in names]:
         value = next((word.partition("=")[2] for word in reversed(typed) if key_of(word) == group), "")
         names[group] = parts(value.strip("[]"))

@@ -94,13 +94,7 @@ def _as_counted(dataset: Any, saved: Any) -> Any:
 def refuse_foreign_code(saved: Config, cfg: Config, folder: RunFolder) -> None:
     """Refuse a run folder that names classes of others, because building them executes foreign code.
 
-    Args:
-        saved: configuration in the folder.
-        cfg: configuration composed now; the classes it names are trusted.
-        folder: folder of the run.
-
-    Raises:
-        ConfigError: names the first such class, and how to trust it.
+    The classes that `cfg`, the configuration composed now, names are trusted.
     """
     for key, path in untrusted(saved, cfg):
         raise ConfigError(
@@ -110,13 +104,9 @@ def refuse_foreign_code(saved: Config, cfg: Config, folder: RunFolder) -> None:
 
 
 def untrusted(saved: Config, cfg: Config) -> Iterator[tuple[str, str]]:
-    """Yield key and value of each `_target_` that neither the package's YAML files nor those of --config-dir contain.
+    """Yield key and value of each `_target_` that neither YAML files (also of --config-dir) nor `cfg` contain.
 
     Hooks are in no YAML file, so that each hook is untrusted.
-
-    Args:
-        saved: the configuration.
-        cfg: another configuration, whose classes are trusted.
     """
     for group, node in saved.items():
         named = [path for _, path in targets_in(cfg.get(group))]
@@ -150,11 +140,7 @@ def computed_with(folder: RunFolder) -> Config:
 
 
 def threads_of(folder: RunFolder) -> int | None:
-    """Return the number of threads of each process of a run, if its folder records it.
-
-    Raises:
-        ValueRefused: this machine cannot start as many.
-    """
+    """Return the number of threads of each process of a run, if recorded; refuse more than this machine can start."""
     found = computed_with(folder).get("threads")
     return threads.checked_threads("threads", found) if type(found) is int else None
 
@@ -165,9 +151,6 @@ def refuse_changed_history(config: RunConfig, parts: Components) -> None:
     Args:
         config: configuration of the resumed run, with its placement; `resume` is its folder.
         parts: its components.
-
-    Raises:
-        ConfigError: names the first difference.
     """
     assert config.resume is not None
     folder = RunFolder(config.resume)
@@ -210,7 +193,6 @@ def _of_the_past(cfg: Config) -> Config:
 def _refuse_another_length(
     config: RunConfig, parts: Components, before: int, trained: Trained, folder: RunFolder
 ) -> None:
-    """Refuse a number of epochs under which past steps would have been different."""
     if config.epochs <= trained.epochs:
         rule = f"more than the {trained.epochs:g} that are trained"
         more, typed = int(trained.epochs) + 1, as_typed("resume", str(folder.path))

@@ -11,11 +11,7 @@ from accordion_bench.run_config import GROUPS, RunConfig
 
 
 def check_kinds(config: RunConfig) -> None:
-    """Compare the kinds of all values in config groups with the defaults; `run_level` checks the other options.
-
-    Raises:
-        ConfigError: for the first option that differs.
-    """
+    """Refuse values in config groups of another kind than the default; `run_level` checks the other options."""
     check_value_kinds(_groups(config), config.to_dict(), "")
     for name, node in config.adaptive.items():
         if not isinstance(node, dict):
@@ -37,7 +33,6 @@ def _groups(config: RunConfig) -> Config:
 
 @functools.cache
 def _yaml(file: Path) -> Config:
-    """Return the options of a YAML file as Hydra parses it."""
     from omegaconf import OmegaConf
 
     return options_of(OmegaConf.to_container(OmegaConf.load(file), resolve=False))  # type: ignore

@@ -48,11 +48,7 @@ def _nothing(config: RunConfig, processes: int) -> str:
 
 
 def refuse_graphs(config: RunConfig, parts: Components, where: Placement) -> None:
-    """Refuse `graphs=true` if part of a step stays eager, and `workers_at_once` if the workers' passes stay eager.
-
-    Raises:
-        ConfigError: gives the reason.
-    """
+    """Refuse `graphs=true` if part of a step stays eager, and `workers_at_once` if the workers' passes stay eager."""
     _refuse_at_once(config, parts, where)
     if config.graphs is not True:
         return
@@ -124,11 +120,7 @@ def _lost(compressor: Compressor, hook: ForeignHook | None) -> bool:
 
 
 def refuse_elsewhere(config: RunConfig) -> None:
-    """Refuse `comm.hook` without DistributedDataParallel.
-
-    Raises:
-        ConfigError: names the hook.
-    """
+    """Refuse `comm.hook` without DistributedDataParallel."""
     comm = config.comm
     if comm.hook is not None and comm.engine != "ddp":
         raise ConfigError(
@@ -138,10 +130,7 @@ def refuse_elsewhere(config: RunConfig) -> None:
 
 
 def unsaved(config: RunConfig, ddp: DDPExchange) -> str:
-    """Return a warning if the hook's state, once created, has no `state_dict`.
-
-    Returns:
-        one sentence; "" if the state can be saved, or if this was known before.
+    """Return a warning if the hook's state, once created, has no `state_dict`; "" if this was known before.
 
     Raises:
         ConfigError: `checkpoint.every` or `resume` was typed.
@@ -155,11 +144,7 @@ def unsaved(config: RunConfig, ddp: DDPExchange) -> str:
 
 
 def refuse(config: RunConfig, where: Placement, parts: Components) -> None:
-    """Refuse options that DistributedDataParallel and its hooks do not support.
-
-    Raises:
-        ConfigError: for the first such option, with what to type instead.
-    """
+    """Refuse options that DistributedDataParallel and its hooks do not support."""
     if where.processes == 1:
         rule = "at least 2 with comm.engine=ddp, which puts one worker into each process"
         raise ConfigError(

@@ -10,11 +10,7 @@ from accordion_bench.run_config import LONGEST_LABEL, LONGEST_NOTE, SCALES, Path
 
 
 def refuse_wrong(config: RunConfig) -> None:
-    """Refuse run-level values that break their declaration or are wrong regardless of other options.
-
-    Raises:
-        ConfigError: for the first wrong value.
-    """
+    """Refuse run-level values that break their declaration or are wrong regardless of other options."""
     config.check_options()
     if config.scale != "full" and "experiment" not in config.choices:
         raise ValueRefused("scale", "full without +experiment=NAME, which says what to shorten", config.scale, "full")

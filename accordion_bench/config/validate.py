@@ -40,10 +40,7 @@ from accordion_bench.tensors import keyed_rng
 def options_without_effect(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
     """Return warnings about typed options that have no effect, and about slow or unsafe combinations.
 
-    Args:
-        config: configuration with the number of workers and the backend decided.
-        typed: keys on the command line.
-        parts: components of the run.
+    `config` has the number of workers and the backend decided; `typed` are keys on the command line.
     """
     idle = [*_of_components(config, parts), *_of_the_run(config, parts)]
     told = [f"{key} has no effect here: {why}" for key, why in idle if key in typed]
@@ -181,18 +178,9 @@ def _growing(config: RunConfig) -> list[str]:
 def refuse_out_of_range(
     config: RunConfig, parts: Components, specs: Sequence[TensorSpec], typed: Collection[str] = ()
 ) -> None:
-    """Refuse numbers that exceed the size of the data, the run or the tensors.
+    """Refuse numbers that exceed the size of the data, the run or the tensors (`specs`).
 
     Only typed values are refused for schedules and levels; defaults adapt to a short run or a small model.
-
-    Args:
-        config: the configuration.
-        parts: components of the run.
-        specs: the model's tensors.
-        typed: keys on the command line.
-
-    Raises:
-        ConfigError: for the first such number.
     """
     run, batch = parts.run, config.largest_batch
     samples = counted(run.train_size, "training sample")
@@ -265,15 +253,11 @@ def _refuse_elastic(config: RunConfig, where: Placement) -> None:
 
 
 def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -> Components:
-    """Refuse every wrong value before data or devices are used.
+    """Refuse every wrong value before data or devices are used, and return the components of the run.
 
     Args:
-        config: the configuration.
-        where: its placement.
+        where: placement of the run.
         typed: keys on the command line.
-
-    Returns:
-        the components of the run.
 
     Raises:
         ConfigError: one sentence: key, rule, value, what to type instead.

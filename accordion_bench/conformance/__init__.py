@@ -81,13 +81,7 @@ OFTEN: list[Check] = [options.check_payload, aggregate.check_mean, aggregate.che
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a check.
-
-    Args:
-        name: the property.
-        status: `pass`, `fail` or `n/a`.
-        text: the measurement, the failure, or the reason why the check does not apply.
-    """
+    """Result of a check: `pass` with the measurement, `fail` with the failure, or `n/a` with the reason."""
 
     name: str
     status: str

@@ -11,11 +11,7 @@ from accordion_bench.options.conf_dir import add_conf_dir
 
 @output.command
 def main(arguments: Sequence[str]) -> int:
-    """Check the compressor that the arguments select.
-
-    Returns:
-        exit status: 0, 1 (a property fails), 2 (an override cannot be used).
-    """
+    """Check the compressor that the arguments select; return 0, 1 (a property fails) or 2 (invalid override)."""
     from accordion_bench import conformance
 
     parser = argparse.ArgumentParser("accordion_bench.conformance", description=__doc__)

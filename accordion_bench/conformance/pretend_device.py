@@ -42,20 +42,13 @@ NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 
 @dataclass
 class Counts:
-    """Counts since the last reset.
-
-    Args:
-        launches: number of operations that launch a kernel, by name.
-        waits: number of times the host waits for the device, by cause.
-        uploads: number of asynchronous copies from the host.
-    """
+    """Counts since the last reset: launched operations and waits of the host, by name, and asynchronous uploads."""
 
     launches: Counter[str] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
     uploads: int = 0
 
     def reset(self) -> None:
-        """Set all counts to 0."""
         self.launches.clear()
         self.waits.clear()
         self.uploads = 0

@@ -351,7 +351,7 @@ def _same() -> list[Tensor]:
 
 
 def _sent(make: Maker, level: float | None, step: int = 0, seed: int = 3) -> list[Tensor]:
-    """Return each worker's contribution to the update for these gradients, [W, ...]."""
+    """Return each worker's contribution to the update of equal gradients, [W, ...]."""
     return Setup(plain(make), level, seed=seed).contributions(_same(), step)[1]
 
 

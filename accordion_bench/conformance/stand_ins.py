@@ -40,11 +40,7 @@ FROM_HOST = {torch.tensor, torch.as_tensor, torch.from_numpy}
 
 
 class Tape(TorchDispatchMode):
-    """Records operations while they are computed; `undo` reverts their writes, `replay` computes them again.
-
-    Attributes:
-        operations: recorded operations that compute something.
-    """
+    """Records operations while they are computed; `undo` reverts their writes, `replay` computes them again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,10 +104,7 @@ class Strict(TorchFunctionMode):
 
 
 class TapeGraphs(Graphs):
-    """Graphs that are captured on a tape, and that count captures and replays.
-
-    Args:
-        streams: replacement for a GPU's streams.
+    """Graphs that are captured on a tape.
 
     Attributes:
         captured, replayed: number of captures and replays, by name of the pool.
@@ -170,18 +163,13 @@ def _as_it_lies(x: Any) -> Any:
 
 
 class Echo:
-    """Replacement for torch.distributed in `comm.collectives`: every other process behaves like this one.
-
-    Args:
-        processes: simulated number of processes; this one has rank 0.
+    """Replacement for torch.distributed: every other process behaves like this one, which has rank 0.
 
     Attributes:
         log: calls as (operation, number of entries, dtype).
     """
 
     class ReduceOp:
-        """Constants of torch.distributed.ReduceOp."""
-
         SUM, MAX, MIN = "sum", "max", "min"
 
     def __init__(self, processes: int) -> None:

@@ -78,7 +78,6 @@ def _spike(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
 
 
 def _heavy(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-    """Student's t distribution with two degrees of freedom."""
     normal, chi = torch.randn(shape, generator=generator), torch.randn(2, *shape, generator=generator)
     return normal / chi.square().mean(0).sqrt()
 
@@ -145,12 +144,7 @@ def demand(holds: Any, sentence: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Make:
-    """Factory of the compressor of a config group.
-
-    Args:
-        node: config group: `_target_`, options of the constructor and of the wrappers.
-        optimizer: config group of the optimizer, for methods that use its momentum.
-    """
+    """Factory of the compressor of a config group, with an optimizer for methods that use its momentum."""
 
     node: Config
     optimizer: Config = field(default_factory=lambda: dict(SGD))
@@ -237,12 +231,9 @@ class Setup:
     """One compressor in one exchange, with all tensors at one level.
 
     Args:
-        wrapped: the compressor in its wrappers.
         level: value of the knob; None = as configured.
         workers: number of workers in this process, unless `comm` is given.
-        specs: the tensors.
-        dtype, device: dtype and device of the gradients.
-        comm: collectives.
+        dtype, device: of the gradients.
         seed: key of random numbers.
         start_step: first compressed step; steps before it are dense.
     """
@@ -289,7 +280,6 @@ class Setup:
         return self.exchange(xs_W, StepInfo(self.plan, step, lr, LATE))
 
     def context(self, step: int = 0, lr: float = 1.0) -> Context:
-        """Return the compressor's context in a step."""
         return self.exchange.context(StepInfo(self.plan, step, lr, LATE))
 
     def contributions(
@@ -317,7 +307,6 @@ class Setup:
         return round(workers * sum(payload_bytes(self.compressor, spec, level, workers) for spec, level in pairs))
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """Return a copy of the state."""
         return {
             name: {key: value.clone() if isinstance(value, Tensor) else value for key, value in entries.items()}
             for name, entries in self.exchange.state.items()

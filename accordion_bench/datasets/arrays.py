@@ -38,14 +38,11 @@ BLOCK = 1 << 24  # bytes per read when computing a checksum
 
 @dataclass(frozen=True)
 class Stored:
-    """Handle of an array in a file that has not been read yet.
+    """Array in a file that has not been read yet.
 
     Args:
-        file: path of the file.
         name: name of the array in an .npz file, or stem of the .npy file.
-        shape, dtype: shape and dtype of the array.
-        read: function that reads the array.
-        checksum: function that returns a checksum of the array's bytes.
+        read, checksum: functions that read the array and return a checksum of its bytes.
     """
 
     file: Path
@@ -56,11 +53,7 @@ class Stored:
     checksum: Callable[[], int]
 
     def load(self) -> np.ndarray:
-        """Read the array.
-
-        Raises:
-            Unreadable: the file cannot be read; names the file and the reason.
-        """
+        """Read the array; an `Unreadable` error names the file and the reason."""
         return _guarded(self.file, self.read)
 
 
@@ -68,11 +61,7 @@ StoredArrays = Mapping[str, Mapping[str, Stored]]  # by part (train, test, valid
 
 
 def find(root: Path, file: str | None) -> Path:
-    """Return the file, or the folder of files, that contains the arrays.
-
-    Args:
-        root: `paths.data`, which may be the file itself.
-        file: name of the file in `root`; None = the only .npz file, or .npy files.
+    """Return the file, or the folder of files, that contains the arrays; `root` may be the file itself.
 
     Raises:
         ConfigError: there is no such file, or there are several.
@@ -133,11 +122,7 @@ def _meaning(name: str) -> tuple[str, str] | None:
 
 
 def _openers(place: Path) -> dict[str, Callable[[], Stored]]:
-    """Return functions that open each array of an .npz file, an .npy file, or a folder of .npy files, by array name.
-
-    Raises:
-        Unreadable: the .npz file cannot be read.
-    """
+    """Return functions that open each array of an .npz file, an .npy file, or a folder of .npy files, by array name."""
     if place.is_dir():
         files = [file for file in sorted(place.glob("*.npy")) if not file.name.startswith(".")]
         return {file.stem: functools.partial(_single, file) for file in files}
@@ -276,11 +261,7 @@ class Arrays(CountedImages):
         return Found(str(place), labels["train"], own_test, chosen_by, {"channels": channels, "image_size": size})
 
     def _form(self, x: Stored) -> tuple[str, int, int]:
-        """Return layout (`nhw` without channels), number of channels and side length of images.
-
-        Raises:
-            ConfigError: the array does not contain images.
-        """
+        """Return layout (`nhw` without channels), number of channels and side length of images."""
         if x.dtype.kind not in "buif" or len(x.shape) not in (3, 4) or not all(x.shape):
             rule = "images [n, H, W], [n, H, W, C] or [n, C, H, W] of numbers"
             raise ConfigError(f"{x.file} must have {rule}, got {_shown(x)}; change that array")
@@ -301,11 +282,7 @@ class Arrays(CountedImages):
         return fits[0], channels, side
 
     def _labels(self, place: Path, arrays: StoredArrays) -> dict[str, np.ndarray]:
-        """Return the labels of each part, as integers from 0.
-
-        Raises:
-            ConfigError: labels are malformed, or a part has a class that the training part lacks.
-        """
+        """Return the labels of each part, as integers from 0."""
         raw = {part: _plain_labels(kinds["y"]) for part, kinds in arrays.items()}
         classes = np.unique(raw["train"])
         for part, own in raw.items():
@@ -351,11 +328,7 @@ class Arrays(CountedImages):
         return torch.randperm(count, generator=keyed_rng.generator("evaluation"))
 
     def _images(self, x: Stored) -> Tensor:
-        """Return images [n, C, H, W], in uint8 if all values are integers from 0 to 255, otherwise in float32.
-
-        Raises:
-            ConfigError: an entry is not finite.
-        """
+        """Return images [n, C, H, W], in uint8 if all values are integers from 0 to 255, otherwise in float32."""
         layout, channels, side = self._form(x)
         values = x.load()
         if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -371,11 +344,7 @@ def _some(pair: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _plain_labels(y: Stored) -> np.ndarray:
-    """Return labels [n] as integers or text.
-
-    Raises:
-        ConfigError: the array does not contain labels.
-    """
+    """Return labels [n] as integers or text."""
     labels = y.load()
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]

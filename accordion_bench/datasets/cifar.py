@@ -52,7 +52,7 @@ class _OriginalImages(ImageDataset):
     check: bool
 
     def sources(self) -> list[Source]:
-        """Return the downloads; torchvision, which knows their addresses, takes seconds to import."""
+        """Return the downloads."""
         raise NotImplementedError
 
     def prepare(self, root: str) -> None:
@@ -122,11 +122,7 @@ class Cifar(_OriginalImages):
 
 
 def batches(files: list[Path], classes: int) -> tuple[Tensor, Tensor]:
-    """Read the images [n, 3, 32, 32] in uint8 and labels [n] of several files in the CIFAR format, concatenated.
-
-    Raises:
-        ConfigError: a file is not in that format.
-    """
+    """Read the images [n, 3, 32, 32] in uint8 and labels [n] of several files in the CIFAR format, concatenated."""
     sizes = [min(file.stat().st_size, cifar_file.LARGEST) for file in files if file.is_file()]
     images = np.empty((sum(sizes) // cifar_file.PIXELS, 3, 32, 32), np.uint8)  # untouched pages use no memory
     labels: list[int] = []
@@ -170,12 +166,9 @@ class SVHN(_OriginalImages):
 
 
 def digits(file: Path) -> tuple[Tensor, Tensor]:
-    """Return images [n, 3, 32, 32] in uint8 and labels [n] of a file in the SVHN format.
+    """Read images [n, 3, 32, 32] in uint8 and labels [n] of an SVHN file.
 
     The file contains `X` [32, 32, 3, n] and `y` [n, 1], where 10 stands for the digit 0.
-
-    Raises:
-        ConfigError: the file is not in that format.
     """
     from scipy.io import loadmat  # takes a third of a second to import
 

@@ -23,13 +23,9 @@ PIXELS = 3 * 32 * 32
 
 
 def read(file: Path, classes: int) -> tuple[np.ndarray, list[int]]:
-    """Read the images [n, 3, 32, 32] in uint8 and the n labels of a file in the CIFAR format.
+    """Read the images [n, 3, 32, 32] in uint8 and the n labels, below `classes`, of a file in the CIFAR format.
 
     The file is a pickled dict: `data` has rows of 1,024 red, green and blue values each; `labels` or `fine_labels`.
-
-    Args:
-        file: path of the file.
-        classes: number of classes; labels are below it.
 
     Raises:
         Exception: of any type, if the file is not in this format or cannot be read.
@@ -149,7 +145,6 @@ class _Reader:
         return {opcode[0]: do for opcode, do in known.items()}
 
     def load(self) -> Any:
-        """Return the unpickled object."""
         content, memo, stack, known = self.content, self.memo, self.stack, self.opcodes()
         number, text, note, stop = (
             word[0] for word in (pickle.BININT1, pickle.SHORT_BINSTRING, pickle.LONG_BINPUT, pickle.STOP)
@@ -184,7 +179,6 @@ class _Reader:
         raise ValueError(f"it has more than {MOST_WORDS} opcodes")
 
     def take(self, size: int) -> bytes:
-        """Return a copy of the next bytes."""
         return bytes(self.look(size))
 
     def look(self, size: int) -> memoryview:
@@ -195,11 +189,9 @@ class _Reader:
         return memoryview(self.content)[begin : self.at]
 
     def number(self, size: int) -> int:
-        """Return the next bytes as an unsigned integer."""
         return int.from_bytes(self.take(size), "little")
 
     def line(self) -> str:
-        """Return the next bytes up to the end of the line."""
         begin, end = self.at, self.content.find(b"\n", self.at, self.at + LONGEST_NAME)
         if end < 0:
             raise ValueError(f"a name should end within {LONGEST_NAME} bytes after byte {begin}")
@@ -207,29 +199,24 @@ class _Reader:
         return str(self.content[begin:end], "ascii")
 
     def since(self, mark: int) -> list[Any]:
-        """Pop everything from stack index `mark` on."""
         found = self.stack[mark:]
         del self.stack[mark:]
         return found
 
     def last(self, count: int) -> list[Any]:
-        """Pop the last `count` items of the stack."""
         if len(self.stack) < count:
             raise ValueError(f"{count} items should be on the stack before byte {self.at}")
         return self.since(len(self.stack) - count)
 
     def note(self, number: int) -> None:
-        """Store the top of the stack in the memo."""
         self.memo[number] = self.stack[-1]
 
     def extend(self, items: list[Any]) -> None:
-        """Append items to the list on top of the stack."""
         if not isinstance(self.stack[-1], list):
             raise ValueError("items are appended to an object that is not a list")
         self.stack[-1].extend(items)
 
     def update(self, items: list[Any]) -> None:
-        """Set keys and values in the dict on top of the stack."""
         if not isinstance(self.stack[-1], dict):
             raise ValueError("an item is set in an object that is not a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
@@ -239,7 +226,6 @@ class _Reader:
             self.stack[-1][name] = value
 
     def name(self, module: Any, name: Any) -> None:
-        """Push one of the few names that arrays need."""
         if not isinstance(module, str) or not isinstance(name, str):
             raise ValueError("a name is not text")
         text = f"{module}.{name}"
@@ -248,7 +234,6 @@ class _Reader:
         self.stack.append(_NAMES[text])
 
     def call(self) -> None:
-        """Apply a name to its arguments."""
         name, arguments = self.last(2)
         if name is _Name.MAKE:
             self.stack.append(_Array())
@@ -269,7 +254,6 @@ class _Reader:
         return text.encode("latin1")
 
     def build(self) -> None:
-        """Set the state of the object on top of the stack."""
         (state,) = self.last(1)
         if not isinstance(self.stack[-1], _Array | _Kind):
             raise ValueError("a state is set on an object that is not an array")

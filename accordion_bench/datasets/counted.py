@@ -86,11 +86,7 @@ class CountedImages(ImageDataset):
         return super().example(samples)
 
     def look(self, root: str) -> Found:
-        """Examine the files under `root`.
-
-        Raises:
-            ConfigError: the files do not exist, or their format is not supported.
-        """
+        """Examine the files under `root`."""
         raise NotImplementedError
 
     def fingerprint_of(self, root: str) -> str:
@@ -127,11 +123,7 @@ class CountedImages(ImageDataset):
             raise ConfigError(f"{keys} must be those of {found.place}, got {given}; type {typed}")
 
     def _counted(self, found: Found) -> dict[str, Any]:
-        """Return each number counted in the files, by option name.
-
-        Raises:
-            ConfigError: there are fewer than two classes, or a class has too few samples to hold some out.
-        """
+        """Return each number counted in the files, by option name."""
         if (classes := int(found.labels.max(initial=-1)) + 1) < 2:
             raise ConfigError(
                 f"paths.data must hold pictures of at least 2 classes, got {found.place} with {classes}; type "
@@ -150,12 +142,10 @@ class CountedImages(ImageDataset):
 
 
 def held_out(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Hold out a share of each class. Return the sorted indices of the samples to train on and to evaluate on.
+    """Hold out a share of each class; at least one sample of it remains on either side.
 
-    Args:
-        labels: labels of all samples.
-        share: share of each class to hold out; at least one sample remains on either side.
-        seed: seed of the selection.
+    Returns:
+        sorted indices of the samples to train on and to evaluate on.
 
     Raises:
         ConfigError: a class has only one sample.
@@ -176,32 +166,20 @@ def held_out(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, n
 
 
 def known(dataset: Dataset, key: str) -> int:
-    """Return the value of an option that is counted in the files.
-
-    Raises:
-        ConfigError: the value has not been counted yet.
-    """
+    """Return an option's value; raise ConfigError if it has not been counted in the files yet."""
     if (value := getattr(dataset, key)) is None:
         raise ConfigError(f"dataset.{key} must be counted first, got null; call count(FOLDER), or type a number")
     return value
 
 
 def check_fingerprint(fingerprint: Any) -> None:
-    """Check that a fingerprint is null or 16 hexadecimal digits.
-
-    Raises:
-        ValueRefused: it is neither.
-    """
+    """Check that a fingerprint is null or 16 hexadecimal digits."""
     if fingerprint is not None and not re.fullmatch("[0-9a-f]{16}", str(fingerprint)):
         raise ValueRefused("fingerprint", "null, or the value recorded by a run", fingerprint, None)
 
 
 def check_unchanged_files(place: str, noted: str, now: str) -> None:
-    """Check that the fingerprint of files equals the one that the run recorded.
-
-    Raises:
-        ConfigError: they differ.
-    """
+    """Check that the fingerprint of files equals the one that the run recorded."""
     if now != noted:
         rule = f"that of {place}, {now}, whose files have changed since the run started"
         instead = "restore them, or type the run's own options without resume="
@@ -209,11 +187,7 @@ def check_unchanged_files(place: str, noted: str, now: str) -> None:
 
 
 def name_or_null(key: str, value: Any) -> str | None:
-    """Return `value` if it is None or the name of a file or folder in `paths.data`.
-
-    Raises:
-        ValueRefused: it is neither.
-    """
+    """Return `value`; raise ValueRefused unless it is None or the name of a file or folder in `paths.data`."""
     if value is not None and (not isinstance(value, str) or not value):
         raise ValueRefused(key, "a name, or null", value, None)
     return value

@@ -52,7 +52,7 @@ class Split(NamedTuple):
 
     Args:
         train: samples for training; None = all.
-        validation: samples held out for choosing the best epoch; None = the test set is used for this.
+        validation: held-out samples that choose the best epoch; None = the test set chooses it.
     """
 
     train: Tensor | None = None

@@ -66,11 +66,7 @@ class DecodedImages(CountedImages):
     in_channels = 3
 
     def sorted(self, root: str) -> Sorted:
-        """Return the pictures of each part.
-
-        Raises:
-            ConfigError: the pictures do not exist, or a part has other classes than the training part.
-        """
+        """Return the pictures of each part; all parts have the classes of the training part."""
         raise NotImplementedError
 
     def look(self, root: str) -> Found:

@@ -48,7 +48,6 @@ def refusal(what: str, file: Path, reason: str, others: int = 0) -> Unreadable:
 
     Args:
         what: noun for the expected files in the message.
-        file: path of the file.
         reason: result of `why`.
         others: number of further files with errors.
     """
@@ -62,13 +61,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """File that the authors publish.
-
-    Args:
-        address: URL, http or https.
-        name: file name; names that end in .tar.gz are unpacked.
-        md5: published md5 of its bytes.
-    """
+    """File that the authors publish; archives, whose names end in .tar.gz, are unpacked."""
 
     address: str
     name: str
@@ -93,18 +86,12 @@ def alone(root: Path, folder: str) -> Iterator[None]:
 def fetch(root: Path, folder: str, files: Sequence[str], sources: Sequence[Source], timeout: float) -> None:
     """Download files into `root/folder`, all or none. The caller must hold the lock `alone`.
 
-    A source that an earlier attempt left in `root/folder` or `root` is not downloaded again.
-
-    Args:
-        root: existing folder.
-        folder: name of the data set's folder.
-        files: names that `folder` must contain afterwards.
-        sources: archives that contain `folder`, or the files themselves.
-        timeout: seconds without data from the server before the download fails.
+    A source that an earlier attempt left in `root/folder` or `root` is not downloaded again. `sources` are archives of
+    `folder`, or the files themselves; `files` are the names that `folder` must contain afterwards.
 
     Raises:
         Unusable: the download differs from the authors' files.
-        OSError: network or disk error.
+        OSError: network or disk error, or `timeout` seconds without data.
     """
     part = Path(tempfile.mkdtemp(prefix=f".{folder}.part-", dir=root))
     try:
@@ -127,7 +114,6 @@ def fetch(root: Path, folder: str, files: Sequence[str], sources: Sequence[Sourc
 
 
 def _downloaded(source: Source, into: Path, timeout: float) -> Path:
-    """Download a file and verify its md5."""
     file = into / source.name
     print(f"downloading {source.name}", file=sys.stderr, flush=True)
     encrypted = source.address.replace("http://", "https://", 1)
@@ -194,12 +180,9 @@ _failed: dict[tuple[str, str], ConfigError] = {}  # downloads that failed in thi
 
 
 def find(root: str, folder: str, files: Sequence[str]) -> Path | None:
-    """Return the folder that contains all files: `root/folder`, `root` itself, or `root/*/folder`; None if none does.
+    """Return the folder that contains all files (`*` as in shells): `root/folder`, `root`, or `root/*/folder`.
 
-    Args:
-        root: `paths.data`.
-        folder: name of the folder.
-        files: names of files in the folder; `*` as in shells.
+    None if no folder contains them; `root` is `paths.data`.
     """
     here = Path(root)
     places = [here / folder, *([here] if here.absolute().name == folder else []), *sorted(here.glob(f"*/{folder}"))]
@@ -213,17 +196,10 @@ def _holds(folder: Path, name: str) -> bool:
 def ensure(
     root: str, folder: str, files: Sequence[str], sources: Callable[[], Sequence[Source]], timeout: float
 ) -> Path:
-    """Return the folder that contains the files, and download them if any is missing. Existing files are not verified.
+    """Return the folder that contains the files, see `find`, and download them if any is missing.
 
-    Args:
-        root: `paths.data`.
-        folder: name of the folder in `root`.
-        files: names of files in the folder.
-        sources: function that returns the downloads; called only if files are missing.
-        timeout: seconds without data from the server before the download fails.
-
-    Returns:
-        folder that contains the files, see `find`.
+    Existing files are not verified. `sources` returns the downloads; it is called only if files are missing. A download
+    fails after `timeout` seconds without data from the server.
 
     Raises:
         ConfigError: files are missing and cannot be downloaded.
@@ -251,11 +227,7 @@ def ensure(
 
 
 def refuse_size(what: str, expected: int, found: int, where: Path) -> None:
-    """Check that files contain the expected number of images.
-
-    Raises:
-        ConfigError: the number differs.
-    """
+    """Refuse files that do not contain the expected number of images."""
     if found != expected:
         raise ConfigError(
             f"paths.data must hold all {expected:,} {what} images, got {found:,} in {where}; type another paths.data, "
@@ -272,14 +244,9 @@ def not_readable(file: Path, error: Exception) -> ConfigError:
 
 
 def refuse_changed(folder: Path, published: Mapping[str, str]) -> None:
-    """Compare files with their published md5 sums. Files with the cached size and modification time are not read again.
+    """Compare files with their published md5 sums, by name, and refuse files that differ or cannot be read.
 
-    Args:
-        folder: folder of the files.
-        published: md5 by file name.
-
-    Raises:
-        ConfigError: a file differs, or cannot be read.
+    Files with the cached size and modification time are not read again.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accordion_bench" / "md5"
     cache = caches / f"{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}.json"

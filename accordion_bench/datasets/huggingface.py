@@ -39,12 +39,7 @@ ALONE = 20  # if only train exists: of every 20 rows the last is for the test, t
 
 @dataclass(frozen=True)
 class Origin:
-    """Location of tables.
-
-    Args:
-        name, config, revision: data set on the Hub; `name` is None for local files.
-        root: `paths.data`.
-    """
+    """Location of tables: a data set on the Hub, or `paths.data` (`root`) if `name` is None."""
 
     name: str | None
     config: str | None
@@ -92,11 +87,7 @@ def tables(source: Origin) -> Mapping[str, Table]:
 
 
 def _column(key: str, typed: str | None, source: Origin, fitting: Sequence[str], table: Table) -> str:
-    """Return the given column, or the only fitting one.
-
-    Raises:
-        ConfigError: the column does not exist, or not exactly one column fits.
-    """
+    """Return the given column, or the only fitting one."""
     names = list(table.column_names)
     if typed is not None:
         if typed not in names:
@@ -112,14 +103,7 @@ def _column(key: str, typed: str | None, source: Origin, fitting: Sequence[str],
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Encoded pictures and their classes in rows of a table; implements `Pictures`.
-
-    Args:
-        table: table of encoded pictures.
-        column: column that contains them.
-        labels: array [n].
-        place: name of the source, for messages.
-    """
+    """Encoded pictures and their classes [n] in rows of a table; implements `Pictures`. `place` is for messages."""
 
     table: Table
     column: str
@@ -127,12 +111,10 @@ class EncodedRows:
     place: str
 
     def only(self, indices: Tensor) -> "EncodedRows":
-        """See `Pictures`."""
         chosen = indices.numpy()
         return EncodedRows(self.table.select(chosen), self.column, self.labels[chosen], self.place)
 
     def with_others(self, others: "EncodedRows") -> "EncodedRows":
-        """See `Pictures`."""
         import datasets
 
         both = datasets.concatenate_datasets([self.table, others.table])
@@ -143,7 +125,6 @@ class EncodedRows:
         return Path(held["path"]) if held["bytes"] is None else io.BytesIO(held["bytes"])
 
     def open(self, index: int) -> Image.Image:
-        """See `Pictures`."""
         try:
             with Image.open(self._encoded(index)) as image:
                 return pictures.in_colour(image)
@@ -152,7 +133,6 @@ class EncodedRows:
             raise refusal(pictures.WHAT, row, pictures.reason(row, error)) from error
 
     def sides(self, indices: Sequence[int]) -> Iterator[int]:
-        """See `Pictures`."""
         return pictures.sides(map(self._encoded, indices))
 
     def to_examine(self, indices: Sequence[int]) -> Iterable[Path]:

@@ -48,11 +48,6 @@ class ImageFolder(DecodedImages):
         return "pictures in a folder for each class, or folders train and test that contain these"
 
     def sorted(self, root: str) -> Sorted:
-        """Return the pictures of each part.
-
-        Raises:
-            ConfigError: the pictures do not exist, or a part has other classes than the training part.
-        """
         own = Path(root, self.folder or "")
         table = labelled_files.table_in(own) if self.labels is None else own / self.labels
         if self.labels is not None and not (own / self.labels).is_file():
@@ -72,11 +67,7 @@ class ImageFolder(DecodedImages):
         return Sorted(here.place, files_of(here.place, here.train), test, validation)
 
     def _parts(self, root: str) -> "Parts":
-        """Return the folders of the parts.
-
-        Raises:
-            ConfigError: they do not exist.
-        """
+        """Return the folders of the parts."""
         try:
             return parts(Path(root, self.folder or ""))
         except OSError as error:
@@ -131,11 +122,7 @@ class Parts(NamedTuple):
 
 
 def parts(place: Path) -> Parts:
-    """Find the folders of the parts by their usual names.
-
-    Raises:
-        OSError: the folder does not exist, or contains no part.
-    """
+    """Find the folders of the parts by their usual names; raise OSError if there is none."""
     folders = _folders(place)
     if len(folders) == 1 and part_of(folders[0].name) is None and (inner := _folders(folders[0])):
         place, folders = folders[0], inner  # an unpacked archive often has one top-level folder
@@ -209,12 +196,7 @@ def _scanned(place: Path, part: Path, versions: Sequence[tuple[str, int]]) -> Fi
 def _pictures(folder: Path, class_of: dict[tuple[int, int], str]) -> list[str]:
     """Return the pictures of a class, including subfolders; a folder reached again through a link is read once.
 
-    Args:
-        folder: folder of the class.
-        class_of: class by (device, inode) of each folder read so far; folders of this class are added.
-
-    Raises:
-        ConfigError: a folder belongs to another class too.
+    `class_of` maps (device, inode) of each folder read so far to its class; folders of this class are added.
     """
     found: list[tuple[str, list[str]]] = []
     todo = [str(folder)]

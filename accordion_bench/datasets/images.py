@@ -82,18 +82,15 @@ class ImageData:
             self.drawn[name] = drawn.to(self.train_images.device)
 
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
-        """Yield augmented, normalised images and labels for each tensor of indices."""
         self.begin_epoch(epoch)
         for indices in batches:
             yield self.train_batch(indices.to(self.train_labels.device))
 
     def test_batches(self, batches: Iterable[Tensor]) -> Batches:
-        """Yield normalised images and labels for each tensor of indices."""
         for indices in batches:
             yield self.test_batch(indices.to(self.test_labels.device))
 
     def validation_batches(self, batches: Iterable[Tensor]) -> Batches:
-        """Yield normalised training images without augmentation, and labels, for each tensor of indices."""
         for indices in batches:
             at = indices.to(self.train_labels.device)
             yield normalised(self.train_images[at], self.mean, self.std), self.train_labels[at]
@@ -170,12 +167,7 @@ def per_channel(values, device: torch.device) -> Tensor:
 
 
 def normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Return (x - mean) / std in float32.
-
-    Args:
-        images: [B, C, H, W].
-        mean, std: [1, C, 1, 1], in the units of the images.
-    """
+    """Return (x - mean) / std in float32, for images [B, C, H, W] and constants [1, C, 1, 1] in their units."""
     return (images.float() - mean).div_(std)
 
 

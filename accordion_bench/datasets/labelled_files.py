@@ -34,15 +34,10 @@ def table_in(place: Path) -> Path | None:
 
 
 def sorted_files(table: Path) -> tuple[Path, dict[str, Files]]:
-    """Return the pictures listed in a table, by part: train, and test or validation if a column names the part.
+    """Return the folder of a .csv table and the pictures that it lists, by part, with their classes.
 
+    Parts are train, and test or validation if a column names them. The pictures are in the folder or its subfolders.
     Classes are numbered in the order of their names; integer names in numeric order.
-
-    Args:
-        table: a .csv file. The pictures are in its folder or in subfolders, at any depth.
-
-    Returns:
-        folder of the table, and the pictures of each part.
 
     Raises:
         ConfigError: a column is missing, or a listed file does not exist.

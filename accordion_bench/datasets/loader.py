@@ -26,11 +26,7 @@ class Uploaded(NamedTuple):
 
 
 class Upload:
-    """Copies from pinned memory on a separate stream; a no-op on a CPU.
-
-    Args:
-        device: destination.
-    """
+    """Copies to a device from pinned memory on a separate stream; a no-op on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.streams = device, on_device.streams_of(device)
@@ -55,11 +51,7 @@ SIGNALS = {getattr(signal, name) for name in NAMES if hasattr(signal, name)}
 
 
 class Told(Dataset):
-    """Data set that returns a `ConfigError` instead of raising it, which would add the traceback of the process.
-
-    Args:
-        items: items[key].
-    """
+    """Data set that returns a `ConfigError` instead of raising it, which would add the traceback of the process."""
 
     def __init__(self, items: Dataset) -> None:
         self.items = items
@@ -102,11 +94,7 @@ class Loader:
         self._idle: list[tuple[DataLoader, NextBatches]] = []
 
     def read(self, batches: Iterable[list[Hashable]]) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the stacked items of each list of keys. Several passes may run at the same time.
-
-        Raises:
-            ConfigError: an item cannot be read, in this or another process.
-        """
+        """Yield the stacked items of each list of keys, or raise an item's `ConfigError`. Passes may overlap."""
         loader, next_batches = pair = self._idle.pop() if self._idle else self._new()
         try:
             next_batches.batches = batches

@@ -52,18 +52,13 @@ def opened(file: Path) -> Image.Image:
 
 
 def _open(file: Path | BinaryIO) -> Image.Image:
-    """Open a picture without decoding it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # Pillow still refuses twice that size
         return Image.open(file)
 
 
 def in_colour(image: Image.Image) -> Image.Image:
-    """Convert a picture to 8-bit RGB.
-
-    Raises:
-        ValueError: its values have 32 bits, and the file does not state their range.
-    """
+    """Convert a picture to 8-bit RGB; ValueError for values of 32 bits, whose range the file does not state."""
     bits = _bits(image)
     if bits is None:
         kind = "floats" if image.mode == "F" else "whole numbers"
@@ -159,11 +154,7 @@ class Pictures(Protocol):
         """Append other pictures of the same type."""
 
     def open(self, index: int) -> Image.Image:
-        """Decode one picture in colour.
-
-        Raises:
-            Unreadable: the picture cannot be decoded; names it and the reason.
-        """
+        """Decode one picture in colour; an `Unreadable` error names it and the reason."""
 
     def sides(self, indices: Sequence[int]) -> Iterator[int]:
         """Yield the shorter side in pixels of those pictures that can be read."""
@@ -189,7 +180,6 @@ class Files:
     labels: np.ndarray
 
     def only(self, indices: Tensor) -> "Files":
-        """Return the pictures with these indices, in this order."""
         return Files(self.folder, self.names[indices.numpy()], self.labels[indices.numpy()])
 
     def with_others(self, others: "Files") -> "Files":
@@ -198,19 +188,15 @@ class Files:
         return Files(self.folder, *both)
 
     def path(self, index: int) -> Path:
-        """Return the path of one picture."""
         return self.folder / os.fsdecode(self.names[index])
 
     def open(self, index: int) -> Image.Image:
-        """See `Pictures`."""
         return opened(self.path(index))
 
     def sides(self, indices: Sequence[int]) -> Iterator[int]:
-        """See `Pictures`."""
         return sides(map(self.path, indices))
 
     def to_examine(self, indices: Sequence[int]) -> Iterable[Path]:
-        """See `Pictures`."""
         return map(self.path, indices)
 
     def identities(self) -> Iterator[bytes]:
@@ -302,15 +288,12 @@ class FolderData:
         self.upload = Upload(device)
 
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
-        """Yield augmented, normalised images and labels for each tensor of indices."""
         return self._read(epoch, batches)
 
     def test_batches(self, batches: Iterable[Tensor]) -> Batches:
-        """Yield normalised images and labels for each tensor of indices."""
         return self._read(None, batches)
 
     def validation_batches(self, batches: Iterable[Tensor]) -> Batches:
-        """Yield normalised training images without augmentation, and labels, for each tensor of indices."""
         return self._read(HELD_OUT, batches)
 
     def _read(self, epoch: int | None, batches: Iterable[Tensor]) -> Batches:

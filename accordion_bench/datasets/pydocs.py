@@ -69,21 +69,13 @@ class PyDocsBytes(ByteDataset):
 
 @functools.cache
 def splits() -> dict[str, list[str]]:
-    """Return the words of the `train`, `valid` and `test` topics.
-
-    Raises:
-        ConfigError: this Python does not include the documentation.
-    """
+    """Return the words of the `train`, `valid` and `test` topics."""
     return split(topics_of_python("pydocs", "synthetic_text"))
 
 
 @functools.cache
 def byte_splits() -> dict[str, bytes]:
-    """Return the paragraphs of the `train`, `valid` and `test` topics as UTF-8, with an empty line after each.
-
-    Raises:
-        ConfigError: this Python does not include the documentation.
-    """
+    """Return the paragraphs of the `train`, `valid` and `test` topics as UTF-8, with an empty line after each."""
     found = paragraphs(topics_of_python("pydocs_bytes", "wikitext2_bytes"))
     return {part: "".join(f"{one}\n\n" for one in some).encode() for part, some in found.items()}
 
@@ -91,12 +83,8 @@ def byte_splits() -> dict[str, bytes]:
 def topics_of_python(dataset: str, instead: str) -> Mapping[str, str]:
     """Return the text that `help()` prints for each topic.
 
-    Args:
-        dataset: name of the calling data set, for the message.
-        instead: name of an alternative, for the message.
-
     Raises:
-        ConfigError: this Python does not include the documentation.
+        ConfigError: this Python does not include the documentation; names the calling data set and an alternative.
     """
     try:
         from pydoc_data.topics import topics

@@ -130,18 +130,13 @@ class Sampler:
         self.steps_before = 0  # number of steps of the run before this epoch
 
     def enable_elastic_dealing(self, batch_size: int) -> None:
-        """Distribute samples so that the number of workers may change during training, see `SampleAssignment`.
-
-        Raises:
-            ValueRefused: `sharding` assigns fixed samples to each worker.
-        """
+        """Distribute samples so that the number of workers may change during training, see `SampleAssignment`."""
         if self.consecutive or self.shards or self.unequal is not None:
             rule = "reshuffled or static where workers may join and leave (sync.elastic)"
             raise ValueRefused("dataset.sharding", rule, self.sharding.how, "reshuffled")
         self.deal = SampleAssignment(self.size, batch_size, self.seed, self.workers, self.sharding.how == "static")
 
     def _by_label(self) -> list[Tensor]:
-        """Return the fixed sample indices of each worker."""
         labels, each = self._labels(), divmod(self.size, self.workers)
         sizes = [each[0] + (worker < each[1]) for worker in range(self.workers)]
         if self.unequal is not None:

@@ -125,11 +125,7 @@ class TextDataset(Dataset):
         return words, words
 
     def numbered(self, splits: Mapping[str, Tensor], device: torch.device) -> TextData:
-        """Return the splits `train`, `test`, `valid` as numbers, cut to `subset` and `limit_eval`.
-
-        Raises:
-            ConfigError: a split has fewer than two words.
-        """
+        """Return the splits `train`, `test`, `valid` as numbers, cut to `subset` and `limit_eval`."""
         for name, words in splits.items():
             if len(words) < 2:
                 raise ConfigError(

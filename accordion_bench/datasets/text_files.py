@@ -103,24 +103,14 @@ def _bytes(path: Path) -> bytes:
 
 
 def refuse_unless_three(files: Sequence[str]) -> None:
-    """Check the names of the files of the splits.
-
-    Raises:
-        ValueRefused: they are not three non-empty names.
-    """
+    """Refuse names of files that are not three non-empty ones."""
     names = isinstance(files, list | tuple) and all(isinstance(name, str) and name for name in files)
     if not names or len(files) != 3:
         raise ValueRefused("files", "three names: training, validation, test", files, [*USUAL_NAMES])
 
 
 def paths_of_splits(root: str, folder: str, files: Sequence[str], instead: str) -> dict[str, Path]:
-    """Return the file of each split.
-
-    Args:
-        root: `paths.data`.
-        folder: name of the folder in `root`.
-        files: names of the training, validation and test split.
-        instead: a data set that needs no files, for the message.
+    """Return the file of each split; `instead` is a data set without files, for the message.
 
     Raises:
         ConfigError: a name matches no file, or several.
@@ -148,9 +138,6 @@ def read_splits(files: tuple[tuple[str, Path, int], ...], lower: bool) -> tuple[
     Args:
         files: name of the split, its file, and the file's modification time.
         lower: see `TextFiles`.
-
-    Raises:
-        ConfigError: a file is empty, is not text, or has an unknown word.
     """
     texts = {split: read_words(path, lower) for split, path, _ in files}
     for split, path, _ in files:
@@ -164,11 +151,7 @@ def read_splits(files: tuple[tuple[str, Path, int], ...], lower: bool) -> tuple[
 
 
 def read_words(path: Path, lower: bool = False) -> list[str]:
-    """Return the words of a file, with `<eos>` at the end of each line; a UTF-8 byte order mark is skipped.
-
-    Raises:
-        ConfigError: the file is not text, or cannot be read.
-    """
+    """Return the words of a UTF-8 file, with `<eos>` at the end of each line; a byte order mark is skipped."""
     words: list[str] = []
     try:
         with open(path, encoding="utf-8-sig") as lines:

@@ -49,11 +49,7 @@ class TokenShards(TokenDataset):
         check_fingerprint(self.fingerprint)
 
     def shards(self, root: str) -> Shards:
-        """Memory-map the tokens of each part.
-
-        Raises:
-            ConfigError: files are missing, or their size is not a multiple of the token size.
-        """
+        """Memory-map the tokens of each part."""
         place = Path(root, self.folder or "")
         found: dict[str, list[np.ndarray]] = {}
         for file in sorted(place.glob("*.bin")):
@@ -92,11 +88,7 @@ class TokenShards(TokenDataset):
 
 
 def _opened(file: Path, kind: np.dtype) -> np.ndarray:
-    """Memory-map the tokens of a file.
-
-    Raises:
-        ConfigError: the file cannot be read, or does not contain a whole number of tokens.
-    """
+    """Memory-map the tokens of a file."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

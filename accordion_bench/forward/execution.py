@@ -80,16 +80,7 @@ def compiled(model: nn.Module, backend: str | None) -> Any:
 
 
 def refuse_backend(backend: str, task: str, device: str) -> None:
-    """Check that the model can be compiled on this machine.
-
-    Args:
-        backend: value of the option `compile`.
-        task: `images` or `text`.
-        device: `cpu` or `cuda`.
-
-    Raises:
-        ConfigError: it cannot be compiled; states what to type instead.
-    """
+    """Refuse a backend with which a model of this task cannot be compiled on `cpu` or `cuda` of this machine."""
     if task == "text":
         rule = "null for a language model, because torch.compile does not compile recurrent layers"
         raise ConfigError(f"compile must be {rule}, got {backend}; type compile=null")

@@ -27,13 +27,7 @@ CPU = torch.device("cpu")
 def flops_per_kernel(model: nn.Module, dataset: Dataset, batch_size: int) -> float:
     """Return the floating-point operations of a training step per leaf module, from a forward pass of one sample.
 
-    Args:
-        model: only its size matters; it is left in evaluation mode.
-        dataset: its training data.
-        batch_size: samples per step.
-
-    Returns:
-        infinity if the data set has no example.
+    Infinity if the data set has no example. The model is left in evaluation mode.
     """
     example = dataset.example(1)
     if example is None:
@@ -65,18 +59,10 @@ class _GivenUp(Exception):
 
 
 def slowdown(model: nn.Module, dataset: Dataset, precision: str, name: str = "this one") -> Slowdown | None:
-    """Measure the duration of a tiny step in 16 bits relative to float32 on this processor.
+    """Measure the duration of a tiny step in 16 bits relative to float32; None if the data set has no example.
 
-    A step is stopped after `PATIENCE` seconds, or twice the duration in float32 if that is longer.
-
-    Args:
-        model: its gradients are lost.
-        dataset: its training data.
-        precision: `bfloat16` or `float16`.
-        name: name of the model, for messages.
-
-    Returns:
-        None if the data set has no example.
+    A step is stopped after `PATIENCE` seconds, or twice the duration in float32 if that is longer. The gradients of the
+    model are lost; its `name` is for messages.
 
     Raises:
         ConfigError: the processor does not support it; for instance, oneDNN has no bfloat16 LSTM without AVX-512.
@@ -102,18 +88,12 @@ def refuse_single_sample(
 ) -> None:
     """Refuse batch sizes that lead to a forward pass of a single sample, if the model cannot be trained on one.
 
-    On maps of 1 x 1, BatchNorm then has one value per channel and no variance.
+    On maps of 1 x 1, BatchNorm then has one value per channel and no variance. The model's statistics are lost.
 
     Args:
-        model: its BatchNorm statistics are lost.
-        dataset: its training data.
-        workers: number of workers.
         batch_size: samples per worker and step.
         micro_batch_size: samples per forward pass; None = all of the step.
         name: name of the model, for messages.
-
-    Raises:
-        ConfigError: a forward pass has a single sample.
     """
     if dataset.task != "images":
         return
@@ -134,11 +114,7 @@ def refuse_single_sample(
 
 
 def refuse_unequal_single_sample(model: nn.Module, dataset: Dataset, config: RunConfig) -> None:
-    """As `refuse_single_sample`, for workers with different batch sizes.
-
-    Raises:
-        ValueRefused: a worker has a single sample in a forward pass.
-    """
+    """As `refuse_single_sample`, for workers with different batch sizes."""
     sizes = UnequalSteps(dataset.train_count, unequal(config.batch_size)).kinds()
     micro = config.micro_batch_size
     passes = {size if micro is None else size % micro or micro for size in sizes}
@@ -156,15 +132,7 @@ def refuse_later_single_sample(
     name: str,
     later: Callable[[int], Iterable[int]],
 ) -> None:
-    """As `refuse_single_sample`, for batch sizes that policies may derive from the first one.
-
-    Args:
-        model, dataset, workers, batch_size, micro_batch_size, name: see `refuse_single_sample`.
-        later: function from a first batch size to those that may follow.
-
-    Raises:
-        ConfigError: one of them leads to a forward pass of a single sample.
-    """
+    """As `refuse_single_sample`, for batch sizes that policies may derive from the first one (`later`)."""
     if dataset.task != "images":
         return
     samples = -(-dataset.train_count // workers)

@@ -39,9 +39,6 @@ class Transition(nn.Module):
 class DenseNet(nn.Module):
     """Dense blocks of bottleneck layers; a transition between two blocks halves the resolution.
 
-    Args:
-        in_channels, num_classes: numbers of input channels and of classes.
-
     Source: Huang et al. 2017 (arXiv 1608.06993). The defaults are those of the Accordion experiments: 1,000,618
     parameters with 10 classes.
     """

@@ -41,9 +41,6 @@ class Inception(nn.Module):
 class GoogLeNet(nn.Module):
     """Convolutions with bias and BatchNorm; 6,166,250 parameters with 10 classes, as in the Accordion experiments.
 
-    Args:
-        in_channels, num_classes: numbers of input channels and of classes.
-
     Source: Szegedy et al. 2015 (arXiv 1409.4842).
     """
 

@@ -25,11 +25,7 @@ def _conv1x1(channels_in: int, channels: int, stride: int = 1) -> nn.Conv2d:
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut.
-
-    Args:
-        shortcut: `A`: subsample and pad with zero channels, no parameters. `B`: 1x1 convolution and BatchNorm.
-    """
+    """Two 3x3 convolutions and a shortcut: `A`, subsample and pad with zeros; or `B`, 1x1 convolution and BatchNorm."""
 
     expansion = 1
 
@@ -77,11 +73,9 @@ class ResNet(nn.Module):
     """Stages of blocks; every stage after the first halves the resolution.
 
     Args:
-        in_channels, num_classes: numbers of input channels and of classes.
         widths: channels of each stage, before the block's expansion.
         blocks: blocks of each stage.
         shortcut: `A` (He et al.'s CIFAR networks) or `B` (ResNet-18).
-        block: `BasicBlock` or `Bottleneck`.
     """
 
     def __init__(
@@ -197,9 +191,6 @@ class SEBlock(nn.Module):
 @with_options
 class SENet18(nn.Module):
     """ResNet-18 with SE blocks (two linear layers, reduction 16), biased convolutions, and a ReLU after the second BN.
-
-    Args:
-        in_channels, num_classes: numbers of input channels and of classes.
 
     Source: Hu et al. 2018 (arXiv 1709.01507); the variant is that of the Accordion experiments.
     """

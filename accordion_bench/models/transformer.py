@@ -62,11 +62,7 @@ class Block(nn.Module):
 
 
 def blocks(layers: int, width: int, heads: int, causal: bool, dropout: float) -> nn.Sequential:
-    """Return a sequence of `layers` blocks.
-
-    Raises:
-        ValueRefused: `heads` does not divide `width`.
-    """
+    """Return a sequence of `layers` blocks; refuse `heads` that do not divide `width`."""
     if width % heads:
         divisor = max(d for d in range(1, heads) if width % d == 0)
         raise ValueRefused("heads", f"a divisor of width={width}", heads, divisor)

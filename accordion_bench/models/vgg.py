@@ -14,9 +14,6 @@ CONVOLUTIONS = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # configurations D an
 class VGG(nn.Module):
     """Five groups of 3x3 convolutions (with bias, BatchNorm, ReLU), each with 2x2 max pooling at its end; a classifier.
 
-    Args:
-        in_channels, num_classes: numbers of input channels and of classes.
-
     `classifier=paper` is 512 -> 512 -> 512 -> classes with ReLU and dropout 0.5 (VGG-19: 20,565,834 parameters with 10
     classes).
 

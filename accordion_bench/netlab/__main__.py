@@ -24,14 +24,7 @@ def probe(hosts: Hosts, out: Path) -> int:
     """Time collectives between all hosts, print the fitted link, and write link.json and probe.json into `out`.
 
     link.json is the input of `advise --link`. probe.json also contains the overhead of the interface counters and one
-    line for all kinds of collective.
-
-    Args:
-        hosts: hosts of the lab.
-        out: folder of the files.
-
-    Returns:
-        the exit status.
+    line for all kinds of collective. Returns the exit status.
 
     Raises:
         ConfigError: times do not grow with message size.

@@ -26,12 +26,7 @@ LAUNCHER = Path(__file__).with_name("become.py")
 
 @dataclass(frozen=True)
 class User:
-    """User other than root.
-
-    Args:
-        uid, gid, groups: numbers of user and groups.
-        name, home: name and home directory.
-    """
+    """User other than root: numbers of user and groups, name and home directory."""
 
     uid: int
     gid: int
@@ -87,11 +82,7 @@ class User:
 
 
 def caller() -> User | None:
-    """Return the user who called sudo; None without sudo or if root called it.
-
-    Raises:
-        ConfigError: SUDO_UID or SUDO_GID is no number.
-    """
+    """Return the user who called sudo, whose number SUDO_UID must be; None without sudo or if root called it."""
     if os.geteuid() != 0 or "SUDO_UID" not in os.environ:
         return None
     uid, gid = (_number(key) for key in ("SUDO_UID", "SUDO_GID"))
@@ -106,11 +97,7 @@ def caller() -> User | None:
 
 @contextlib.contextmanager
 def acting(user: User | None) -> Iterator[None]:
-    """Context with the file permissions of a user; None = root.
-
-    Raises:
-        ConfigError: the user may not write a file.
-    """
+    """Context with the file permissions of a user (None = root), in which PermissionError becomes ConfigError."""
     try:
         with user.acting() if user else contextlib.nullcontext():
             yield

@@ -19,13 +19,7 @@ NUMBER = r"(\d+(?:\.\d+)?)"
 
 @dataclass(frozen=True)
 class Cut:
-    """Temporary failure of a host's link.
-
-    Args:
-        host: number of the host.
-        seconds: duration.
-        at: start in seconds after the job's first traffic (`job.FIRST_BYTES` sent by that host).
-    """
+    """Failure of a host's link for `seconds`, `at` seconds after that host has sent `job.FIRST_BYTES`."""
 
     host: int
     seconds: float

@@ -206,12 +206,7 @@ def known_keys() -> dict[str, Any]:
 
 
 def default_of(key: str, chosen: Mapping[str, str]) -> Any:
-    """Return the default of an option in the selected choice, otherwise in another one; None if it is unknown.
-
-    Args:
-        key: as typed.
-        chosen: selected name of each group.
-    """
+    """Return the default of an option in the selected choice (`chosen`, by group), else in another one, or None."""
     group = key.partition(".")[0]
     file = yaml_file(group, str(chosen[group])) if group in chosen else None
     own = keys_of(file) if file else {}
@@ -369,7 +364,6 @@ def _files(error: BaseException) -> list[str]:
 
 
 def _unknown_choice(error: BaseException) -> str:
-    """Explain an unknown name such as `compressor=powersdg`."""
     missing = str(getattr(error, "missing_cfg_file", None) or "")
     group, _, name = missing.lstrip("/").rpartition("/")
     return (group and advice.unknown_choice(group, name)) or _one_line(str(error))

@@ -70,11 +70,7 @@ def conf_dirs() -> list[Path]:
 
 
 def add_conf_dir(folder: str) -> None:
-    """Add a user's folder to the search path of config groups.
-
-    Raises:
-        ConfigError: the folder does not exist.
-    """
+    """Add a user's folder to the search path of config groups; ConfigError if it does not exist."""
     if not Path(folder).is_dir():
         raise ConfigError(
             f"--config-dir must be a folder with config groups in it, got {folder or 'nothing'}, which is none; type "

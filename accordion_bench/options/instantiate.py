@@ -76,12 +76,7 @@ def target(node: Config, group: str) -> Any:
 
 
 def imported(module: str, name: str, rule: str, instead: str) -> Any:
-    """Return the attribute `name` of a module.
-
-    Args:
-        module, name: path of the object.
-        rule: beginning of the error message, before the reason.
-        instead: what to type instead.
+    """Return the attribute `name` of a module; a ConfigError starts with `rule` and ends with what to type `instead`.
 
     Raises:
         ConfigError: the module or name does not exist, or a module that it imports is not installed.
@@ -111,22 +106,12 @@ _added: set[str] = set()  # paths added by --trust
 
 
 def trusted_targets(group: str = "") -> frozenset[str]:
-    """Return the paths of all trusted classes.
-
-    Args:
-        group: config group, such as `schedule`, that the classes must belong to; "" = all groups.
-    """
+    """Return the paths of all trusted classes of a config group such as `schedule`; "" = of all groups."""
     return _in_files(tuple(conf_dirs()), group) | _added
 
 
 def is_trusted(path: object, group: str = "", also: Iterable[str] = ()) -> bool:
-    """Whether a class may be imported.
-
-    Args:
-        path: value of `_target_` in a configuration, of any type.
-        group: see `trusted_targets`.
-        also: further trusted paths, such as those of the current command.
-    """
+    """Whether a class (value of `_target_`, of any type) may be imported; the paths in `also` are trusted too."""
     return isinstance(path, str) and (path in also or path in trusted_targets(group))
 
 
@@ -136,13 +121,9 @@ def trust(config: Any) -> None:
 
 
 def targets_in(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and value of each `_target_` in a configuration, of any type.
+    """Yield the dotted key and value of each `_target_` in a configuration or the part of it at `key`.
 
     Nested groups and lists are searched; items of a list have the list's key.
-
-    Args:
-        config: a configuration, or a part of it.
-        key: dotted key of that part.
     """
     if isinstance(config, dict):
         for name, value in config.items():

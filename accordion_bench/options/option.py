@@ -180,15 +180,7 @@ def _checking(init: Any, options: Mapping[str, Option]) -> Any:
 
 
 def check_options(made: Any, prefix: str = "") -> None:
-    """Check the values of all options of an object.
-
-    Args:
-        made: object of a class that declares options.
-        prefix: prefix of option names in messages, such as `comm.`.
-
-    Raises:
-        ValueRefused: for the first wrong value.
-    """
+    """Check all options of an object; `prefix` precedes their names in messages, such as `comm.`."""
     for name, own in options_of(type(made)).items():
         given = getattr(made, name)
         if (value := own.checked(given, f"{prefix}{name}")) is not given:

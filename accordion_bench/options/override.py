@@ -18,22 +18,14 @@ def group_of(override: str) -> str:
 
 
 def taken(words: Sequence[str], keys: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """Split words into the values given for `keys` and all other words.
-
-    Raises:
-        ConfigError: a key is given twice.
-    """
+    """Split words into the values given for `keys`, at most once each, and all other words."""
     own = [word for word in words if word.partition("=")[0] in keys and "=" in word]
     refuse_twice(own)
     return {key_of(word): word.partition("=")[2] for word in own}, [word for word in words if word not in own]
 
 
 def refuse_twice(overrides: Sequence[str]) -> None:
-    """Refuse a key that is given twice.
-
-    Raises:
-        ConfigError: names the first such key.
-    """
+    """Refuse a key that is given twice."""
     seen: dict[str, str] = {}
     for override in overrides:
         key = key_of(override)

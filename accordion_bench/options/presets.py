@@ -12,13 +12,7 @@ from accordion_bench.options.units import without_units
 
 
 def named(config: Config, group: str, besides: Collection[str] = ()) -> str:
-    """Return `vgg19`, or `vgg19 (width=8)` if options differ from the choice's YAML file.
-
-    Args:
-        config: configuration of a run.
-        group: config group.
-        besides: options to omit.
-    """
+    """Return `vgg19`, or `vgg19 (width=8)` if options other than `besides` differ from the choice's YAML file."""
     choice, told = (config.get("choices") or {}).get(group) or "", changed_options(config, group, besides)
     return f"{choice} ({', '.join(told)})" if told else choice
 
@@ -49,11 +43,6 @@ def preset_of(group: str, choice: str, node: Config) -> tuple[str, Config]:
 
     Several choices may share a class: `bf16` with dtype=float16 is `fp16`. Choices are distinguished by words,
     booleans, and the presence of values. Numbers are levels, which labels show separately.
-
-    Args:
-        group: config group of the choice.
-        choice: the chosen name.
-        node: its options.
     """
     alike = {
         name: options

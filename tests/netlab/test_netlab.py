@@ -8,7 +8,6 @@ import shutil
 import pytest
 
 from accordion_bench.netlab import __main__ as command_line
-from accordion_bench.netlab import __main__ as netlab_command
 from accordion_bench.netlab import hosts, janitor, job, options
 from accordion_bench.netlab.options import Cut
 from accordion_bench.network import fit
@@ -200,8 +199,8 @@ def test_words_of_those_who_lost_another(line):
 def test_the_probe_says_what_to_type():
     rows = made(2e-3, 8e-8)
     found = fit.summary(rows, with_burst=False)
-    assert netlab_command.to_type(found) == "network=custom network.bandwidth=100mbit network.latency=0.002"
-    text = "\n".join(netlab_command.table(rows, found))
+    assert command_line.to_type(found) == "network=custom network.bandwidth=100mbit network.latency=0.002"
+    text = "\n".join(command_line.table(rows, found))
     assert "alpha = 2.000 ms" in text
     assert "(100.0 Mbit/s)" in text
     assert "800 bytes a round" in text

@@ -307,12 +307,7 @@ def validate(config: RunConfig, where: Placement, typed: Collection[str] = ()) -
     def later(first: int) -> list[int]:
         return [size for policy in parts.policies.values() for size in policy.later_batches(first)]
 
-    if parts.run.batches:
-        trial.refuse_unequal_single_sample(model, parts.dataset, config)
-    else:
-        batches = where.workers, config.largest_batch, config.micro_batch_size, config.chosen("model")
-        trial.refuse_single_sample(model, parts.dataset, *batches)
-        trial.refuse_later_single_sample(model, parts.dataset, *batches, later)
+    trial.refuse_single_sample(model, parts.dataset, config, where.workers, later)
     if config.precision in HALF and where.device == "cpu":
         parts = replace(parts, slowdown=trial.slowdown(model, parts.dataset, config.precision, config.chosen("model")))
     for tracker in config.trackers:

@@ -19,6 +19,8 @@ EVAL_BATCH = 512
 DataT = TypeVar("DataT", bound=Data)
 OfBatch = Callable[[Tensor, Tensor], Tensor]
 """Function of the inputs and targets of one batch."""
+Do = Callable[[OfBatch, Tensor, Tensor], Tensor]
+"""Executes such a function on one batch, possibly captured; its result is valid until the next batch."""
 
 
 def at_once(compute: OfBatch, x: Tensor, y: Tensor) -> Tensor:
@@ -49,22 +51,8 @@ class Task(Generic[DataT]):
         """Return the mean loss of one micro-batch of a local worker."""
         raise NotImplementedError
 
-    def totals(
-        self,
-        model: nn.Module,
-        data: DataT,
-        worker: int,
-        workers: int,
-        do: Callable[[OfBatch, Tensor, Tensor], Tensor] = at_once,
-    ) -> Tensor:
-        """Return float64 sums over one worker's share of the evaluation data; `columns` takes the sum over workers.
-
-        Args:
-            model: model in evaluation mode.
-            data: all evaluation data.
-            worker, workers: index of the worker and number of workers.
-            do: executes the function on one batch, possibly captured; its result is valid until the next batch.
-        """
+    def totals(self, model: nn.Module, data: DataT, worker: int, workers: int, do: Do = at_once) -> Tensor:
+        """Return float64 sums over one worker's share of the evaluation data; `columns` takes the sum over workers."""
         raise NotImplementedError
 
     def columns(self, totals: list[float]) -> dict[str, float]:
@@ -97,14 +85,7 @@ class Images(Task[LabelledData]):
     def loss(self, model: nn.Module, x: Tensor, y: Tensor, row: int, micro: int) -> Tensor:
         return F.cross_entropy(model(x), y)
 
-    def totals(
-        self,
-        model: nn.Module,
-        data: LabelledData,
-        worker: int,
-        workers: int,
-        do: Callable[[OfBatch, Tensor, Tensor], Tensor] = at_once,
-    ) -> Tensor:
+    def totals(self, model: nn.Module, data: LabelledData, worker: int, workers: int, do: Do = at_once) -> Tensor:
         def compute(x: Tensor, y: Tensor) -> Tensor:
             output = model(x)
             loss, correct = F.cross_entropy(output, y, reduction="sum"), (output.argmax(1) == y).sum()
@@ -163,14 +144,7 @@ class Text(Task[TextData]):
         states[micro] = tuple(part.detach() for part in state)
         return F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
-    def totals(
-        self,
-        model: nn.Module,
-        data: TextData,
-        worker: int,
-        workers: int,
-        do: Callable[[OfBatch, Tensor, Tensor], Tensor] = at_once,
-    ) -> Tensor:
+    def totals(self, model: nn.Module, data: TextData, worker: int, workers: int, do: Do = at_once) -> Tensor:
         totals = []
         for split in data.splits:
             total, state = torch.zeros(2, dtype=torch.float64, device=data.device), None
@@ -210,14 +184,7 @@ class Windows(Task[TokenData]):
     def loss(self, model: nn.Module, x: Tensor, y: Tensor, row: int, micro: int) -> Tensor:
         return _entropy(model(x), y, "mean")
 
-    def totals(
-        self,
-        model: nn.Module,
-        data: TokenData,
-        worker: int,
-        workers: int,
-        do: Callable[[OfBatch, Tensor, Tensor], Tensor] = at_once,
-    ) -> Tensor:
+    def totals(self, model: nn.Module, data: TokenData, worker: int, workers: int, do: Do = at_once) -> Tensor:
         def compute(x: Tensor, y: Tensor) -> Tensor:
             return torch.stack([_entropy(model(x), y, "sum").double(), (y >= 0).sum().double()])
 

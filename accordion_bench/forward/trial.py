@@ -84,72 +84,68 @@ def slowdown(model: nn.Module, dataset: Dataset, precision: str, name: str = "th
 
 
 def refuse_single_sample(
-    model: nn.Module, dataset: Dataset, workers: int, batch_size: int, micro_batch_size: int | None, name: str
+    model: nn.Module, dataset: Dataset, config: RunConfig, workers: int, later: Callable[[int], Iterable[int]]
 ) -> None:
     """Refuse batch sizes that lead to a forward pass of a single sample, if the model cannot be trained on one.
 
-    On maps of 1 x 1, BatchNorm then has one value per channel and no variance. The model's statistics are lost.
-
-    Args:
-        batch_size: samples per worker and step.
-        micro_batch_size: samples per forward pass; None = all of the step.
-        name: name of the model, for messages.
+    On maps of 1 x 1, BatchNorm then has one value per channel and no variance. The model's statistics are lost. `later`
+    maps a first batch size to those that policies may derive from it.
     """
     if dataset.task != "images":
         return
-    samples = -(-dataset.train_count // workers)
-    steps, passes = _steps(samples, batch_size), _last_passes(samples, batch_size, micro_batch_size)
-    if 1 not in steps | passes or not _needs_two(model, dataset):
-        return
-    why = f"BatchNorm of model={name} needs two"
+    why = f"BatchNorm of model={config.chosen('model')} needs two"
+    if unequal(config.batch_size):
+        wrong = _refusal_of_unequal(dataset, config, why)
+    else:
+        wrong = _refusal_of_first(dataset, config, workers, why) or _refusal_of_later(
+            -(-dataset.train_count // workers), config, later, why
+        )
+    if wrong is not None and _needs_two(model, dataset):
+        raise wrong
+
+
+def _refusal_of_unequal(dataset: Dataset, config: RunConfig, why: str) -> ConfigError | None:
+    sizes = UnequalSteps(dataset.train_count, unequal(config.batch_size)).kinds()
+    if 1 not in sizes | _last_passes(sizes, config.micro_batch_size):
+        return None
+    rule = f"a list that leaves no forward pass with one sample, {why}"
+    return ValueRefused("batch_size", rule, config.batch_size, config.largest_batch)
+
+
+def _refusal_of_first(dataset: Dataset, config: RunConfig, workers: int, why: str) -> ConfigError | None:
+    samples, batch_size, micro = -(-dataset.train_count // workers), config.largest_batch, config.micro_batch_size
+    steps = _steps(samples, batch_size)
+    if 1 not in steps | _last_passes(steps, micro):
+        return None
     if samples == 1:
         fewer = dataset.train_count // 2
-        raise ValueRefused("workers", f"at most {fewer:,}, since {why} samples in a step", workers, fewer)
+        return ValueRefused("workers", f"at most {fewer:,}, since {why} samples in a step", workers, fewer)
     if 1 in steps:
         fits = next(size for size in range(batch_size + 1, samples + 1) if samples % size != 1)
         rule = f"a number that leaves no step with one sample ({samples:,} per worker), {why}"
-        raise ValueRefused("batch_size", rule, batch_size, fits)
+        return ValueRefused("batch_size", rule, batch_size, fits)
     rule = f"a number that leaves no forward pass with one sample of {' or '.join(map(str, sorted(steps)))}, {why}"
-    raise ValueRefused("micro_batch_size", rule, micro_batch_size, None)
+    return ValueRefused("micro_batch_size", rule, micro, None)
 
 
-def refuse_unequal_single_sample(model: nn.Module, dataset: Dataset, config: RunConfig) -> None:
-    """As `refuse_single_sample`, for workers with different batch sizes."""
-    sizes = UnequalSteps(dataset.train_count, unequal(config.batch_size)).kinds()
-    micro = config.micro_batch_size
-    passes = {size if micro is None else size % micro or micro for size in sizes}
-    if dataset.task == "images" and 1 in sizes | passes and _needs_two(model, dataset):
-        rule = f"a list that leaves no forward pass with one sample, BatchNorm of model={config.chosen('model')}"
-        raise ValueRefused("batch_size", f"{rule} needs two", config.batch_size, config.largest_batch)
-
-
-def refuse_later_single_sample(
-    model: nn.Module,
-    dataset: Dataset,
-    workers: int,
-    batch_size: int,
-    micro_batch_size: int | None,
-    name: str,
-    later: Callable[[int], Iterable[int]],
-) -> None:
-    """As `refuse_single_sample`, for batch sizes that policies may derive from the first one (`later`)."""
-    if dataset.task != "images":
-        return
-    samples = -(-dataset.train_count // workers)
+def _refusal_of_later(
+    samples: int, config: RunConfig, later: Callable[[int], Iterable[int]], why: str
+) -> ConfigError | None:
+    batch_size = config.largest_batch
 
     def leaves_one(size: int) -> bool:
-        return 1 in _last_passes(samples, size, micro_batch_size)
+        return 1 in _last_passes(_steps(samples, size), config.micro_batch_size)
 
     wrong = next(filter(leaves_one, later(batch_size)), None)
-    if wrong is None or not _needs_two(model, dataset):
-        return
+    if wrong is None:
+        return None
     rule = f"a number that grows to none that leaves a forward pass one sample ({wrong} does, with {samples:,} per "
-    rule += f"worker), BatchNorm of model={name} needs two"
+    rule += f"worker), {why}"
     others = [*range(batch_size + 1, samples + 1), *range(batch_size - 1, 0, -1)]
     fits = next((first for first in others if not any(map(leaves_one, [first, *later(first)]))), None)
     if fits is None:
-        raise ConfigError(f"batch_size must be {rule}, got {batch_size}; type adaptive=none")
-    raise ValueRefused("batch_size", rule, batch_size, fits)
+        return ConfigError(f"batch_size must be {rule}, got {batch_size}; type adaptive=none")
+    return ValueRefused("batch_size", rule, batch_size, fits)
 
 
 def _steps(samples: int, batch_size: int) -> set[int]:
@@ -157,9 +153,8 @@ def _steps(samples: int, batch_size: int) -> set[int]:
     return {min(batch_size, samples), samples % batch_size} - {0}
 
 
-def _last_passes(samples: int, batch_size: int, micro_batch_size: int | None) -> set[int]:
+def _last_passes(steps: set[int], micro_batch_size: int | None) -> set[int]:
     """Return the numbers of samples in the last forward pass of each of these steps."""
-    steps = _steps(samples, batch_size)
     return {step if micro_batch_size is None else step % micro_batch_size or micro_batch_size for step in steps}
 
 

@@ -4,7 +4,6 @@ import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -54,28 +53,23 @@ class ImageFolder(DecodedImages):
             raise ValueRefused("dataset.labels", f"the name of a .csv file in {own}", self.labels, None)
         if table is not None:
             return Sorted.of(*labelled_files.sorted_files(table), table.read_bytes())
-        here = self._parts(root)
-        for other in filter(None, (here.test, here.validation)):
-            if (names := classes_of(other)) != classes_of(here.train):
-                strange = sorted({*names} ^ {*classes_of(here.train)})[0]
-                raise ConfigError(
-                    f"{here.place} must have the same classes in {here.train.name} and {other.name}, got {strange} in "
-                    f"one only; sort the images of {other.name} into folders of classes"
-                )
-        test = files_of(here.place, here.test) if here.test else None
-        validation = files_of(here.place, here.validation) if here.validation else None
-        return Sorted(here.place, files_of(here.place, here.train), test, validation)
-
-    def _parts(self, root: str) -> "Parts":
-        """Return the folders of the parts."""
         try:
-            return parts(Path(root, self.folder or ""))
+            place, folders = parts(own)
         except OSError as error:
             why = error.strerror and f"{error.strerror}: {error.filename}"
             raise ConfigError(
                 f"paths.data must hold {self.wanted()}, got {root} without them ({why or error}); type "
                 f"paths.data=FOLDER{self.instead and f', or {self.instead}'}"
             ) from None
+        train = folders["train"]
+        for other in folders.values():
+            if (names := classes_of(other)) != classes_of(train):
+                strange = sorted({*names} ^ {*classes_of(train)})[0]
+                raise ConfigError(
+                    f"{place} must have the same classes in {train.name} and {other.name}, got {strange} in one only; "
+                    f"sort the images of {other.name} into folders of classes"
+                )
+        return Sorted.of(place, {part: files_of(place, folder) for part, folder in folders.items()})
 
 
 @with_options
@@ -105,24 +99,15 @@ class ImageNet(ImageFolder):
         return f"the images {self.folder}/{{train,val}}/CLASS/*.JPEG"
 
 
-class Parts(NamedTuple):
-    """Folders of the parts; each contains one folder per class.
+def parts(place: Path) -> tuple[Path, dict[str, Path]]:
+    """Find the folders of the parts, each of which contains one folder per class, by their usual names.
 
-    Args:
-        place: their parent, or the training folder itself if there are no parts.
-        train: folder for training.
-        test: folder for evaluation; None = a share of the training pictures is held out.
-        validation: folder that chooses the best epoch; None = there is none.
+    Returns:
+        their parent, and the folders of train, test and validation; only `place` as train if there are no parts.
+
+    Raises:
+        OSError: the folder does not exist, or contains no part.
     """
-
-    place: Path
-    train: Path
-    test: Path | None = None
-    validation: Path | None = None
-
-
-def parts(place: Path) -> Parts:
-    """Find the folders of the parts by their usual names; raise OSError if there is none."""
     folders = _folders(place)
     if len(folders) == 1 and part_of(folders[0].name) is None and (inner := _folders(folders[0])):
         place, folders = folders[0], inner  # an unpacked archive often has one top-level folder
@@ -135,17 +120,16 @@ def parts(place: Path) -> Parts:
             named[part] = folder
     others = [folder for folder in folders if part_of(folder.name) is None]
     if "train" in named and others and not _folders(named["train"]):
-        return Parts(place, place)  # `train` is one of several classes: bus, car, train
+        return place, {"train": place}  # `train` is one of several classes: bus, car, train
     if "train" not in named:
         if any(part_of(folder.name) for folder in folders):
             raise OSError(f"there is no folder train in {place}")
         if not folders:
             raise OSError(f"there are no folders in {place}")
-        return Parts(place, place)
+        return place, {"train": place}
     if not _folders(named["train"]):
         raise OSError(f"there are no folders of classes in {named['train']}")
-    test, validation = named.get("test"), named.get("validation")
-    return Parts(place, named["train"], test or validation, validation if test else None)
+    return place, named
 
 
 def _folders(place: Path) -> list[Path]:

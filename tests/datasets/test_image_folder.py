@@ -192,7 +192,7 @@ def test_folders_that_are_none(layout, told, tmp_path):
 
 def test_pictures_of_a_contest_without_classes_are_passed_over(tmp_path):
     place = folder(tmp_path, {**under("train"), **under("val"), "test": 5})
-    assert parts(place).test == place / "val"
+    assert parts(place)[1]["validation"] == place / "val"
 
 
 def test_options_that_would_do_nothing(tmp_path):

@@ -85,22 +85,9 @@ OURS = (PRINT, DRY_RUN)
 NOT_DRY = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=")  # a dry run submits no jobs and writes no files
 
 # Hydra's flags, in one spelling each, and whether a value follows
-FLAGS = {
-    "--help": False,
-    "--hydra-help": False,
-    "--version": False,
-    "--cfg": True,
-    "--resolve": False,
-    "--package": True,
-    "--run": False,
-    "--multirun": False,
-    "--shell-completion": False,
-    "--config-path": True,
-    "--config-name": True,
-    "--config-dir": True,
-    "--experimental-rerun": True,
-    "--info": False,
-}
+_ALONE = "--help --hydra-help --version --resolve --run --multirun --shell-completion --info"
+_WITH_VALUE = "--cfg --package --config-path --config-name --config-dir --experimental-rerun"
+FLAGS = {**dict.fromkeys(_ALONE.split(), False), **dict.fromkeys(_WITH_VALUE.split(), True)}
 SHORT = ("-h", "-c", "-p", "-r", "-m", "-sc", "-cp", "-cn", "-cd", "-i")
 OF_SHORT = {"-c": "--cfg", "-p": "--package", "-cp": "--config-path", "-cn": "--config-name", "-cd": "--config-dir"}
 

@@ -56,14 +56,20 @@ def digits(value: float, places: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 10**places - 0.5 else f"{value:.{places}g}"
 
 
+def _scaled(value: float, units: Sequence[str], places: int) -> tuple[float, str]:
+    """Round to `places` digits, and choose the unit (each 1000 times the one before) in which the number is short."""
+    value = float(f"{value:.{places}g}")
+    for unit in units[:-1]:
+        if abs(value) < 1000:
+            return value, unit
+        value /= 1000
+    return value, units[-1]
+
+
 def human_bytes(count: float) -> str:
     """Format 1234567 as 1.23 MB (powers of 1000)."""
-    count = float(f"{count:.3g}")
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{digits(count)} TB"
+    count, unit = _scaled(count, ("B", "kB", "MB", "GB", "TB"), 3)
+    return f"{digits(count)} {unit}"
 
 
 def human_seconds(seconds: float) -> str:
@@ -94,19 +100,11 @@ def counted(count: int, noun: str) -> str:
 
 def typed_rate(bits: float) -> str:
     """Format 1.3e9 as 1.3gbit, which `rate` parses; four digits."""
-    bits = float(f"{bits:.4g}")
-    for unit in ("bit", "kbit", "mbit"):
-        if bits < 1000:
-            return f"{bits:g}{unit}"
-        bits /= 1000
-    return f"{bits:g}gbit"
+    bits, unit = _scaled(bits, ("bit", "kbit", "mbit", "gbit"), 4)
+    return f"{bits:g}{unit}"
 
 
 def human_rate(bits: float) -> str:
     """Format 1.3e9 as 1.3 Gbit/s."""
-    bits = float(f"{bits:.3g}")
-    for unit in ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"):
-        if bits < 1000:
-            return f"{bits:g} {unit}"
-        bits /= 1000
-    return f"{bits:g} Tbit/s"
+    bits, unit = _scaled(bits, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"), 3)
+    return f"{bits:g} {unit}"

@@ -173,7 +173,9 @@ def checked_options(args: argparse.Namespace) -> Asked:
         at_hand=where in ("cpu", hardware) and device.gpu is None,
         networks=networks,
         link_error=cluster.error_of(link, machines.workers_each),
-        arms=chosen_arms(args.methods, config.optimizer, beside=_beside(config)),
+        arms=chosen_arms(
+            args.methods, config.optimizer, beside=Beside(config.clip_norm, config.clip_at, config.measure.norms)
+        ),
         seconds=seconds,
         timeline=args.timeline,
         typed_model=typed_model,
@@ -216,10 +218,6 @@ def _known(folders: Sequence[str], model: str, workers: int) -> dict[str, str]:
     return known_accuracies(paths, model, workers)
 
 
-def _beside(config: RunConfig) -> Beside:
-    return Beside(config.clip_norm, config.clip_at, config.measure.norms)
-
-
 def _folder(out: Path | None, name: str, workers: int) -> Path:
     if out is None:
         out = Path(OUT) / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name}-{workers}w"
@@ -227,20 +225,7 @@ def _folder(out: Path | None, name: str, workers: int) -> Path:
     return out
 
 
-@dataclass(frozen=True)
-class MeasuredBasis:
-    """Measured inputs of the prediction.
-
-    Args:
-        basis: times of a step and costs of the methods.
-        threads: number of compute threads.
-    """
-
-    basis: Basis
-    threads: int
-
-
-def measured(asked: Asked) -> MeasuredBasis:
+def measured(asked: Asked) -> tuple[Basis, int]:
     """Time the step and the methods, with progress messages; return the inputs of the prediction, and the threads."""
     device = torch.device("cpu") if asked.where == "cpu" else device_of(asked.config)
     chosen = asked.config.threads or torch.get_num_threads()
@@ -260,7 +245,7 @@ def measured(asked: Asked) -> MeasuredBasis:
     if asked.assumed:
         assumed = f"dataset={asked.assumed} is assumed for this model; type dataset=NAME for another"
         found = replace(found, doubts=(assumed, *found.doubts))
-    return MeasuredBasis(found, chosen)
+    return found, chosen
 
 
 def _next(doing: str, method: str) -> None:
@@ -298,15 +283,15 @@ def run(args: argparse.Namespace) -> None:
         probe(args)
         return
     asked = checked_options(args)
-    found = measured(asked)
-    advice = advised(asked, found)
+    basis, threads = measured(asked)
+    advice = advised(asked, basis, threads)
     said, shown = text.text(advice), text.short_text(advice, shutil.get_terminal_size((PIPED, 24)).columns)
-    timed_with = {"device": asked.where, "on": advice.on, **environment(found.threads)}
+    timed_with = {"device": asked.where, "on": advice.on, **environment(threads)}
     late = []
     if asked.wanted is not None:
         output.progress("simulating")
-        cluster = cluster_of(asked, asked.where, found.threads)
-        late = asked.wanted.run(found.basis.times, found.basis.costs, cluster, advice)
+        cluster = cluster_of(asked, asked.where, threads)
+        late = asked.wanted.run(basis.times, basis.costs, cluster, advice)
         simulated = f"\n{text.simulated_text(late, advice, asked.wanted)}"
         said, shown = said + simulated, shown + simulated
     text.write(advice, asked.out, timed_with, said)
@@ -322,10 +307,10 @@ def run(args: argparse.Namespace) -> None:
     print(f"{shown}\nwhole table{' and figures' * asked.figures}: {asked.out}")
 
 
-def advised(asked: Asked, found: MeasuredBasis) -> Advice:
+def advised(asked: Asked, basis: Basis, threads: int) -> Advice:
     """Compute the advice with accuracies and verdict."""
     options = {key: value for key, value in asked.config.network.items() if key != "_target_"}
-    advice = api.advised(found.basis, lambda kind: cluster_of(asked, kind, found.threads), options, asked.link_error)
+    advice = api.advised(basis, lambda kind: cluster_of(asked, kind, threads), options, asked.link_error)
     advice = with_accuracies(advice, asked.known, asked.trained)
     return replace(advice, verdict=verdict(advice))
 
@@ -337,15 +322,9 @@ def cluster_of(asked: Asked, device: str, threads: int) -> Cluster:
 
 def probe(args: argparse.Namespace) -> None:
     """Time collectives between the processes of torchrun, and write the link file."""
-    beside = {
-        "overrides": "overrides",
-        "timeline": "--timeline",
-        "methods": "--methods",
-        "runs": "--runs",
-        "link": "--link",
-    }
-    beside["simulate"] = "--simulate"
-    if taken := next((shown for name, shown in beside.items() if getattr(args, name)), None):
+    beside = ("overrides", "timeline", "methods", "runs", "link", "simulate")
+    if name := next((name for name in beside if getattr(args, name)), None):
+        taken = name if name == "overrides" else f"--{name}"
         raise ConfigError(f"--probe must stand without {taken}, got both; type --probe alone, then ask for advice")
     from accordion_bench.network.link_probe import probe_link
 

@@ -120,7 +120,11 @@ def told(config: RunConfig, where: Placement, parts: Components, asked: AskedDev
         else:
             yield from byte_lines(training, parts, made)
         yield from memory_lines(training, where, made)
-        spent = Spent(step, _averaging_seconds(made), _comm_seconds(made, network_of(config)))
+        of_averagings = [one for one in made if one.exchange.what in ("difference", "replica")]
+        averagings = sum(one.times * one.seconds for one in of_averagings)
+        network = network_of(config)
+        comm = sum(one.times * network.seconds(one.wire, one.rounds, one.exchange.comm.workers) for one in made)
+        spent = Spent(step, averagings, comm)
         if asked:
             yield from elsewhere(config, training, parts, spent, asked)
         else:
@@ -136,15 +140,10 @@ def training_of(config: RunConfig, where: Placement, parts: Components) -> Train
     alone = replace(alone, hook=None, hook_state=None, hook_options=None)
     config = replace(config, comm=alone, compile=None)
     sync = copy.copy(parts.sync)
-    if _waits_for_late_processes(sync):
+    if sync.quorum is not None and getattr(sync, "lateness", None) is None:  # none is really late in one process
         sync.quorum = None
     parts = replace(parts, dataset=dataset, exchange=replace(parts.exchange, engine="exchange"), sync=sync)
     return TrainingStep(config, Comm(where.workers, 1, 0, where.device), parts)
-
-
-def _waits_for_late_processes(sync: Sync) -> bool:
-    """Whether participation depends on real lateness, which cannot occur in one process."""
-    return sync.quorum is not None and getattr(sync, "lateness", None) is None
 
 
 def exchanges(training: TrainingStep, parts: Components) -> list[Made]:
@@ -311,15 +310,6 @@ def _kept_by(sync: Sync, workers: int, share: float) -> float:
     """Return the bytes of a scheme's state, besides replicas and exchanges, in a process with this share of workers."""
     own = sum(size_of(tensors_in(sync.worker_state(row))) for row in range(workers))
     return size_of(tensors_in(sync.state_dict())) + size_of(sync.derived()) + share * own
-
-
-def _averaging_seconds(made: list[Made]) -> float:
-    """Return the seconds of all averagings on this machine, codec included, without links."""
-    return sum(one.times * one.seconds for one in made if one.exchange.what in ("difference", "replica"))
-
-
-def _comm_seconds(made: list[Made], network: Network) -> float:
-    return sum(one.times * network.seconds(one.wire, one.rounds, one.exchange.comm.workers) for one in made)
 
 
 TRIALS = 3  # timed steps after a first one

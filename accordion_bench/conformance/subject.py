@@ -294,17 +294,16 @@ class Setup:
 
     def payload(self, step: int = 0) -> int:
         """Return the predicted payload of the next exchange in bytes, summed over workers, in this turn."""
-        ctx, workers, state = self.context(step), self.comm.workers, self.exchange.state
-        pairs = zip(ctx.specs, ctx.levels, strict=True)
-        return round(
-            workers * sum(next_payload_bytes(self.compressor, spec, level, workers, state) for spec, level in pairs)
-        )
+        return self._predicted(next_payload_bytes, step, self.exchange.state)
 
     def mean_payload(self, step: int = 0) -> int:
         """Return the predicted payload in bytes, summed over workers, as a mean over all turns of a cycle."""
+        return self._predicted(payload_bytes, step)
+
+    def _predicted(self, bytes_of: Callable[..., float], step: int, *state: Any) -> int:
         ctx, workers = self.context(step), self.comm.workers
         pairs = zip(ctx.specs, ctx.levels, strict=True)
-        return round(workers * sum(payload_bytes(self.compressor, spec, level, workers) for spec, level in pairs))
+        return round(workers * sum(bytes_of(self.compressor, spec, level, workers, *state) for spec, level in pairs))
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         return {

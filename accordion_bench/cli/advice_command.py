@@ -88,23 +88,18 @@ class Asked:
     """Checked command line.
 
     Args:
-        machines: machines of the cluster.
         typed: overrides, without those of the cluster's size.
-        config: configuration of the timed step.
         assumed: data set assumed for the model; "" = given by the user.
         device: requested device other than the available one, if any.
         where: device type of the cluster's steps, `cpu` or `cuda`.
         at_hand: whether the cluster's devices are like this one, so that methods are timed here.
         networks: links of the cluster by device type, whose backends use different collectives.
         link_error: relative error of a probed link's fit; 0 = exact.
-        arms: methods to compare.
-        seconds: approximate time for timing them.
+        seconds: approximate time for timing the methods.
         timeline: timeline file that replaces timing a step; None = time it.
         typed_model: whether the timeline must match the configuration's model.
         wanted: requested simulation; None = none.
         known: accuracies by method, in words.
-        out: folder of the files.
-        figures: whether to draw figures.
     """
 
     machines: Machines

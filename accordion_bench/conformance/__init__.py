@@ -10,7 +10,7 @@ In a test: `outcome = run(check, from_class(MyCompressor))` for each check in `C
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accordion_bench.conformance import aggregate, options, purity, randomness
+from accordion_bench.conformance import aggregate, purity, randomness
 from accordion_bench.conformance.placement import check_devices, check_placement, check_replays
 from accordion_bench.conformance.subject import (
     Check,
@@ -39,8 +39,8 @@ __all__ = [
 ]
 
 CHECKS: list[Check] = [
-    options.check_payload,
-    options.check_wire,
+    aggregate.check_payload,
+    aggregate.check_wire,
     aggregate.check_mean,
     aggregate.check_identical,
     aggregate.check_telescopes,
@@ -65,18 +65,18 @@ CHECKS: list[Check] = [
     purity.check_same_key,
     purity.check_draws,
     purity.check_permutation,
-    options.check_state,
-    options.check_levels,
-    options.check_collectives,
-    options.check_start_step,
-    options.check_scope,
+    aggregate.check_state,
+    aggregate.check_levels,
+    aggregate.check_collectives,
+    aggregate.check_start_step,
+    aggregate.check_scope,
     check_placement,
     check_devices,
     check_replays,
 ]
 
-ONCE: list[Check] = [options.check_levels, options.check_collectives, purity.check_neighbours, check_placement]
-OFTEN: list[Check] = [options.check_payload, aggregate.check_mean, aggregate.check_identical]
+ONCE: list[Check] = [aggregate.check_levels, aggregate.check_collectives, purity.check_neighbours, check_placement]
+OFTEN: list[Check] = [aggregate.check_payload, aggregate.check_mean, aggregate.check_identical]
 
 
 @dataclass(frozen=True)

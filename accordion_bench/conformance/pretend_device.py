@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -243,32 +244,26 @@ def pretended() -> Iterator[Counts]:
     Pinned memory, fused optimizers and kernels for codes and casts are available on it.
     """
     Pretend.counts.reset()
-    before = Tensor.pin_memory
-    optimizers: list[Any] = [importlib.import_module(f"torch.optim.{name}") for name in ("sgd", "adam", "adagrad")]
-    checks = [module._device_dtype_check_for_fused for module in optimizers]
 
     def pin_memory(x: Tensor) -> Tensor:
         pinned = x.clone()
         pinned._is_pinned = True  # type: ignore[attr-defined]
         return pinned
 
-    Tensor.pin_memory = pin_memory  # type: ignore[method-assign, assignment]
-    for module in optimizers:  # fused optimizers refuse unknown device types
-        module._device_dtype_check_for_fused = lambda *_, **__: None
-    engines.STAND_INS.append(kernels_for)
-    of_casts = {name: getattr(sixteen_bits, name) for name in ("sum_of_shares", "widened")}
-    for name, torchs in of_casts.items():
-        setattr(sixteen_bits, name, functools.partial(_by_one_kernel, name, torchs))
-    try:
-        with FromLists(), PretendDevice():
-            yield Pretend.counts
-    finally:
-        engines.STAND_INS.remove(kernels_for)
-        for name, torchs in of_casts.items():
-            setattr(sixteen_bits, name, torchs)
-        Tensor.pin_memory = before  # type: ignore[method-assign]
-        for module, check in zip(optimizers, checks, strict=True):
-            module._device_dtype_check_for_fused = check
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(Tensor, "pin_memory", pin_memory))
+        for name in ("sgd", "adam", "adagrad"):  # fused optimizers refuse unknown device types
+            module = importlib.import_module(f"torch.optim.{name}")
+            allowed = mock.patch.object(module, "_device_dtype_check_for_fused", lambda *_, **__: None)
+            stack.enter_context(allowed)
+        for name in ("sum_of_shares", "widened"):
+            counted = functools.partial(_by_one_kernel, name, getattr(sixteen_bits, name))
+            stack.enter_context(mock.patch.object(sixteen_bits, name, counted))
+        engines.STAND_INS.append(kernels_for)
+        stack.callback(engines.STAND_INS.remove, kernels_for)
+        stack.enter_context(FromLists())
+        stack.enter_context(PretendDevice())
+        yield Pretend.counts
 
 
 def _by_one_kernel(name: str, computed: Callable[..., Tensor], *args: Any) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from accordion_bench.options.component import Component, Idle, RunContext
 from accordion_bench.options.instantiate import Config
+from accordion_bench.options.option import option
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 
@@ -64,6 +65,11 @@ def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
         yield "alpha", "dataset.sharding is not dirichlet"
     if not cls.reads_files:
         yield "paths.data", f"dataset={context.choice} does not use it"
+
+
+def part_only(told: str) -> Any:
+    """Declare an option for the number of samples, words or tokens that are used."""
+    return option(f"{told}; null = all", default=None, at_least=1, instead=1000)
 
 
 class Dataset(Component):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from accordion_bench.datasets.dataset import Batches, Dataset, Split
+from accordion_bench.datasets.dataset import Batches, Dataset, Split, part_only
 from accordion_bench.options import checks
 from accordion_bench.options.option import NEAREST, Choice, option, with_options
 from accordion_bench.tensors import keyed_rng
@@ -191,12 +191,8 @@ class ImageDataset(Dataset):
         (torch.Size([4, 1, 8, 8]), torch.Size([4]))
     """
 
-    subset: int | None = option(
-        "use only N training samples, chosen by the seed; null = all", default=None, at_least=1, instead=1000
-    )
-    limit_eval: int | None = option(
-        "evaluate on the first N samples only; null = all", default=None, at_least=1, instead=1000
-    )
+    subset: int | None = part_only("use only N training samples, chosen by the seed")
+    limit_eval: int | None = part_only("evaluate on the first N samples only")
     validation: int | float | None = option(
         "training samples, a number or a share below 1, held out to choose the best epoch; null = the test set",
         default=None,

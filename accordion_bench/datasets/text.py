@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.datasets.dataset import Batches, Dataset
+from accordion_bench.datasets.dataset import Batches, Dataset, part_only
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
@@ -79,12 +79,8 @@ class TextDataset(Dataset):
 
     bptt: int = option("words per training segment", default=30, at_least=1)
     metric_split: str = option("split of the perplexity", default="test", choices=("test", "valid"))
-    subset: int | None = option(
-        "use only the first N training words; null = all", default=None, at_least=1, instead=1000
-    )
-    limit_eval: int | None = option(
-        "use only the first N words of each evaluation split; null = all", default=None, at_least=1, instead=1000
-    )
+    subset: int | None = part_only("use only the first N training words")
+    limit_eval: int | None = part_only("use only the first N words of each evaluation split")
 
     task = "text"
     sharding = "consecutive"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from accordion_bench.datasets.counted import known
-from accordion_bench.datasets.dataset import Batches, Dataset
+from accordion_bench.datasets.dataset import Batches, Dataset, part_only
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import option, with_options
 from accordion_bench.options.units import counted
@@ -99,12 +99,8 @@ class TokenDataset(Dataset):
 
     context: int = option("tokens per window; at most the model's positions", default=256, at_least=1)
     metric_split: str = option("split of the metric", default="valid", choices=("valid", "test"))
-    subset: int | None = option(
-        "use only the first N training tokens; null = all", default=None, at_least=1, instead=1000
-    )
-    limit_eval: int | None = option(
-        "use only the first N tokens of each evaluation split; null = all", default=None, at_least=1, instead=1000
-    )
+    subset: int | None = part_only("use only the first N training tokens")
+    limit_eval: int | None = part_only("use only the first N tokens of each evaluation split")
     sharding: str = option("reshuffled in every epoch, static", default="reshuffled", choices=("reshuffled", "static"))
 
     task = "tokens"

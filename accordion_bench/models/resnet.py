@@ -125,14 +125,14 @@ class CifarResNet(ResNet):
         super().__init__(in_channels, num_classes, [16, 32, 64], [(depth - 2) // 6] * 3, "A")
 
 
+WIDE = "3x3 stem, widths 64 to 512, 1x1 projection shortcuts"
+BOTTLENECK = "3x3 stem, bottleneck blocks, 1x1 projection shortcuts"
+
+
 class ResNet18(ResNet):
     """ResNet-18 with a 3x3 stem, as in Accordion's CIFAR runs."""
 
-    chosen_as = {
-        "resnet18": Choice(
-            "3x3 stem, widths 64 to 512, 1x1 projection shortcuts: 11,173,962 parameters with 10 classes"
-        )
-    }
+    chosen_as = {"resnet18": Choice(f"{WIDE}: 11,173,962 parameters with 10 classes")}
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__(in_channels, num_classes, [64, 128, 256, 512], [2, 2, 2, 2], "B")
@@ -141,11 +141,7 @@ class ResNet18(ResNet):
 class ResNet34(ResNet):
     """ResNet-34 with a 3x3 stem."""
 
-    chosen_as = {
-        "resnet34": Choice(
-            "3x3 stem, widths 64 to 512, 1x1 projection shortcuts: 21,282,122 parameters with 10 classes"
-        )
-    }
+    chosen_as = {"resnet34": Choice(f"{WIDE}: 21,282,122 parameters with 10 classes")}
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__(in_channels, num_classes, [64, 128, 256, 512], [3, 4, 6, 3], "B")
@@ -154,11 +150,7 @@ class ResNet34(ResNet):
 class ResNet50(ResNet):
     """ResNet-50 with a 3x3 stem, bottleneck blocks."""
 
-    chosen_as = {
-        "resnet50": Choice(
-            "3x3 stem, bottleneck blocks, 1x1 projection shortcuts: 23,520,842 parameters with 10 classes"
-        )
-    }
+    chosen_as = {"resnet50": Choice(f"{BOTTLENECK}: 23,520,842 parameters with 10 classes")}
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__(in_channels, num_classes, [64, 128, 256, 512], [3, 4, 6, 3], "B", Bottleneck)

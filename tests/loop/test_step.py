@@ -96,7 +96,7 @@ def test_the_order_is_written_once():
     alone = {  # bytes of gradients in steps of other kinds
         "training/training_step.py": "that all workers leave out after DistributedDataParallel has exchanged",
         "attaching/fsdp.py": "of shards, which have no scheme and no policies",
-        "conformance/options.py": "of a compressor alone",
+        "conformance/aggregate.py": "of a compressor alone",
     }
     assert all(found.pop(path) == {"dense_step"} for path in alone)
     found = {path: names for path, names in found.items() if names and not path.startswith("sync/")}

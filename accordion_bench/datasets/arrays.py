@@ -20,10 +20,10 @@ from accordion_bench.datasets.counted import (
     CountedImages,
     Found,
     held_out,
-    known,
     name_or_null,
     part_of,
 )
+from accordion_bench.datasets.dataset import known
 from accordion_bench.datasets.fetch import refusal, why
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.options.checks import ConfigError, ValueRefused

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from accordion_bench.datasets.dataset import Dataset, Split
+from accordion_bench.datasets.dataset import Split, known
 from accordion_bench.datasets.images import ImageDataset
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
 from accordion_bench.options.option import option, with_options
@@ -163,13 +163,6 @@ def held_out(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, n
         out.append(own[order[:count]])
         kept.append(own[order[count:]])
     return np.sort(np.concatenate(kept)), np.sort(np.concatenate(out))
-
-
-def known(dataset: Dataset, key: str) -> int:
-    """Return an option's value; raise ConfigError if it has not been counted in the files yet."""
-    if (value := getattr(dataset, key)) is None:
-        raise ConfigError(f"dataset.{key} must be counted first, got null; call count(FOLDER), or type a number")
-    return value
 
 
 def check_fingerprint(fingerprint: Any) -> None:

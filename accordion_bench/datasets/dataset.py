@@ -1,17 +1,19 @@
 """Base class and protocols of data sets: checked before loading, then read in batches of given sample indices."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.component import Component, Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import option
 
 Batches = Iterator[tuple[Tensor, Tensor]]
+IGNORED = -100  # target that the loss ignores
 
 
 class Data(Protocol):
@@ -161,3 +163,43 @@ class Dataset(Component):
     def load(self, root: str, seed: int, device: torch.device) -> Data:
         """Read the data and return it."""
         raise NotImplementedError
+
+
+def known(dataset: Dataset, key: str) -> int:
+    """Return an option's value; raise ConfigError if it has not been counted in the files yet."""
+    if (value := getattr(dataset, key)) is None:
+        raise ConfigError(f"dataset.{key} must be counted first, got null; call count(FOLDER), or type a number")
+    return value
+
+
+class LanguageDataset(Dataset):
+    """Base class of text, for prediction of the next word or token.
+
+    Class attributes:
+        token: noun for a word or token in messages.
+    """
+
+    token = "word"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.limit_eval == 1:
+            rule = f"at least 2, a {self.token} and the one after it"
+            raise ValueRefused("limit_eval", rule, self.limit_eval, 10000)
+
+    @property
+    def chance(self) -> float:
+        return float(self.vocabulary)  # perplexity of a uniform prediction
+
+    def model_arguments(self) -> dict[str, int]:
+        return {"vocabulary": known(self, "vocabulary")}
+
+    def cut(self, splits: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the splits, of at least two tokens each, cut to `subset` (`train`) or `limit_eval`."""
+        for name, whole in splits.items():
+            if len(whole) < 2:
+                raise ConfigError(
+                    f"dataset must have at least 2 {self.token}s in its {name} split, got {len(whole)}; type another "
+                    "paths.data"
+                )
+        return {name: x[: self.subset if name == "train" else self.limit_eval] for name, x in splits.items()}

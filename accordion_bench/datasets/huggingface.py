@@ -19,10 +19,10 @@ from accordion_bench.datasets.counted import (
     NULL,
     check_fingerprint,
     check_unchanged_files,
-    known,
     name_or_null,
     part_of,
 )
+from accordion_bench.datasets.dataset import known
 from accordion_bench.datasets.decoded_images import SIZE, DecodedImages, Sorted
 from accordion_bench.datasets.fetch import refusal
 from accordion_bench.datasets.labelled_files import LABEL

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.datasets.dataset import Batches, Dataset, part_only
+from accordion_bench.datasets.dataset import IGNORED, Batches, LanguageDataset, part_only
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
@@ -17,7 +17,6 @@ from accordion_bench.tensors import keyed_rng
 EOS, UNKNOWN = "<eos>", "<unk>"
 STRANDS = 32  # pieces of an evaluation split, each read from a zero state
 STRETCH = 32  # words of a strand per forward pass; bounds the memory of the logits
-IGNORED = -100  # target that the loss ignores
 
 
 class TextData:
@@ -71,7 +70,7 @@ class TextData:
 
 
 @with_options
-class TextDataset(Dataset):
+class TextDataset(LanguageDataset):
     """Text for next-word prediction.
 
     Gradients are truncated after `bptt` words. Accordion's published perplexities are of the split `valid`.
@@ -89,8 +88,6 @@ class TextDataset(Dataset):
         super().__post_init__()
         if self.subset is not None and self.subset <= self.bptt:
             raise ValueRefused("subset", f"more than bptt={self.bptt} words", self.subset, 100 * self.bptt)
-        if self.limit_eval == 1:
-            raise ValueRefused("limit_eval", "at least 2, a word and the one after it", self.limit_eval, 10000)
 
     @property
     def whole(self) -> int:
@@ -109,27 +106,13 @@ class TextDataset(Dataset):
             raise ValueRefused("dataset.bptt", rule, self.bptt, max(1, min(30, words - 1)))
         return (words - 1) // self.bptt
 
-    @property
-    def chance(self) -> float:
-        return float(self.vocabulary)  # perplexity of a uniform prediction
-
-    def model_arguments(self) -> dict[str, int]:
-        return {"vocabulary": self.vocabulary}
-
     def example(self, samples: int) -> tuple[Tensor, Tensor]:
         words = torch.zeros(samples, self.bptt, dtype=torch.int64)
         return words, words
 
     def numbered(self, splits: Mapping[str, Tensor], device: torch.device) -> TextData:
         """Return the splits `train`, `test`, `valid` as numbers, cut to `subset` and `limit_eval`."""
-        for name, words in splits.items():
-            if len(words) < 2:
-                raise ConfigError(
-                    f"dataset must have at least 2 words in its {name} split, got {len(words)}; type another paths.data"
-                )
-        train = splits["train"][: self.subset]
-        test, valid = (splits[name][: self.limit_eval] for name in ("test", "valid"))
-        return TextData(train, test, valid, self.bptt, device)
+        return TextData(**self.cut(splits), bptt=self.bptt, device=device)
 
 
 def numbers(texts: Mapping[str, list[str]], words: list[str]) -> dict[str, Tensor]:

@@ -1,14 +1,13 @@
 """Text as tokens or bytes, in independent windows for next-token prediction."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.datasets.counted import known
-from accordion_bench.datasets.dataset import Batches, Dataset, part_only
-from accordion_bench.options.checks import ConfigError, ValueRefused
+from accordion_bench.datasets.dataset import IGNORED, Batches, LanguageDataset, known, part_only
+from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.option import option, with_options
 from accordion_bench.options.units import counted
 from accordion_bench.tensors import keyed_rng
@@ -16,7 +15,6 @@ from accordion_bench.tensors import keyed_rng
 SYMBOLS = 256
 UNSIGNED = {torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}  # torch indexes no unsigned integers but uint8
 EVALUATED_AT_ONCE = 16384  # tokens per evaluation batch; bounds the memory of the logits
-IGNORED = -100  # target that the loss ignores
 
 
 class TokenData:
@@ -89,11 +87,10 @@ def windows(count: int, context: int) -> int:
 
 
 @with_options
-class TokenDataset(Dataset):
+class TokenDataset(LanguageDataset):
     """Text for next-token prediction in independent windows.
 
     Class attributes:
-        token: noun for a token in messages.
         metric: evaluation metric, see `runs.metrics`.
     """
 
@@ -106,12 +103,6 @@ class TokenDataset(Dataset):
     task = "tokens"
     token = "token"
     metric = "token_perplexity"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.limit_eval == 1:
-            rule = f"at least 2, a {self.token} and the one after it"
-            raise ValueRefused("limit_eval", rule, self.limit_eval, 10000)
 
     @property
     def whole(self) -> int:
@@ -130,13 +121,6 @@ class TokenDataset(Dataset):
             raise ValueRefused("dataset.context", rule, self.context, max(1, count // 2))
         return windows(count, self.context)
 
-    @property
-    def chance(self) -> float:
-        return float(self.vocabulary)  # perplexity of a uniform prediction
-
-    def model_arguments(self) -> dict[str, int]:
-        return {"vocabulary": known(self, "vocabulary")}
-
     def example(self, samples: int) -> tuple[Tensor, Tensor]:
         window = torch.zeros(samples, self.context, dtype=torch.int64)
         return window, window
@@ -146,17 +130,7 @@ class TokenDataset(Dataset):
         raise NotImplementedError
 
     def load(self, root: str, seed: int, device: torch.device) -> TokenData:
-        return TokenData(dict(self._cut(self.stored(root))), self.context, seed, self.sharding == "reshuffled", device)
-
-    def _cut(self, splits: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield each split, cut to `subset` or `limit_eval`."""
-        for name, whole in splits.items():
-            if len(whole) < 2:
-                raise ConfigError(
-                    f"dataset must have at least 2 {self.token}s in its {name} split, got {len(whole)}; type another "
-                    "paths.data"
-                )
-            yield name, whole[: self.subset if name == "train" else self.limit_eval]
+        return TokenData(self.cut(self.stored(root)), self.context, seed, self.sharding == "reshuffled", device)
 
 
 @with_options

@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from filelock import FileLock
@@ -103,9 +102,7 @@ class Hosts:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -156,10 +156,9 @@ def finish(status: int, unread: int = 0, unwritten: int = 0) -> int:
 
 @contextlib.contextmanager
 def report_lost_streams(what: str) -> Iterator[None]:
-    """Within the block, report the loss of a stream on the other one and in the package's log.
+    """Within the block, report the loss of a stream, and that `what`, such as `the training`, continues.
 
-    Args:
-        what: activity that continues, such as `the training`.
+    The report is written to the other stream and to the package's log.
     """
     global _goes_on
     before, _goes_on = _goes_on, what
@@ -190,11 +189,7 @@ def _tell(stream: _Descriptor) -> None:
 
 @contextlib.contextmanager
 def named(name: str) -> Iterator[None]:
-    """Within the block, prefix each printed line with a name, to distinguish processes that print at the same time.
-
-    Args:
-        name: prefix including its separator.
-    """
+    """Within the block, prefix each printed line with a name, which includes its separator."""
     before = {number: stream.named for number, stream in _streams.items()}
     try:
         _name_lines(dict.fromkeys(_streams, name.encode("utf-8", "backslashreplace")))

@@ -208,11 +208,7 @@ class RunConfig:
     choices: dict[str, str] = field(default_factory=dict)
 
     def check_options(self) -> None:
-        """Refuse values that break their declaration.
-
-        Raises:
-            ValueRefused: for the first one.
-        """
+        """Refuse values that break their declaration."""
         check_options(self)
         for name in PARTS:
             check_options(getattr(self, name), f"{name}.")
@@ -276,11 +272,7 @@ def is_label(value: Any, longest: int = LONGEST_LABEL) -> TypeGuard[str]:
 
 
 def refuse_names(cfg: Config) -> None:
-    """Refuse missing and unknown options at run level and in its parts.
-
-    Raises:
-        ConfigError: names the first one, and what to type.
-    """
+    """Refuse missing and unknown options at run level and in its parts."""
     declared = {**defaults(), **{group: {} for group in GROUPS}}
     for prefix in ("", *(f"{name}." for name in PARTS)):
         here, there = (cfg[prefix[:-1]], declared[prefix[:-1]]) if prefix else (cfg, declared)

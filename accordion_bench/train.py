@@ -144,10 +144,8 @@ def _run(
 def _find_earlier(config: RunConfig, leader: bool, watch: Watch | None, sweep: str) -> tuple[str, bool]:
     """Return (folder, whether it is finished) of an earlier equal run; the leader searches and informs the others.
 
-    With `resume_sweep` all runs under `paths.runs` are searched, otherwise those of the sweep; "" = no such run.
-
-    Raises:
-        ConfigError: another process is executing it, and this process is one of several, which do not wait.
+    With `resume_sweep` all runs under `paths.runs` are searched, otherwise those of the sweep; "" = no such run. One of
+    several processes does not wait for another process that is executing it, and raises ConfigError.
     """
     if not leader and watch is not None:
         return watch.get("earlier", rendezvous.earlier_run)

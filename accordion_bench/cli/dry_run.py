@@ -44,6 +44,8 @@ from accordion_bench.training.training_step import TrainingStep
 
 HERE = AskedDevice()
 SMALL = 1e-3  # standard deviation of random gradients
+TRIALS = 3  # timed steps after a first one
+ENOUGH = 20.0  # seconds after which no further step starts
 
 
 @dataclass(frozen=True)
@@ -310,10 +312,6 @@ def _kept_by(sync: Sync, workers: int, share: float) -> float:
     """Return the bytes of a scheme's state, besides replicas and exchanges, in a process with this share of workers."""
     own = sum(size_of(tensors_in(sync.worker_state(row))) for row in range(workers))
     return size_of(tensors_in(sync.state_dict())) + size_of(sync.derived()) + share * own
-
-
-TRIALS = 3  # timed steps after a first one
-ENOUGH = 20.0  # seconds after which no further step starts
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,9 @@ KEY = re.compile(r"( *)([\w./]+):(?: +|$)(.*)")
 
 @dataclass
 class ChoiceHelp:
-    """Help text of one YAML file: its description, and its options as overrides.
+    """Help text of one YAML file: the override that selects it, its first comment, and its options.
 
     Args:
-        name: override that selects it: `compressor=powersgd`.
-        told: first comment of the file.
         options: (`compressor.rank=2`, comment) in the order of the file.
     """
 
@@ -71,7 +69,8 @@ def text(arguments: Sequence[str]) -> str:
     if not words:
         return _start()
     if words == [EVERYTHING]:
-        return "\n".join([_start(), *_run_level(), "", *_all_groups()])
+        run_level = read(conf_dir() / "config.yaml", "", "").options
+        return "\n".join([_start(), "Options of every run:", *_lines(run_level), "", *_all_groups()])
     return "\n\n".join("\n".join(_of(word)) for word in words)
 
 
@@ -131,11 +130,6 @@ def _some(names: Sequence[str]) -> str:
     while len(text := ", ".join(shown)) > WIDTH - 30:
         shown.pop()
     return text if len(shown) == len(names) else f"{text}, ... ({len(names)})"
-
-
-def _run_level() -> Iterator[str]:
-    yield "Options of every run:"
-    yield from _lines(read(conf_dir() / "config.yaml", "", "").options)
 
 
 def _all_groups() -> Iterator[str]:

@@ -40,6 +40,9 @@ from accordion_bench.runs.metrics import Metric, metric
 
 LONGEST = 48  # maximum characters of the label in front of each line; the cell's number is unique
 Line = Mapping[str, Any]  # line of sweep.jsonl
+FILE = "sweep.jsonl"  # in paths.runs
+_stopped = False  # whether this process, a worker of joblib, has received a stop signal
+needs_data = True  # whether cells need data; false for a dry run
 
 
 @dataclass(frozen=True)
@@ -145,13 +148,6 @@ def best(cells: Cells, lines: Sequence[Line], higher: bool) -> str | None:
     value = f"{judged.words} {judged.show(line['metric'])}" if judged else f"{line['metric']:g}"
     trial = f", in trial {cells.numbered(line['cell'])}" if "cell" in line else ""
     return f"best so far: {value} with {cells.words(line['overrides'])}{trial}"
-
-
-# the extra that brings each of a group
-
-
-FILE = "sweep.jsonl"  # in paths.runs
-_stopped = False  # whether this process, a worker of joblib, has received a stop signal
 
 
 class Sweep(Callback):
@@ -325,7 +321,6 @@ def _prepare_data(config: DictConfig) -> None:
         build(dataset, "dataset").prepare(config.paths.data)
 
 
-needs_data = True  # whether cells need data; false for a dry run
 current = Sweep()  # sweep of this process
 
 
@@ -426,9 +421,9 @@ def _raise(signum: int, frame: FrameType | None) -> None:
 
 
 def limit_threads(launcher: Mapping[str, Any]) -> None:
-    """Set OMP_NUM_THREADS to the cores requested from the launcher, unless the user has set it.
+    """Set OMP_NUM_THREADS to the cores requested from the launcher, unless it is set; before torch is imported.
 
-    Call it before torch is imported. joblib limits threads itself.
+    joblib limits threads itself.
     """
     if launcher.get("cpus_per_task"):
         os.environ.setdefault("OMP_NUM_THREADS", str(launcher["cpus_per_task"]))

@@ -23,6 +23,7 @@ from accordion_bench.run_config import RunConfig
 from accordion_bench.sync.every_step import EveryStep
 
 ALL = {WORKERS, EXCHANGE, UPDATE, EVALUATION}
+INSTEAD = "comm.engine=exchange"
 
 
 def stays_eager(config: RunConfig, parts: Components, processes: int) -> dict[str, str]:
@@ -78,9 +79,6 @@ def capture_told(eager: Mapping[str, str], at_once: int = 1) -> str:
     rest = "; ".join(f"{name} eager: {why}" for name, why in eager.items())
     several = f", {at_once} workers at once; times of a worker are sampled one by one" if at_once > 1 else ""
     return f"steps are captured and replayed{f' ({rest})' if rest else ''}{several}"
-
-
-INSTEAD = "comm.engine=exchange"
 
 
 def foreign_hook(config: RunConfig) -> ForeignHook | None:

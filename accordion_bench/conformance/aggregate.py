@@ -42,6 +42,11 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.position import StepInfo
 from accordion_bench.sync.scheme import PER_WORKER
 
+ROUNDING = 1e-10  # relative error of sums in float64
+ROUNDED = 1.001 / 253  # relative to a block's largest number: half a step of int8, plus the rounding of its scale
+LRS = (1.0, 0.5, 2.0, 0.125)
+SMALLEST, LARGEST = 0.1, 3.0  # norm ratios allowed without a declaration
+
 
 def check_payload(make: Maker, level: float | None = None) -> str:
     """The payload equals the prediction if `fixed_size`, otherwise it is at most that; 1, 2, 4, 16 workers."""
@@ -201,10 +206,6 @@ def _load(state: dict[str, dict[str, Any]], loaded: dict[str, dict[str, Any]]) -
             state[name][key].copy_(value)
 
 
-ROUNDING = 1e-10  # relative error of sums in float64
-ROUNDED = 1.001 / 253  # relative to a block's largest number: half a step of int8, plus the rounding of its scale
-
-
 def check_mean(make: Maker, level: float | None = None) -> str:
     """The update is the mean of the workers' decoded messages."""
     wrapped = plain(make)
@@ -266,9 +267,6 @@ def _rank_one() -> list[Tensor]:
 def _reduces_by_mean(wrapped: CompressorSetup) -> None:
     if wrapped.compressor.traits.reduces != "mean":
         raise NotApplicable(f"reduces by {wrapped.compressor.traits.reduces}")
-
-
-LRS = (1.0, 0.5, 2.0, 0.125)
 
 
 def check_telescopes(make: Maker, level: float | None = None) -> str:
@@ -366,9 +364,6 @@ def _other_level(setup: Setup, make: Maker, level: float | None) -> int:
 
 def _put_level(setup: Setup, index: int) -> None:
     setup.plan = setup.plan.with_levels(dict.fromkeys(setup.plan.levels, index))
-
-
-SMALLEST, LARGEST = 0.1, 3.0  # norm ratios allowed without a declaration
 
 
 def check_fidelity(make: Maker, level: float | None = None) -> str:

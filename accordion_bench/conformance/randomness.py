@@ -78,7 +78,8 @@ def check_unbiased(make: Maker, level: float | None = None) -> str:
         return f"no noise, off by {off:.1e}"
     freedom = spread**2 / max(float(gram.square().sum()) - spread**2 / (T - 1), spread**2 / len(x))
     statistic = T * float(bias.square().sum()) / spread
-    chance = _chi_square_above(statistic * freedom, freedom)
+    half = torch.tensor([freedom / 2, statistic * freedom / 2], dtype=torch.float64)
+    chance = float(torch.special.gammaincc(*half))  # that chi^2 is larger
     ratio = math.sqrt(statistic)
     demand(
         chance > FOUR_SIGMA,
@@ -105,11 +106,6 @@ def _standard_errors(draws_T: Tensor, x: Tensor) -> Tensor:
     relative = (variance / x.square())[x != 0].median()
     least = torch.maximum(variance.median(), relative * x.square())
     return (draws_T.mean(0) - x) / (torch.maximum(variance, least) / len(draws_T)).sqrt().clamp_min(1e-12)
-
-
-def _chi_square_above(value: float, freedom: float) -> float:
-    shape, at = torch.tensor(freedom / 2, dtype=torch.float64), torch.tensor(value / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(shape, at))
 
 
 def check_variance(make: Maker, level: float | None = None) -> str:

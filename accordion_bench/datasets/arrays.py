@@ -179,13 +179,9 @@ def _guarded(file: Path, read: Callable[[], Any]) -> Any:
     except Exception as error:  # a broken file may raise anything
         reason = why(file, error)
         if "not a zip file" in reason:
-            reason = "which is truncated" if _begins_as_zip(file) else "which is not an .npz file"
+            with file.open("rb") as stream:
+                reason = "which is truncated" if stream.read(2) == b"PK" else "which is not an .npz file"
         raise refusal(WHAT, file, reason) from error
-
-
-def _begins_as_zip(file: Path) -> bool:
-    with file.open("rb") as stream:
-        return stream.read(2) == b"PK"
 
 
 def _crc(file: Path) -> int:

@@ -144,9 +144,7 @@ class Dataset(Component):
         return None
 
     def count(self, root: str) -> dict[str, Any]:
-        """Count the options in `counted` from the files under `root`, set them on this object and return them.
-
-        A run records the returned values.
+        """Count the options in `counted` in the files under `root`, set them, and return them for the run's record.
 
         Raises:
             ConfigError: the files do not exist.

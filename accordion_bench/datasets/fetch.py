@@ -186,11 +186,7 @@ def find(root: str, folder: str, files: Sequence[str]) -> Path | None:
     """
     here = Path(root)
     places = [here / folder, *([here] if here.absolute().name == folder else []), *sorted(here.glob(f"*/{folder}"))]
-    return next((place for place in places if all(_holds(place, name) for name in files)), None)
-
-
-def _holds(folder: Path, name: str) -> bool:
-    return any(path.is_file() for path in folder.glob(name))
+    return next((place for place in places if all(any(map(Path.is_file, place.glob(name))) for name in files)), None)
 
 
 def ensure(

@@ -28,6 +28,10 @@ SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
 LAST = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 BEHIND = 64
 WHAT = "pictures that can be read"
+MEAN = [255 * m for m in (0.485, 0.456, 0.406)]  # constants of torchvision's reference training, in units of uint8
+STD = [255 * s for s in (0.229, 0.224, 0.225)]
+ATTEMPTS = 10  # number of random crops tried
+HELD_OUT = -1  # used as epoch: a training image without augmentation
 
 
 def is_hidden(name: str) -> bool:
@@ -129,12 +133,6 @@ def reason(file: Path, error: BaseException) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "which is not in a picture format that Pillow supports"
     return f"which is truncated ({error})" if "truncated" in str(error).lower() else said
-
-
-MEAN = [255 * m for m in (0.485, 0.456, 0.406)]  # constants of torchvision's reference training, in units of uint8
-STD = [255 * s for s in (0.229, 0.224, 0.225)]
-ATTEMPTS = 10  # number of random crops tried
-HELD_OUT = -1  # used as epoch: a training image without augmentation
 
 
 class Pictures(Protocol):

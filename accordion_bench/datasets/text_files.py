@@ -135,9 +135,7 @@ def paths_of_splits(root: str, folder: str, files: Sequence[str], instead: str) 
 def read_splits(files: tuple[tuple[str, Path, int], ...], lower: bool) -> tuple[int, dict[str, Tensor]]:
     """Return the number of distinct words in the training split, and each split as word numbers.
 
-    Args:
-        files: name of the split, its file, and the file's modification time.
-        lower: see `TextFiles`.
+    `files` has the name of each split, its file, and the file's modification time.
     """
     texts = {split: read_words(path, lower) for split, path, _ in files}
     for split, path, _ in files:

@@ -1,7 +1,8 @@
 """Tokenised text in .bin files, in the formats of nanoGPT and llm.c."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +103,13 @@ def _opened(file: Path, kind: np.dtype) -> np.ndarray:
         raise refusal("tokens that can be read", file, why(file, error)) from None
 
 
-def _blocks(shards: Shards) -> Iterator[np.ndarray]:
-    for files in shards.values():
-        for tokens in files:
-            yield from (tokens[at : at + BLOCK] for at in range(0, len(tokens), BLOCK))
-
-
 def _largest(shards: Shards) -> int:
     """Return the largest token, cached in this process while the files do not change."""
     key = _fingerprint(shards)
     if key not in _known:
-        _known[key] = max(int(block.max()) for block in _blocks(shards))
+        files = itertools.chain.from_iterable(shards.values())
+        blocks = (tokens[at : at + BLOCK] for tokens in files for at in range(0, len(tokens), BLOCK))
+        _known[key] = max(int(block.max()) for block in blocks)
     return _known[key]
 
 

@@ -72,7 +72,6 @@ class Images(Task[LabelledData]):
 
     Args:
         validation: indices of held-out training samples that choose the best epoch; None = the test set.
-        device: device of the sums.
     """
 
     metric = METRICS["accuracy"]
@@ -115,14 +114,10 @@ class Images(Task[LabelledData]):
 
 
 class Text(Task[TextData]):
-    """Cross-entropy of the next word, in nats; perplexity = exp(mean cross-entropy).
+    """Cross-entropy of the next word, in nats; perplexity = exp(mean cross-entropy) of `metric_split`, test or valid.
 
     Truncated backpropagation through time: a worker's model continues from its state after the previous step, and from
     zeros at the start of an epoch. Every split is evaluated whole, in fixed strands, for any number of workers.
-
-    Args:
-        metric_split: split of `perplexity`, `test` or `valid`.
-        device: device of the state.
     """
 
     metric = METRICS["perplexity"]
@@ -173,8 +168,7 @@ class Windows(Task[TokenData]):
     Windows are independent of each other, and every split is evaluated whole.
 
     Args:
-        metric: `bits_per_byte` or `token_perplexity`.
-        metric_split: split of the metric, `valid` or `test`.
+        metric: `bits_per_byte` or `token_perplexity`, of the split `metric_split`, `valid` or `test`.
     """
 
     def __init__(self, metric: str = "bits_per_byte", metric_split: str = "valid") -> None:

@@ -18,6 +18,17 @@ from accordion_bench.options.checks import ConfigError, integer
 from accordion_bench.options.units import typed_rate
 
 SECONDS = 15.0  # approximate total time of the repetitions
+DESCRIPTION = """Run a job on several emulated hosts of one Linux machine. Each host has its own network namespace and a
+rate-limited link.
+
+    python -m accordion_bench.netlab --hosts 4 --rate 100mbit -- compressor=powersgd
+    python -m accordion_bench.netlab --slow-host 2:20mbit --cut 1:5s@10s -- comm.timeout=60
+    python -m accordion_bench.netlab --rate 1gbit --probe
+    python -m accordion_bench.netlab --command 'torchrun --nnodes=$WORLD_SIZE --node_rank=$RANK \\
+        --master_addr=$MASTER_ADDR -m accordion_bench comm=gloo'
+
+Hosts are numbered from 0, like ranks. Needs root, and ip and tc of iproute2; under sudo the command is run by
+the user who called it."""
 
 
 def probe(hosts: Hosts, out: Path) -> int:
@@ -94,19 +105,6 @@ def to_type(found: dict[str, Any]) -> str:
     link = found["link"]
     words = f"network=custom network.bandwidth={typed_rate(link['bandwidth'])} network.latency={link['alpha']:.3g}"
     return words + (f" network.burst={link['burst']:.0f}" if link["burst"] else "")
-
-
-DESCRIPTION = """Run a job on several emulated hosts of one Linux machine. Each host has its own network namespace and a
-rate-limited link.
-
-    python -m accordion_bench.netlab --hosts 4 --rate 100mbit -- compressor=powersgd
-    python -m accordion_bench.netlab --slow-host 2:20mbit --cut 1:5s@10s -- comm.timeout=60
-    python -m accordion_bench.netlab --rate 1gbit --probe
-    python -m accordion_bench.netlab --command 'torchrun --nnodes=$WORLD_SIZE --node_rank=$RANK \\
-        --master_addr=$MASTER_ADDR -m accordion_bench comm=gloo'
-
-Hosts are numbered from 0, like ranks. Needs root, and ip and tc of iproute2; under sudo the command is run by
-the user who called it."""
 
 
 class _Parser(argparse.ArgumentParser):

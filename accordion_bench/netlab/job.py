@@ -25,6 +25,18 @@ from accordion_bench.processes.interrupt import handling
 from accordion_bench.runs.environment import NETLAB
 
 LAUNCHER = Path(__file__).with_name("become.py")
+LATE = 1.0  # delay of host 0's output in seconds, so that the host that fails first is reported first
+GRACE = 3.0  # seconds for the others to report their errors after the first failure
+SAVING = 60.0  # seconds for a job to save its state after Ctrl-C
+TAIL = 40  # lines
+FIRST_BYTES = 100_000  # sent by a host: rendezvous has ended, and gradients or parameters are being sent
+NAMED = ("sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"')  # `ip netns exec` has a separate mount namespace
+REFUSED = 2  # exit status after a one-sentence error that the user can correct
+KILLED = 129  # smallest exit status of a process ended by a signal
+# error messages of processes that only observe the loss of another one
+LOST_PEER = re.compile(
+    r"closed by peer|reset by peer|broken pipe|timed? ?out|connection (refused|closed)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -116,20 +128,6 @@ def _number(key: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) >= 2**32 - 1:
         raise ValueRefused(key, "a number, as sudo sets it", text or "nothing", 1000)
     return int(text)
-
-
-LATE = 1.0  # delay of host 0's output in seconds, so that the host that fails first is reported first
-GRACE = 3.0  # seconds for the others to report their errors after the first failure
-SAVING = 60.0  # seconds for a job to save its state after Ctrl-C
-TAIL = 40  # lines
-FIRST_BYTES = 100_000  # sent by a host: rendezvous has ended, and gradients or parameters are being sent
-NAMED = ("sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"')  # `ip netns exec` has a separate mount namespace
-REFUSED = 2  # exit status after a one-sentence error that the user can correct
-KILLED = 129  # smallest exit status of a process ended by a signal
-# error messages of processes that only observe the loss of another one
-LOST_PEER = re.compile(
-    r"closed by peer|reset by peer|broken pipe|timed? ?out|connection (refused|closed)", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)

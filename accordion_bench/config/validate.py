@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -43,15 +43,10 @@ def options_without_effect(config: RunConfig, typed: set[str], parts: Components
     `config` has the number of workers and the backend decided; `typed` are keys on the command line.
     """
     idle = [*_of_components(config, parts), *_of_the_run(config, parts)]
-    told = [f"{key} has no effect here: {why}" for key, why in idle if key in typed]
-    told = [
-        *dict.fromkeys(told),
-        *_twice(config, typed, parts),
-        *_seldom(config, typed, parts),
-        *_cut(config, typed, parts),
-        *_growing(config),
-    ]
-    return told + _uncounted(config) + _slower(config, parts) + engine_rules.warnings(config)
+    told = dict.fromkeys(f"{key} has no effect here: {why}" for key, why in idle if key in typed)
+    by_names = (*_twice(config, typed, parts), *_seldom(config, typed, parts), *_cut(config, typed, parts))
+    others = (*_growing(config), *_uncounted(config), *_slower(config, parts), *engine_rules.warnings(config))
+    return [*told, *by_names, *others]
 
 
 def _of_components(config: RunConfig, parts: Components) -> Idle:
@@ -99,13 +94,12 @@ def _of_the_run(config: RunConfig, parts: Components) -> Idle:
         yield "comm.timeout", "workers in one process do not wait"
 
 
-def _twice(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
+def _twice(config: RunConfig, typed: set[str], parts: Components) -> Iterator[str]:
     """Warn if one scheme was typed under both of its names."""
     named = [name for name, policy in parts.policies.items() if not policy.drives]
-    if not named or not {"sync", "adaptive"} <= typed:
-        return []
-    scheme = config.chosen("sync")
-    return [f"adaptive={named[0]} is another name of sync={scheme}, which is typed too; it is applied once"]
+    if named and {"sync", "adaptive"} <= typed:
+        scheme = config.chosen("sync")
+        yield f"adaptive={named[0]} is another name of sync={scheme}, which is typed too; it is applied once"
 
 
 def _unheard(parts: Components, key: str) -> str:
@@ -113,11 +107,8 @@ def _unheard(parts: Components, key: str) -> str:
     wrapped = parts.wrapped
     if key == "overlap":
         return parts.exchange.after_backward(wrapped, 2)
-    return (
-        "all tensors are sent as one"
-        if wrapped.scope == WHOLE_MODEL or wrapped.compressor.traits.grouping == "all"
-        else ""
-    )
+    whole = wrapped.scope == WHOLE_MODEL or wrapped.compressor.traits.grouping == "all"
+    return "all tensors are sent as one" if whole else ""
 
 
 def _seldom(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
@@ -135,14 +126,13 @@ def _seldom(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
     return []
 
 
-def _uncounted(config: RunConfig) -> list[str]:
+def _uncounted(config: RunConfig) -> Iterator[str]:
     """Warn if communication bypasses the counted interface."""
-    if config.comm.interface is None or config.comm.backend != "nccl":
-        return []
-    return [
-        f"comm.interface={config.comm.interface} does not count all that NCCL sends: traffic over NVLink, PCIe, "
-        "shared memory, InfiniBand or RoCE is in no counter of an interface, and so not in link_sent_bytes"
-    ]
+    if config.comm.interface is not None and config.comm.backend == "nccl":
+        yield (
+            f"comm.interface={config.comm.interface} does not count all that NCCL sends: traffic over NVLink, PCIe, "
+            "shared memory, InfiniBand or RoCE is in no counter of an interface, and so not in link_sent_bytes"
+        )
 
 
 def _slower(config: RunConfig, parts: Components) -> list[str]:
@@ -159,13 +149,12 @@ def _slower(config: RunConfig, parts: Components) -> list[str]:
     return [f"{named} is slower here: a trial step of two samples {how}"]
 
 
-def _cut(config: RunConfig, typed: set[str], parts: Components) -> list[str]:
+def _cut(config: RunConfig, typed: set[str], parts: Components) -> Iterator[str]:
     """Warn if a step cannot have as many samples as requested."""
     run, asked = parts.run, {"batch_size", "workers", "comm.processes", "comm.workers_per_process", "dataset.subset"}
-    if config.largest_batch <= run.per_worker or parts.dataset.sharding == "consecutive" or not asked & typed:
-        return []
-    had = counted(run.per_worker, "sample")
-    return [f"batch_size={show(config.batch_size)} is more than the {had} that each worker has"]
+    if config.largest_batch > run.per_worker and parts.dataset.sharding != "consecutive" and asked & typed:
+        had = counted(run.per_worker, "sample")
+        yield f"batch_size={show(config.batch_size)} is more than the {had} that each worker has"
 
 
 def _growing(config: RunConfig) -> list[str]:

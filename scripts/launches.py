@@ -17,11 +17,11 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.conformance.pretend_device import DEVICE, Counts, pretended
-from accordion_bench.conformance.stand_ins import echoed
 from accordion_bench.conformance.subject import Maker, Setup, from_yaml
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng
+from scripts.echo import echoed
 
 WORKERS = 8  # workers, each in its own process
 WARM = 2  # exchanges before the counted one, because tables are uploaded once

@@ -1,4 +1,4 @@
-"""CPU replacements for CUDA graphs (a tape) and for other processes (an echo).
+"""CPU replacement for CUDA graphs: a tape.
 
 A tape records operations and replays them later on the same memory. As in a CUDA capture, the captured work has no
 effect until it is replayed. Operations that a GPU cannot replay are refused: numbers read by the host, tensors made
@@ -9,7 +9,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from accordion_bench.comm import collectives
 from accordion_bench.comm.graphs import Graphs, NotCapturable
 from accordion_bench.comm.on_device import Streams
 from accordion_bench.conformance.pretend_device import (
@@ -160,55 +158,3 @@ def _place(x: Tensor, to: torch.device) -> Tensor:
 def _as_it_lies(x: Any) -> Any:
     """Detach a parameter, which fixes its current memory: a graph does not follow later assignments to `.data`."""
     return x.detach() if isinstance(x, torch.nn.Parameter) else x
-
-
-class Echo:
-    """Replacement for torch.distributed: every other process behaves like this one, which has rank 0.
-
-    Attributes:
-        log: calls as (operation, number of entries, dtype).
-    """
-
-    class ReduceOp:
-        SUM, MAX, MIN = "sum", "max", "min"
-
-    def __init__(self, processes: int) -> None:
-        self.processes = processes
-        self.log: list[tuple[str, int, torch.dtype]] = []
-
-    def get_backend(self, group: Any = None) -> str:
-        """Return a name that is neither gloo nor nccl."""
-        return "echo"
-
-    def _note(self, operation: str, x: Tensor) -> Tensor:
-        self.log.append((operation, x.numel(), x.dtype))
-        return real(x)
-
-    def all_reduce(self, x: Tensor, op: str = "sum", group: Any = None) -> None:
-        """Multiply by the number of processes for a sum; keep the values for max and min."""
-        mine = self._note("all_reduce", x)
-        if op == "sum":
-            mine.mul_(self.processes)
-
-    def all_gather_into_tensor(self, out: Tensor, x: Tensor, group: Any = None) -> None:
-        """Repeat this process's values for every process."""
-        real(out).view(self.processes, -1).copy_(self._note("all_gather", x).reshape(1, -1))
-
-    def all_to_all_single(
-        self, out: Tensor, x: Tensor, received: list[int], sent: list[int], group: Any = None
-    ) -> None:
-        """Receive this process's own share from every process; zeros where the sizes differ."""
-        mine = self._note("all_to_all", x)[: sent[0]]
-        real(out).copy_(torch.cat([mine if size == len(mine) else mine.new_zeros(size) for size in received]))
-
-    def broadcast(self, x: Tensor, group: Any = None, group_src: int = 0) -> None:
-        """Keep the values."""
-        self._note("broadcast", x)
-
-
-@contextlib.contextmanager
-def echoed(processes: int) -> Iterator[Echo]:
-    """Replace collectives by an echo of this process within the block."""
-    echo = Echo(processes)
-    with mock.patch.object(collectives, "dist", echo):
-        yield echo

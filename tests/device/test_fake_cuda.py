@@ -15,9 +15,9 @@ from accordion_bench import conformance
 from accordion_bench.codecs.coding import FORMATS
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors import eight_bit, natural, sparse
-from accordion_bench.conformance.stand_ins import echoed
 from accordion_bench.conformance.subject import SPECS, Setup
 from accordion_bench.tensors.kernels import on_gpu
+from scripts.echo import echoed
 from tests.kit.helpers import yaml_names
 
 WAITING = {"adacomp", "dgc", "threshold"}  # without kernels the host waits for the number of their entries

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
-from accordion_bench.conformance.stand_ins import echoed
+from scripts.echo import echoed
 from scripts.launches import gpt2, resnet50, small
 
 

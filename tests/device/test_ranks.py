@@ -7,11 +7,11 @@ import torch
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
-from accordion_bench.conformance.stand_ins import echoed
 from accordion_bench.conformance.subject import Setup, bare, from_yaml, max_relative_difference
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
 from accordion_bench.tensors.same_shape import Blocks
+from scripts.echo import echoed
 from scripts.launches import gpt2, resnet50, small
 from tests.kit.helpers import SPECS, gradients
 

@@ -8,10 +8,10 @@ from accordion_bench.codecs import index_codes
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.dgc import clipped
 from accordion_bench.conformance.pretend_device import DEVICE, Pretend, pretended
-from accordion_bench.conformance.stand_ins import echoed
 from accordion_bench.conformance.subject import Setup, from_yaml, plain
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.upload import upload
+from scripts.echo import echoed
 
 METHODS = {
     "topk": {},

@@ -56,7 +56,7 @@ LINKS = {
     "studies.validate_simulation": ["--hosts", "2", *ONCE, "--seconds", "0.2"],
 }
 PARTS = {
-    *("packed", "golden_runs", "bench.harness", "bench.arms", "bench.hosts"),
+    *("packed", "golden_runs", "echo", "bench.harness", "bench.arms", "bench.hosts"),
     *("gpu.exchange", "gpu.sections", "gpu.steps", "studies.grace_codecs"),
     *(f"studies.advice_{part}" for part in ("cells", "measure", "trial", "predict", "compare", "break_even")),
 }

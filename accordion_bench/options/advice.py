@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accordion_bench.options import advice
 from accordion_bench.options.checks import ALIKE, ConfigError, ValueRefused, closest, kind_of, nearest, show
 from accordion_bench.options.conf_dir import (
     NO_OPTIONS,
@@ -305,7 +304,7 @@ def explain(error: BaseException) -> str | None:
 
 def _no_interpolation(text: str, key: str, choices: Mapping[str, str]) -> str:
     """Explain an invalid interpolation such as `seed=${nope}`."""
-    value = advice.default_of(key, choices)
+    value = default_of(key, choices)
     default = with_unit(key, value) or show(value)
     instead = f"{key}={default}" if "$" not in default else f"{key}=VALUE"
     why = " ".join(text.partition("full_key:")[0].split()).rstrip(":")
@@ -352,7 +351,7 @@ def _files(error: BaseException) -> list[str]:
 def _unknown_choice(error: BaseException) -> str:
     missing = str(getattr(error, "missing_cfg_file", None) or "")
     group, _, name = missing.lstrip("/").rpartition("/")
-    return (group and advice.unknown_choice(group, name)) or _one_line(str(error))
+    return (group and unknown_choice(group, name)) or _one_line(str(error))
 
 
 def _bad_override(error: BaseException) -> str:
@@ -367,25 +366,25 @@ def _bad_override(error: BaseException) -> str:
             )
         return f"{override} cannot be read: {text.splitlines()[0]}; type KEY=VALUE, and quote odd values: 'KEY=\"a,b\"'"
     if found := re.search(r"Config group override must be .* Got (\w+)", text):
-        groups = ", ".join(advice.groups())
-        return f"a config group must be given by name, got {found[1]}; type GROUP=NAME, with GROUP one of {groups}"
+        names = ", ".join(groups())
+        return f"a config group must be given by name, got {found[1]}; type GROUP=NAME, with GROUP one of {names}"
     if found := re.search(r"Ambiguous value for argument '([^'=]+)=(.*?)'", text):
         key, values = found.groups()
-        as_one = f", or {key}=[{values}]" if advice.takes_list(key) else ""
-        if isinstance(advice.known_keys().get(key), str):
+        as_one = f", or {key}=[{values}]" if takes_list(key) else ""
+        if isinstance(known_keys().get(key), str):
             as_one = f", or '{key}=\"{values}\"' for one"
         return f"{key} must be one value, got {values}; type -m {key}={values} to run each{as_one}"
     if found := re.search(r"Multiple values for (\S+?)\.|(\S+) appears more than once", text):
         group = found[1] or found[2]
         return f"{group} is chosen already, got +{group} too; type {group}=NAME without the plus"
-    known = advice.known_keys()
+    known = known_keys()
     if found := re.search(r"Error merging override ([^=]+)=(.*)", text):
         key, value = found[1].lstrip("+~"), found[2]
         return f"{key} must be {kind_of(known.get(key))}, got {value}; type {key}={show(known.get(key))}"
     if found := re.search(r"Could not override '([^']+)'", text):
         full = re.search(r"full_key: (\S+)", cause)
         value = re.search(r"use \+[^\s=]+=(.*)", text)
-        return advice.unknown_key(full[1] if full else found[1], value[1] if value else "...")
+        return unknown_key(full[1] if full else found[1], value[1] if value else "...")
     if found := re.search(r"Could not delete from config. (.*)", text):
         return f"~ must be followed by an existing option: {found[1].rstrip('.')}; type KEY=VALUE to change one"
     return _one_line(f"{text} {cause}") + "; type --help all for every option"

@@ -158,7 +158,6 @@ class Sweep(Callback):
         name: identifier of this sweep's lines in the record.
         pid: number of the process that the user started.
         launcher: `basic`, `joblib` or another launcher's class.
-        cells: cells of the sweep.
         number: number of the cell that runs in this process.
     """
 
@@ -328,7 +327,6 @@ def run_cell(overrides: list[str], run: Callable[[dict[str, Any]], float], tell:
     """Run one cell and record its result. Output lines have a prefix if other cells print at the same time.
 
     Args:
-        overrides: overrides of the cell.
         run: trains the cell and returns the metric; receives a dict with its `title` and adds `folder` and `status`.
         tell: reports an error to the user and returns the exit status.
 
@@ -421,11 +419,8 @@ def _raise(signum: int, frame: FrameType | None) -> None:
 
 
 def limit_threads(launcher: Mapping[str, Any]) -> None:
-    """Set OMP_NUM_THREADS to the cores requested from the launcher, unless it is set; before torch is imported.
-
-    joblib limits threads itself.
-    """
-    if launcher.get("cpus_per_task"):
+    """Set OMP_NUM_THREADS to the cores that the launcher was asked for, unless it is set; before torch is imported."""
+    if launcher.get("cpus_per_task"):  # joblib limits threads itself
         os.environ.setdefault("OMP_NUM_THREADS", str(launcher["cpus_per_task"]))
 
 
@@ -451,6 +446,5 @@ def close() -> int:
 
 
 def _differing_overrides(line: dict[str, Any], lines: list[dict[str, Any]]) -> str:
-    """Return the overrides in which a cell differs from others; all of them for a single cell."""
     shared = set.intersection(*(set(other["overrides"]) for other in lines)) if len(lines) > 1 else set()
     return " ".join(item for item in line["overrides"] if item not in shared) or " ".join(line["overrides"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from accordion_bench import output
-from accordion_bench.netlab import job, options
+from accordion_bench.netlab import options
 from accordion_bench.netlab.hosts import Hosts, burst_bytes, refuse
 from accordion_bench.netlab.job import REFUSED, acting, caller
 from accordion_bench.network import fit, links
@@ -49,7 +49,7 @@ def probe(hosts: Hosts, out: Path) -> int:
     with temporary as folder:
         file = Path(folder) / "rows.json"
         words = [str(file), str(max([0.03, *pauses])), str(SECONDS)]
-        outcome = job.run(hosts, [sys.executable, "-m", "accordion_bench.netlab.probe", *words])
+        outcome = hosts.run([sys.executable, "-m", "accordion_bench.netlab.probe", *words])
         if outcome.status:
             return outcome.status
         rows = json.loads(file.read_text(encoding="utf-8"))
@@ -180,7 +180,7 @@ def main(argv: list[str] | None = None) -> int:
         with Hosts(number, rate, slow, delay) as hosts:
             if args.probe:
                 return probe(hosts, Path(args.out))
-            outcome = job.run(hosts, command, cuts=cuts)
+            outcome = hosts.run(command, cuts=cuts)
     except ConfigError as refused:
         print(refused, file=sys.stderr)
         return 2

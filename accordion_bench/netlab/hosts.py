@@ -14,13 +14,15 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
 from accordion_bench.comm.sealed_store import SECRET
-from accordion_bench.netlab import janitor, options
+from accordion_bench.netlab import janitor, job, options
+from accordion_bench.netlab.options import Cut
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import package_dir
 from accordion_bench.runs.environment import NETLAB
@@ -172,6 +174,26 @@ class Hosts:
     def join(self, host: int) -> None:
         """Bring a host's link up again."""
         _checked("ip", "-n", self._switch, "link", "set", f"host{host}", "up")
+
+    def run(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        cuts: Sequence[Cut] = (),
+        logs: Path | None = None,
+    ) -> "job.JobOutcome":
+        """Run a command in all hosts at the same time, and wait for its end. See `job.run`.
+
+        Args:
+            argv: the command.
+            env: variables in addition to this process's and `environment`.
+            cuts: temporary link failures.
+            logs: folder for host-0.log, host-1.log, ...; None = a temporary one, which is kept if a host fails.
+        """
+        if cuts:
+            told = {**self.described(), "cuts": [[cut.host, cut.seconds] for cut in cuts]}
+            env = {**(env or {}), NETLAB: json.dumps(told)}
+        return job.run(self, argv, env, cuts, logs)
 
     def _build(self) -> None:
         hosts = range(self.number)

@@ -1,7 +1,6 @@
 """Job: run one command in all hosts, collect their output, find the host that failed first and end the others."""
 
 import contextlib
-import json
 import os
 import pwd
 import re
@@ -16,13 +15,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, Protocol, TextIO
 
-from accordion_bench.netlab.hosts import Hosts
 from accordion_bench.netlab.options import Cut
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.processes.interrupt import handling
-from accordion_bench.runs.environment import NETLAB
 
 LAUNCHER = Path(__file__).with_name("become.py")
 LATE = 1.0  # delay of host 0's output in seconds, so that the host that fails first is reported first
@@ -130,6 +127,27 @@ def _number(key: str) -> int:
     return int(text)
 
 
+class Lab(Protocol):
+    """Interface of the hosts of a job, numbered from 0; implemented by `hosts.Hosts`."""
+
+    number: int
+
+    @property
+    def interface(self) -> str: ...
+
+    def namespace(self, host: int) -> str: ...
+
+    def address(self, host: int) -> str: ...
+
+    def environment(self, host: int) -> dict[str, str]: ...
+
+    def counters(self) -> list[tuple[int, int]]: ...
+
+    def cut(self, host: int) -> None: ...
+
+    def join(self, host: int) -> None: ...
+
+
 @dataclass(frozen=True)
 class JobOutcome:
     """Result of a job.
@@ -151,7 +169,7 @@ class JobOutcome:
 
 
 def run(
-    hosts: Hosts,
+    hosts: Lab,
     argv: Sequence[str],
     env: Mapping[str, str] | None = None,
     cuts: Sequence[Cut] = (),
@@ -163,17 +181,9 @@ def run(
     host that failed first is printed before host 0's later output. Ctrl-C and SIGTERM are forwarded; a second signal
     ends the job immediately. Under sudo the command runs as the user who called sudo, who also owns the logs.
 
-    Args:
-        env: variables in addition to this process's and those of the hosts.
-        cuts: temporary link failures.
-        logs: folder for host-0.log, host-1.log, ...; None = a temporary one, which is kept if a host fails.
-
     Raises:
         ConfigError: that user cannot run this Python.
     """
-    if cuts:
-        told = {**hosts.described(), "cuts": [[cut.host, cut.seconds] for cut in cuts]}
-        env = {**(env or {}), NETLAB: json.dumps(told)}
     user = caller()
     if user and argv[0] == sys.executable:
         user.refuse_unreadable()
@@ -203,7 +213,7 @@ def _folder(logs: Path | None, user: User | None) -> Path:
 class _Job:
     def __init__(
         self,
-        hosts: Hosts,
+        hosts: Lab,
         argv: Sequence[str],
         env: Mapping[str, str],
         cuts: Sequence[Cut],

@@ -59,13 +59,12 @@ def launched(
     Raises:
         RuntimeError: a host failed.
     """
-    from accordion_bench.netlab import job
     from accordion_bench.netlab.hosts import Hosts
 
     with tempfile.TemporaryDirectory() as folder, Hosts(hosts, rate, dict(slow or {})) as started:
         out = Path(folder, "told.json")
         command = [sys.executable, *(str(out) if word == FILE else word for word in words)]
-        outcome = job.run(started, command, env={"OMP_NUM_THREADS": "1"})
+        outcome = started.run(command, env={"OMP_NUM_THREADS": "1"})
         if outcome.status or not out.exists():
             raise RuntimeError(f"{hosts} hosts at {rate} bit/s: host {outcome.failed} failed")
         return json.loads(out.read_text(encoding="utf-8"))

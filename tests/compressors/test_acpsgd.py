@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from accordion_bench.advising.arms import arm_of, measured_method
-from accordion_bench.advising.codec_times import measured_method
 from accordion_bench.models.transformer import GPT
 from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError

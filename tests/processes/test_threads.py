@@ -11,9 +11,9 @@ from accordion_bench import train
 from accordion_bench.config import continuation
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import threads
-from accordion_bench.report.compare import provenance
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.read.load import Run
+from accordion_bench.report.render.captions import unequal
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, tiny
 
@@ -105,18 +105,18 @@ def arm(label: str, **environment) -> Arm:
 
 def test_the_report_warns_of_unequal_circumstances():
     alike = arm("dense", threads=2, load=0.5), arm("topk", threads=2, load=2.4)
-    assert provenance.unequal(alike) == []
-    assert provenance.unequal([alike[0], arm("topk", threads=1, load=0.5)]) == [
+    assert unequal(alike) == []
+    assert unequal([alike[0], arm("topk", threads=1, load=0.5)]) == [
         "The arms differ in threads per process (dense 2 and topk 1): so do their times."
     ]
-    assert provenance.unequal([alike[0], replace(alike[1], runs=arm("topk", threads=2, load=4.5).runs)]) == [
+    assert unequal([alike[0], replace(alike[1], runs=arm("topk", threads=2, load=4.5).runs)]) == [
         "Other work ran beside some arms (mean load at the start from 0.5, dense, to 4.5, topk, on 4 cores): "
         "their times are too long."
     ]
-    assert provenance.unequal([arm("an old one"), arm("another")]) == []
-    assert provenance.unequal([arm("an old one"), arm("topk", threads=2)]) == [
+    assert unequal([arm("an old one"), arm("another")]) == []
+    assert unequal([arm("an old one"), arm("topk", threads=2)]) == [
         "With how many threads per process an old one computed is not known: the times may differ by that."
     ]
-    assert provenance.unequal([arm("an old one"), arm("topk", threads=2), arm("dense", threads=1)]) == [
+    assert unequal([arm("an old one"), arm("topk", threads=2), arm("dense", threads=1)]) == [
         "The arms differ in threads per process (an old one unknown, topk 2 and dense 1): so do their times."
     ]

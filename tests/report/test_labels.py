@@ -4,7 +4,7 @@ import pytest
 
 from accordion_bench.report import BANDWIDTHS, load_runs
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import provenance
+from accordion_bench.report.compare.arms import dense_command
 from accordion_bench.report.compare.verdicts import known_accuracies
 from accordion_bench.report.read import load
 from accordion_bench.report.render import captions, figures, write
@@ -96,7 +96,7 @@ def test_the_newest_run_of_a_seed_names_it(tmp_path):
 def test_the_command_that_adds_dense_does_not_call_it_ours(tmp_path):
     typed = "python -m accordion_bench compressor=topk \"label='ours (10 %)'\" epochs=4 seed=0"
     run_folder(tmp_path, "topk", label="ours (10 %)", command=typed)
-    told = provenance.dense_command(grouped(tmp_path)[0])
+    told = dense_command(grouped(tmp_path)[0])
     assert told == "python -m accordion_bench compressor=none adaptive=none epochs=4 seed=0"
 
 

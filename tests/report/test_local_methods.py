@@ -11,7 +11,8 @@ import pytest
 from accordion_bench import __main__ as command
 from accordion_bench.methods import labels
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.report.compare import columns, grouping, provenance, show, verdicts
+from accordion_bench.report.compare import columns, grouping, show, verdicts
+from accordion_bench.report.compare.arms import dense_command
 from accordion_bench.report.read import load
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import captions, tables
@@ -112,7 +113,7 @@ def test_the_dense_command_is_synchronous(tmp_path):
         [Run(tmp_path, {"seed": 0, "batch_size": 32, "choices": {}}, {"command": typed}, {"workers": 4})]
     )[0]
     expected = "python -m accordion_bench compressor=none adaptive=none epochs=4 seed=0"
-    assert provenance.dense_command(arm) == expected
+    assert dense_command(arm) == expected
 
 
 # ---- modelled time

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import grouping, provenance, show
+from accordion_bench.report.compare import grouping, show
+from accordion_bench.report.compare.arms import own_commands
 from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.show import listed, show_seeds
 from accordion_bench.report.read import load
@@ -42,15 +43,13 @@ def test_thousands_of_seeds_of_one_arm_are_a_page(tmp_path):
 
 def test_the_command_of_seeds_says_each(tmp_path):
     (run,) = load.read_runs([run_folder(tmp_path, "powersgd")])
-    assert provenance.own_commands(copies(run, 3)) == [
-        "python -m accordion_bench -m compressor=powersgd epochs=4 seed=0,1,2"
-    ]
-    assert provenance.own_commands(copies(run, 1)) == ["python -m accordion_bench compressor=powersgd seed=0 epochs=4"]
+    assert own_commands(copies(run, 3)) == ["python -m accordion_bench -m compressor=powersgd epochs=4 seed=0,1,2"]
+    assert own_commands(copies(run, 1)) == ["python -m accordion_bench compressor=powersgd seed=0 epochs=4"]
     without = replace(run, environment={**run.environment, "command": "python -m accordion_bench compressor=powersgd"})
-    assert len(provenance.own_commands([without, *copies(run, 2)])) == 2
+    assert len(own_commands([without, *copies(run, 2)])) == 2
     sweep = "python -m accordion_bench -m compressor=powersgd epochs=4 seed=0,1"
     swept = replace(run, environment={**run.environment, "command": sweep})
-    assert provenance.own_commands([swept, swept]) == [sweep]
+    assert own_commands([swept, swept]) == [sweep]
 
 
 def test_thousands_that_are_in_no_mean_are_twenty_lines(tmp_path):

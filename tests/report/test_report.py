@@ -11,7 +11,8 @@ from accordion_bench.methods import labels
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import arms, columns, grouping, intervals, provenance, verdicts
+from accordion_bench.report.compare import arms, columns, grouping, intervals, verdicts
+from accordion_bench.report.compare.arms import own_commands
 from accordion_bench.report.read import load
 from accordion_bench.report.render import captions, figures, rebuilt, tables, write
 from accordion_bench.report.render.figures import layers
@@ -449,7 +450,7 @@ def test_a_dense_run_with_another_optimizer_is_named(tmp_path):
 def test_commands_are_shown_without_folders(tmp_path):
     run_folder(tmp_path, command="/some/where/accordion-bench seed=3 paths.runs=/some/where")
     (run,) = load.read_runs([tmp_path])
-    assert provenance.command(run) == "python -m accordion_bench seed=3"
+    assert own_commands([run]) == ["python -m accordion_bench seed=3"]
 
 
 # ---- figures and the command line

@@ -11,7 +11,8 @@ import pytest
 from accordion_bench.options import instantiate
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import arms, columns, grouping, provenance, times, verdicts
+from accordion_bench.report.compare import arms, columns, grouping, times, verdicts
+from accordion_bench.report.compare.arms import own_commands
 from accordion_bench.report.read import load
 from accordion_bench.report.render import captions, figures, write
 from accordion_bench.report.render.write import sound
@@ -338,7 +339,7 @@ def test_loops_of_ones_own_share_no_speed(tmp_path):
 def test_provenance_says_what_was_typed_and_what_was_not(tmp_path):
     rows_file(tmp_path / "mine.jsonl", about(device="cuda:0", host="h"))
     runs = load.read_runs([tmp_path, run_folder(tmp_path / "bench", command="python -m accordion_bench epochs=2")])
-    assert provenance.own_commands(runs) == [
+    assert own_commands(runs) == [
         "# mine.jsonl: a training loop of its own",
         "python -m accordion_bench epochs=2",
     ]

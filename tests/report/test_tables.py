@@ -14,7 +14,8 @@ import yaml
 
 from accordion_bench.report import Print
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import arms, columns, grouping, intervals, provenance, show, verdicts
+from accordion_bench.report.compare import arms, columns, grouping, intervals, show, verdicts
+from accordion_bench.report.compare.arms import dense_command
 from accordion_bench.report.read import load
 from accordion_bench.report.render import captions, figures, tables, write
 from accordion_bench.report.render.figures import DrawnFigures
@@ -302,7 +303,7 @@ def test_the_dense_command_of_a_preset(tmp_path):
     preset(tmp_path, "powersgd", arm="powersgd_rank2", command=typed)
     (arm,) = grouped(tmp_path)
     expected = "python -m accordion_bench -m +experiment=accordion/table1_resnet18 scale=tiny +arm=dense seed=0"
-    assert provenance.dense_command(arm) == expected
+    assert dense_command(arm) == expected
 
 
 # ---- the paper's count

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from accordion_bench.network.link_model import Network
-from accordion_bench.report.compare import provenance
 from accordion_bench.report.compare.beside import against_model, reached
 from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.grouping import group
@@ -15,6 +14,7 @@ from accordion_bench.report.compare.times import modelled_seconds
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.schema import problem
 from accordion_bench.report.render import captions
+from accordion_bench.report.render.captions import unequal
 from accordion_bench.report.render.figures.sheet import column
 from tests.kit.timed import Told
 
@@ -98,11 +98,11 @@ def test_steps_that_no_quiet_run_has_are_those_of_busy_ones():
 
 def test_a_busy_machine_is_told():
     busy = arms(with_waiting(0.0), with_waiting(0.41, "fp16"))
-    assert provenance.unequal(busy) == [
+    assert unequal(busy) == [
         "The machine was busy: processes waited for a core for part of their time (fp16 rank 2 41%), so times are too "
         "long."
     ]
-    assert provenance.unequal(arms(with_waiting(0.0), with_waiting(0.04, "fp16"))) == []
+    assert unequal(arms(with_waiting(0.0), with_waiting(0.04, "fp16"))) == []
 
 
 def test_an_arms_own_codec_stays_its_own():

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from accordion_bench.methods.labels import is_dense, label
-from accordion_bench.report.compare.arms import Arm, baseline
+from accordion_bench.report.compare.arms import Arm, baseline, dense_command
 from accordion_bench.report.compare.beside import on_the_link, to_target
 from accordion_bench.report.compare.columns import tidy
-from accordion_bench.report.compare.provenance import dense_command
 from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.schema import problem

@@ -1,6 +1,7 @@
-"""Arms (runs that differ only in their seed), and the dense baseline that each arm is compared with."""
+"""Arms (runs that differ only in their seed), the dense baseline of each arm, and the commands of their runs."""
 
 import math
+import shlex
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,6 +9,7 @@ from typing import Any
 
 from accordion_bench.methods.labels import drives, is_dense, policies_of
 from accordion_bench.network.links import link_name
+from accordion_bench.options import checks
 from accordion_bench.options.presets import named
 from accordion_bench.report.read.load import Run, flat
 from accordion_bench.run_config import completed
@@ -224,3 +226,69 @@ def in_order(sizes: Iterable[int | str]) -> list[int | str]:
 
 def _of_method(key: str) -> bool:
     return key.split(".")[0] in METHOD or key.startswith(HOOK)
+
+
+PROGRAM = ("python", "-m", "accordion_bench")
+
+
+def own_commands(runs: Sequence[Run]) -> list[str]:
+    """Return the commands of some runs, without paths, which do not change the result.
+
+    Commands that differ only in the seed are merged. A user's own loop is named in a comment.
+    """
+    own = list(dict.fromkeys(f"# {run.name}: a training loop of its own" for run in runs if run.attached))
+    alike: dict[tuple[Any, ...], list[list[str]]] = {}
+    for words in [_typed(run) for run in runs if not run.attached]:
+        others = [word for word in words if _key(word) != "seed"]
+        alike.setdefault((len(words) > len(others), *others), []).append(words)
+    return own + [_merged(others, commands) for (_, *others), commands in alike.items()]
+
+
+def _merged(others: Sequence[str], commands: Sequence[list[str]]) -> str:
+    """Merge commands that have `others` in common and differ only in their seed."""
+    if all(words == commands[0] for words in commands):
+        return shlex.join([*PROGRAM, *commands[0]])
+    seeds = [word.partition("=")[2] for words in commands for word in words if _key(word) == "seed"]
+    return shlex.join([*PROGRAM, *_sweep(others), *others, f"seed={','.join(dict.fromkeys(seeds))}"])
+
+
+def _sweep(words: Sequence[str]) -> list[str]:
+    return [] if {"-m", "--multirun"} & set(words) else ["-m"]
+
+
+def dense_command(arm: Arm) -> str:
+    """Return the command of an arm's runs, made dense; for an arm of an experiment, that of its dense arm.
+
+    For a user's own loop a description is returned.
+    """
+    if arm.attached:
+        return 'the same loop with attach(..., compressor="none"), its rows in a file of their own'
+    replaced = ("compressor", "adaptive", "sync", "seed", "resume", "arm", "label", "-m", "--multirun")
+    typed = _typed(arm.runs[0])
+    kept = [word for word in typed if _key(word).split(".")[0] not in replaced and not _key(word).startswith(HOOK)]
+    sweep = ["-m"] if arm.n > 1 or not _sweep(typed) else []
+    seeds = f"seed={','.join(map(str, arm.seeds))}"
+    dense = ["compressor=none", "adaptive=none", *kept]
+    if any(_key(word) == "experiment" for word in typed):
+        dense = [*kept, "+arm=dense"]  # after the experiment, which would override it
+        config, own = arm.config, {_key(word) for word in kept}
+        if arm.workers == 1:  # a control, for which the experiment's dense arm has other sizes
+            sizes = {"workers": 1, "batch_size": checks.show(config["batch_size"]), "epochs": config["epochs"]}
+            dense += [f"{key}={value}" for key, value in sizes.items() if key not in own]
+    return shlex.join([*PROGRAM, *sweep, *dense, seeds])
+
+
+def _typed(run: Run) -> list[str]:
+    """Return the arguments after the program's name, without paths."""
+    typed = run.environment.get("command", "")
+    try:
+        words = shlex.split(typed)
+    except ValueError:  # an unclosed quotation mark
+        words = typed.split()
+    names = ("accordion_bench", "accordion-bench", "__main__.py")
+    start = next((i + 1 for i, word in enumerate(words) if word.endswith(names)), len(words))
+    return [word for word in words[start:] if not _key(word).startswith("paths.")]
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").split("=")[0] if "=" in word else word

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from accordion_bench.network.links import show_link
 from accordion_bench.options.units import counted, digits, human_bytes
-from accordion_bench.report.compare.arms import Arm, baseline, differences
+from accordion_bench.report.compare.arms import Arm, baseline, dense_command, differences
 from accordion_bench.report.compare.columns import over, tidy, within_noise
 from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.compare.intervals import (
@@ -23,7 +23,6 @@ from accordion_bench.report.compare.intervals import (
     standing,
     within_margin,
 )
-from accordion_bench.report.compare.provenance import dense_attached, dense_command
 from accordion_bench.report.compare.show import (
     NO_DIFFERENCE,
     NOT_COUNTED,
@@ -231,7 +230,7 @@ def no_dense(arms: Sequence[Arm]) -> str:
     """Return the sentence for a setting without a dense run, with the command that adds one."""
     return (
         f"No dense run of this setting is among those given: nothing is said about {metric(arms[0].metric).words}, "
-        f"bytes or time against dense. Add one: {dense_attached() if arms[0].attached else dense_command(arms[0])}"
+        f"bytes or time against dense. Add one: {dense_command(arms[0])}"
     )
 
 

@@ -1,17 +1,21 @@
-"""Captions of tables and figures: headings, explanations of the numbers, and remarks on special arms."""
+"""Captions of tables and figures: headings, explanations of the numbers, remarks on special arms, and provenance."""
 
+import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from accordion_bench.comm.stages import MATTERS
 from accordion_bench.methods.labels import hook_of
 from accordion_bench.network.links import show_link
 from accordion_bench.options.units import counted, digits, human_bytes
+from accordion_bench.processes.waiting import BUSY
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.columns import best_column, paper_reference, tidy
-from accordion_bench.report.compare.provenance import machine, unequal
-from accordion_bench.report.compare.show import listed
-from accordion_bench.report.compare.times import shares_process
+from accordion_bench.report.compare.show import listed, show_seeds
+from accordion_bench.report.compare.times import machine, shares_process, waited
+from accordion_bench.report.read.load import Run
 from accordion_bench.runs.metrics import LOSSES, METRICS, metric, split_of
 
 
@@ -216,6 +220,51 @@ def time(arms: Sequence[Arm], paper: bool = False) -> str:
     return " ".join([text, *unequal(arms)])
 
 
+def unequal(arms: Sequence[Arm]) -> list[str]:
+    """Return sentences about unequal conditions of the arms' time measurements: threads, and other load."""
+    return [*_unequal_threads(arms), *(_waited(arms) or _unequal_load(arms))]
+
+
+def _waited(arms: Sequence[Arm]) -> list[str]:
+    """Report processes that waited for cores, on a busy machine or because they were too many for it."""
+    shares = {arm.label: max((waited(run) or 0.0 for run in arm.runs), default=0.0) for arm in arms}
+    busy = [f"{label} {share:.0%}" for label, share in shares.items() if share >= BUSY]
+    if not busy:
+        return []
+    return [
+        f"The machine was busy: processes waited for a core for part of their time ({listed(busy)}), so times are too "
+        "long."
+    ]
+
+
+def _unequal_threads(arms: Sequence[Arm]) -> list[str]:
+    said = {
+        arm.label: sorted({str(seen.get("threads") or "unknown") for run in arm.runs for seen in run.environments})
+        for arm in arms
+    }
+    if len(set(map(tuple, said.values()))) == 1:
+        return []
+    if len({count for counts in said.values() for count in counts} - {"unknown"}) == 1:
+        unknown = listed([label for label, counts in said.items() if "unknown" in counts])
+        return [f"With how many threads per process {unknown} computed is not known: the times may differ by that."]
+    each = listed([f"{label} {' and '.join(counts)}" for label, counts in said.items()])
+    return [f"The arms differ in threads per process ({each}): so do their times."]
+
+
+def _unequal_load(arms: Sequence[Arm]) -> list[str]:
+    """Report mean loads at the start of the runs that differ by at least half a process per core between arms."""
+    known = {arm.label: [run.environment.get("load", math.nan) for run in arm.runs] for arm in arms}
+    means = {label: mean for label, loads in known.items() if not math.isnan(mean := statistics.fmean(loads))}
+    cores = min((run.environment.get("cpu_cores") or 1 for arm in arms for run in arm.runs), default=1)
+    if len(means) < 2 or max(means.values()) - min(means.values()) < cores / 2:
+        return []
+    least, most = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    return [
+        f"Other work ran beside some arms (mean load at the start from {means[least]:.1f}, {least}, to "
+        f"{means[most]:.1f}, {most}, on {cores} cores): their times are too long."
+    ]
+
+
 def modelled(arms: Sequence[Arm]) -> list[str]:
     """Explain the modelled columns, if there are any."""
     with_model = [arm for arm in arms if arm.values("modelled_seconds")]
@@ -276,3 +325,26 @@ def scaled_down(arms: Sequence[Arm]) -> list[str]:
     if scale == "full":
         return []
     return [f"Scale {scale}: fewer epochs and less data than the experiment's; no number here compares with a paper's."]
+
+
+def facts(runs: Sequence[Run]) -> dict[str, str]:
+    """Return the number of runs, their seeds, commit, hardware and versions, by name."""
+
+    def said(key: str) -> str:
+        return ", ".join(dict.fromkeys(str(environment.get(key) or "unknown") for environment in environments))
+
+    environments = [environment for run in runs for environment in run.environments]
+    versions: dict[str, Any] = {}
+    for environment in environments:
+        versions |= {f"{name} {version}": None for name, version in (environment.get("versions") or {}).items()}
+    said_by_users = {
+        "tags": ", ".join(dict.fromkeys(tag for run in runs for tag in run.config.get("tags") or [])),
+        "notes": "; ".join(f"{run.name}: {note}" for run in runs if (note := run.config.get("note"))),
+    }
+    return {
+        "runs": f"{len(runs)}; seeds: {show_seeds([run.seed for run in runs])}",
+        **{key: text for key, text in said_by_users.items() if text},
+        "commit": said("commit"),
+        "hardware": "; ".join(dict.fromkeys(machine(run) for run in runs)),
+        "versions": ", ".join([f"Python {said('python')}", *versions]),
+    }

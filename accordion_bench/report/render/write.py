@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from accordion_bench.report import AS_PNG, BANDWIDTHS, FORMATS, Print
-from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.arms import Arm, own_commands
 from accordion_bench.report.compare.beside import beside_tables
 from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.grouping import group, settings
-from accordion_bench.report.compare.provenance import facts, own_commands
 from accordion_bench.report.compare.show import first
 from accordion_bench.report.compare.verdicts import answers, verdicts
 from accordion_bench.report.read.load import Run
@@ -279,7 +278,7 @@ def provenance(runs: Sequence[Run], commands: Sequence[str] = ()) -> str:
     """Return `commands`, or by default the runs' own, and commit, hardware and versions of runs, as Markdown."""
     lines = [
         "## Where this comes from\n",
-        *(f"- {key}: {inline(value)}" for key, value in facts(runs).items()),
+        *(f"- {key}: {inline(value)}" for key, value in captions.facts(runs).items()),
         f"- reported on {time.strftime('%Y-%m-%d', time.gmtime())}\n",
         "```",
         *(commands or own_commands(runs)),

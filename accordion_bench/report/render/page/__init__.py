@@ -18,11 +18,10 @@ from matplotlib.markers import MarkerStyle
 from numpy.typing import ArrayLike
 
 from accordion_bench.options.units import counted, digits, human_rate
-from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.compare.arms import Arm, own_commands
 from accordion_bench.report.compare.beside import Reached, beside_tables, first_look, mean, race
 from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.intervals import half_width
-from accordion_bench.report.compare.provenance import facts, own_commands
 from accordion_bench.report.compare.times import communicates, modelled_seconds
 from accordion_bench.report.compare.verdicts import answers, verdicts
 from accordion_bench.report.read.schema import network_of
@@ -334,7 +333,7 @@ def page(
         data=data,
         across=[_picture(png) for png in across],
         absent=absent,
-        facts=facts(runs) if runs else {},
+        facts=captions.facts(runs) if runs else {},
         commands=own_commands(runs),
     )
 

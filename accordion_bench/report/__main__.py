@@ -53,7 +53,7 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     drawn += ["pdf"] if args.pdf else []
     printed = Print(checks.choice("--paper", args.paper, tuple(PAPERS)), tuple(drawn), bandwidths)
     print(f"reading the runs in {printable(' '.join(args.runs))}", file=sys.stderr, flush=True)
-    from accordion_bench.report.compare import show  # these take seconds to import
+    from accordion_bench.report.compare.intervals import first  # these take seconds to import
     from accordion_bench.report.read import load
     from accordion_bench.report.render import tables, write
 
@@ -66,7 +66,7 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
         return serve(args.runs, args.port)
     folders = load.no_runs(args.runs)
-    for said in show.first(write.skipped(folders)):
+    for said in first(write.skipped(folders)):
         print(f"warning: {said}", file=sys.stderr)
     runs = load.read_runs(args.runs)
     if not runs:

@@ -29,7 +29,7 @@ from accordion_bench.processes.placement import place
 from accordion_bench.report.compare.arms import Arm, fingerprint
 from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.grouping import group
-from accordion_bench.report.compare.show import show_ratio, show_times
+from accordion_bench.report.compare.intervals import show_ratio, show_times
 from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import Run, read_runs
 from accordion_bench.report.render import captions, write

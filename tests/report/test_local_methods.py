@@ -11,7 +11,7 @@ import pytest
 from accordion_bench import __main__ as command
 from accordion_bench.methods import labels
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.report.compare import columns, grouping, show, verdicts
+from accordion_bench.report.compare import columns, grouping, intervals, verdicts
 from accordion_bench.report.compare.arms import dense_command
 from accordion_bench.report.read import load
 from accordion_bench.report.read.load import Run
@@ -142,7 +142,7 @@ def test_older_runs_without_it_are_read(tmp_path):
     assert len(tradeoff(found).axes) == 1
     with_model(run_folder(tmp_path, "powersgd"), 2.0)
     *_, old, new = tables.markdown(columns.tidy(grouped(tmp_path))).splitlines()
-    assert old.count(show.NONE) > new.count(show.NONE)
+    assert old.count(intervals.NONE) > new.count(intervals.NONE)
 
 
 # ---- the script

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.compare import grouping, show
+from accordion_bench.report.compare import grouping, intervals
 from accordion_bench.report.compare.arms import own_commands
 from accordion_bench.report.compare.columns import tidy
-from accordion_bench.report.compare.show import listed, show_seeds
+from accordion_bench.report.compare.intervals import listed, show_seeds
 from accordion_bench.report.read import load
 from accordion_bench.report.render import captions, write
 from accordion_bench.runs.folder import RunFolder
@@ -56,7 +56,7 @@ def test_thousands_that_are_in_no_mean_are_twenty_lines(tmp_path):
     (run,) = load.read_runs([run_folder(tmp_path)])
     left = write.left_out([replace(run, problem="killed")] * SEEDS, [run] * 22, [("a", "empty")] * 21)
     many, repeated, skipped = write.notes(left)
-    assert len(many.splitlines()) == 2 + show.LINES + 1 and many.endswith("- ... and 980 more")
+    assert len(many.splitlines()) == 2 + intervals.LINES + 1 and many.endswith("- ... and 980 more")
     assert repeated.endswith("- ... and 2 more") and "more" not in skipped.splitlines()[-1]
     assert [len(lines) for lines in left.values()] == [SEEDS, 22, 21]
 
@@ -67,7 +67,7 @@ def test_thousands_of_empty_folders_are_twenty_warnings(tmp_path, capsys, no_fig
         (tmp_path / "runs" / f"empty{number:02}").mkdir()
     assert report_main([str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--formats", "md"]) == 0
     out, err = capsys.readouterr()
-    assert err.count("warning: ") == show.LINES + 1 and "warning: ... and 40 more" in err
+    assert err.count("warning: ") == intervals.LINES + 1 and "warning: ... and 40 more" in err
     assert "- ... and 40 more" in out
 
 

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from accordion_bench.network.links import link_name, show_link
 from accordion_bench.options.units import digits
 from accordion_bench.report.compare.arms import Arm, baseline
-from accordion_bench.report.compare.intervals import difference, half_width
-from accordion_bench.report.compare.show import NO_DIFFERENCE, NONE, listed, show_bytes
+from accordion_bench.report.compare.intervals import NONE, NOT_SHOWN, difference, half_width, listed, show_bytes
 from accordion_bench.report.compare.times import communicates, comparable
 from accordion_bench.report.read.load import Run
 from accordion_bench.runs.metrics import Metric, metric, split_of
@@ -193,7 +192,7 @@ def _of_dense(arm: Arm, dense: Arm | None, found: Mapping[str, Reached], column:
         return NONE
     own, theirs = found[arm.label].timed, found[dense.label].timed
     if arm is not dense and difference(own, theirs).shown is False:
-        return NO_DIFFERENCE
+        return NOT_SHOWN
     return f"{mean(own) / mean(theirs):.2f}" if mean(theirs) else NONE
 
 

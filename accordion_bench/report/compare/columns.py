@@ -13,12 +13,14 @@ from typing import Any
 import pandas as pd
 
 from accordion_bench.report.compare.arms import Arm, baseline
-from accordion_bench.report.compare.intervals import against, difference, half_width, standard_error
-from accordion_bench.report.compare.show import (
-    NO_DIFFERENCE,
+from accordion_bench.report.compare.intervals import (
     NONE,
     NOT_COUNTED,
+    NOT_SHOWN,
     Row,
+    against,
+    difference,
+    half_width,
     if_known,
     show_bytes,
     show_difference,
@@ -29,6 +31,7 @@ from accordion_bench.report.compare.show import (
     show_value,
     signed,
     size,
+    standard_error,
     three_digits,
 )
 from accordion_bench.report.compare.times import comparable
@@ -257,7 +260,7 @@ def _gap_note(judged: Metric, row: Row) -> str:
     half = row[f"{judged.name}_minus_dense_ci95"]
     if math.isnan(half):
         return "one seed" if row["n"] == 1 and row["arm"] != row["baseline"] else ""
-    within = f"; {NO_DIFFERENCE}" if row["difference_shown"] == "no" else ""
+    within = f"; {NOT_SHOWN}" if row["difference_shown"] == "no" else ""
     return f"± {size(judged, half)}{within}"
 
 

@@ -16,25 +16,23 @@ from accordion_bench.report.compare.columns import over, tidy, within_noise
 from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.compare.intervals import (
     MARGIN,
+    NOT_COUNTED,
+    NOT_SHOWN,
+    ONE,
+    SAME,
     ComparisonOutcome,
     Difference,
     against,
-    shown_better,
-    standing,
-    within_margin,
-)
-from accordion_bench.report.compare.show import (
-    NO_DIFFERENCE,
-    NOT_COUNTED,
-    ONE,
-    SAME,
     in_points,
     listed,
     show_bytes,
     show_gap,
     show_times,
+    shown_better,
     signed,
     size,
+    standing,
+    within_margin,
 )
 from accordion_bench.report.compare.times import shares_process, unlike
 from accordion_bench.report.read.load import read_runs
@@ -193,11 +191,11 @@ def _noise(one: ComparedArm) -> str:
     """Return whether the seeds show a difference, and by which interval."""
     found = one.found
     if found.constant:
-        return f"{NO_DIFFERENCE}, the same at every seed" if not found.gap else "the same at every seed: no interval"
+        return f"{NOT_SHOWN}, the same at every seed" if not found.gap else "the same at every seed: no interval"
     if found.shown is None:
         return f"{'one' if one.arm.n == 1 else f'{one.dense_name} has one'} seed: no statement about noise"
     better = "better" if one.judged.better(found.gap, 0) else "worse"
-    told = f"{better} by more than noise" if found.shown else NO_DIFFERENCE
+    told = f"{better} by more than noise" if found.shown else NOT_SHOWN
     return f"{told}, the 95 % interval of the difference is {one.reach()} ({found.how}, {one.seeds})"
 
 
@@ -353,7 +351,7 @@ def known_accuracies(paths: Sequence[Path], model: str, workers: int) -> dict[st
 def told(arm: Arm, dense: Arm, begin: str = "") -> str:
     """Format a difference: `-0.28 ± 1.31 points, n = 3 (resnet20 on digits, 4 workers)`; distinguishing parts last."""
     judged, found = metric(arm.metric), against(arm, dense)
-    same = f"{NO_DIFFERENCE}: " if found.shown is False else ""
+    same = f"{NOT_SHOWN}: " if found.shown is False else ""
     where = f"{arm.named('model')} on {arm.named('dataset')}, {counted(arm.workers, 'worker')}"
     apart = f", {arm.label}" if arm.called else arm.label.removeprefix(arm.method)
     return f"{begin}{same}{show_gap(judged, found)}, n = {arm.n} ({where}{apart})"

@@ -13,7 +13,7 @@ from accordion_bench.options.units import counted, digits, human_bytes
 from accordion_bench.processes.waiting import BUSY
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.columns import best_column, paper_reference, tidy
-from accordion_bench.report.compare.show import listed, show_seeds
+from accordion_bench.report.compare.intervals import listed, show_seeds
 from accordion_bench.report.compare.times import machine, shares_process, waited
 from accordion_bench.report.read.load import Run
 from accordion_bench.runs.metrics import LOSSES, METRICS, metric, split_of

@@ -13,7 +13,7 @@ import pandas as pd
 
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.columns import GAP, OFTEN, Column, paper_reference, shown, tidy
-from accordion_bench.report.compare.show import Row, first
+from accordion_bench.report.compare.intervals import Row, first
 from accordion_bench.report.compare.verdicts import answers
 from accordion_bench.report.render import captions
 

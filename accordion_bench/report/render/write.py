@@ -19,7 +19,7 @@ from accordion_bench.report.compare.arms import Arm, own_commands
 from accordion_bench.report.compare.beside import beside_tables
 from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.grouping import group, settings
-from accordion_bench.report.compare.show import first
+from accordion_bench.report.compare.intervals import first
 from accordion_bench.report.compare.verdicts import answers, verdicts
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render import captions, figures

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from accordion_bench.options.units import digits
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.beside import first_look, mean, race
-from accordion_bench.report.compare.show import show_bytes
+from accordion_bench.report.compare.intervals import show_bytes
 from accordion_bench.report.compare.times import communicates, is_ddp
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.captions import heading

@@ -21,12 +21,11 @@ from typing import Any
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.grouping import group
-from accordion_bench.report.parallel import each
+from accordion_bench.report.parallel import classes_apart, each
 from accordion_bench.report.read.load import FILES, METRICS_FILE, Run, find_runs, no_runs, read_run
 from accordion_bench.report.read.metrics_rows import summary_of
 from accordion_bench.report.read.schema import problem, problem_of_rows
 from accordion_bench.report.render.page import Section, page
-from accordion_bench.report.render.rebuilt import classes_apart
 from accordion_bench.report.render.write import left_out, sound, texts
 from accordion_bench.runs.untrusted import printable
 

@@ -11,7 +11,7 @@ import pytest
 
 from accordion_bench.config.components import build_model
 from accordion_bench.options.instantiate import build
-from accordion_bench.report.render import rebuilt
+from accordion_bench.report import parallel
 from accordion_bench.report.render.figures import layers
 from accordion_bench.report.render.figures.layers import DENSE, level_colours, level_grid, with_levels
 from accordion_bench.report.render.page import Section, levels, page
@@ -26,8 +26,8 @@ def test_shapes_are_the_models_own_and_need_no_compiler(model, monkeypatch):
     """Random values on the device `meta` would make torch import its compiler: seconds, for values that nobody sees."""
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # an import of it fails
     task = {"model": yaml_node("model", model), "dataset": yaml_node("dataset", TASKS[model])}
-    rebuilt._shapes.cache_clear()
-    found = {spec.name: spec.shape for spec in rebuilt._shapes(json.dumps(task))}
+    parallel._shapes.cache_clear()
+    found = {spec.name: spec.shape for spec in parallel._shapes(json.dumps(task))}
     monkeypatch.undo()
     built = build_model(task["model"], build(task["dataset"], "dataset"))
     assert found == {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
@@ -116,7 +116,7 @@ def test_a_level_that_nobody_knows_is_white_in_both():
 
 
 def test_an_arm_without_classes_of_ours_has_no_dense_layers(monkeypatch):
-    monkeypatch.setattr(rebuilt, "look", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr(parallel, "look", lambda *_: pytest.fail("looked"))
     made = moved(4, 1)
     made.config["model"] = {"_target_": "somebodys.Model"}
     arms = arms_of(made)

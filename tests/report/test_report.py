@@ -9,12 +9,12 @@ import yaml
 
 from accordion_bench.methods import labels
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.report import load_metrics, load_runs
+from accordion_bench.report import load_metrics, load_runs, parallel
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, columns, grouping, intervals, verdicts
 from accordion_bench.report.compare.arms import own_commands
 from accordion_bench.report.read import load
-from accordion_bench.report.render import captions, figures, rebuilt, tables, write
+from accordion_bench.report.render import captions, figures, tables, write
 from accordion_bench.report.render.figures import layers
 from accordion_bench.runs.folder import RunFolder
 
@@ -460,16 +460,16 @@ def test_level_map(tmp_path):
     run_folder(tmp_path, "powersgd", adaptive=accordion(weak=4))
     (run,) = load.read_runs([tmp_path])
     assert layers.levels_by_layer(run) == {layer: [1, 2, 1, 2] for layer in LAYERS}
-    assert rebuilt.lr_drops(run) == [2]
+    assert parallel.lr_drops(run.config, run.rows) == [2]
     halving = run_folder(tmp_path / "steady", "powersgd", adaptive=accordion(weak=4), schedule=COSINE)
     for row, share in zip(rows := RunFolder(halving).read_metrics(), (1, 0.85, 0.5, 0.146), strict=True):
         row["lr"] = share  # of half a cosine over four epochs
     (halving / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (steady,) = load.read_runs([tmp_path / "steady"])
-    assert rebuilt.lr_drops(steady) == []
-    assert "conv.weight" in rebuilt.dense_layers(run.config, 4)  # 16 x 9: rank 4 would save less than half
-    assert "stages.0.0.conv1.weight" not in rebuilt.dense_layers(run.config, 4)
-    assert rebuilt.dense_layers({"model": {"_target_": "gone.Model"}}, 4) == frozenset()
+    assert parallel.lr_drops(steady.config, steady.rows) == []
+    assert "conv.weight" in parallel.dense_layers(run.config, 4)  # 16 x 9: rank 4 would save less than half
+    assert "stages.0.0.conv1.weight" not in parallel.dense_layers(run.config, 4)
+    assert parallel.dense_layers({"model": {"_target_": "gone.Model"}}, 4) == frozenset()
 
 
 def test_a_report_end_to_end(tmp_path, capsys):

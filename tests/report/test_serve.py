@@ -209,16 +209,16 @@ def test_classes_are_looked_at_by_another_process(tmp_path):
     """Once; the page is the one that this process would build."""
     run_folder(tmp_path, "powersgd", adaptive=accordion()), run_folder(tmp_path), goes_on(tmp_path, compressor="topk")
     program = """
-from accordion_bench.report.render import rebuilt
+from accordion_bench.report import parallel
 from accordion_bench.methods import labels
 pages = [followed.page()]
-known = len(rebuilt._known)
+known = len(parallel._known)
 followed._built = ""
-rebuilt.ProcessPoolExecutor = None  # nobody is asked again
+parallel.ProcessPoolExecutor = None  # nobody is asked again
 followed._pause = serve.LEAST
 pages.append(followed.page())
 assert pages[0] == pages[1] and 'torch' not in sys.modules and labels.look is labels.declared_of_class
-print(known, len(rebuilt._known), all(name in pages[0] for name in ("Accordion (PowerSGD rank 2/1)", "TopK 10 %")))
+print(known, len(parallel._known), all(name in pages[0] for name in ("Accordion (PowerSGD rank 2/1)", "TopK 10 %")))
 """
     known, still, named = served_apart(tmp_path, program).split()
     assert known == still and int(known) >= 3 and named == "True"

@@ -8,9 +8,9 @@ import yaml
 from accordion_bench.methods import labels
 from accordion_bench.methods.labels import declared
 from accordion_bench.options import conf_dir, instantiate
+from accordion_bench.report import parallel
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.read import load
-from accordion_bench.report.render import rebuilt
 from tests.kit.paths import ROOT
 from tests.report.test_report import no_figures, node, run_folder  # noqa: F401
 
@@ -57,7 +57,7 @@ def test_a_foreign_target_is_a_label_only(own, capsys):
     assert "| Sparse 10 % |" in capsys.readouterr().out
     (run,) = load.read_runs(["runs"])
     assert labels.levels_of(run.config, "density") == [0.1]
-    assert len(rebuilt.lr_drops(run)) == 1 and rebuilt.dense_layers(run.config, 0.1) == frozenset()
+    assert len(parallel.lr_drops(run.config, run.rows)) == 1 and parallel.dense_layers(run.config, 0.1) == frozenset()
     assert not own.exists() and "somebodys" not in sys.modules
 
 
@@ -82,8 +82,8 @@ def test_a_class_of_another_group_is_not_built(tmp_path, monkeypatch):
     """Wandb's tracker as a schedule, torchvision as a compressor: ours, and not to be called here."""
     run_folder(tmp_path, "none", schedule___target_="accordion_bench.trackers.wandb.Wandb")
     (run,) = load.read_runs([tmp_path])
-    monkeypatch.setattr(rebuilt, "build", lambda *_, **__: pytest.fail("built"))
-    assert rebuilt._schedule(run) is None
+    monkeypatch.setattr(parallel, "build", lambda *_, **__: pytest.fail("built"))
+    assert parallel._schedule(run.config) is None
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_model_that_would_take_all_memory_is_not_rebuilt(group, options, tmp_p
     run_folder(tmp_path, "topk")
     (run,) = load.read_runs([tmp_path])
     monkeypatch.setattr("accordion_bench.compressors.assemble.wrapped_compressor", lambda *_: pytest.fail("built"))
-    assert rebuilt.dense_layers({**run.config, group: options}, 0.1) == frozenset()
+    assert parallel.dense_layers({**run.config, group: options}, 0.1) == frozenset()
 
 
 def test_old_names_of_our_classes_are_trusted(tmp_path):

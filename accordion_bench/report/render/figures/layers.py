@@ -17,6 +17,7 @@ from matplotlib.transforms import offset_copy
 from accordion_bench.methods.labels import detects, drives, knob_of, pair_of, policies_of, show_level
 from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm
+from accordion_bench.report.parallel import dense_layers, lr_drops
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.render.captions import heading, without_bytes
 from accordion_bench.report.render.figures.curves import (
@@ -45,7 +46,6 @@ from accordion_bench.report.render.figures.sheet import (
     several,
 )
 from accordion_bench.report.render.looks import with_looks
-from accordion_bench.report.render.rebuilt import dense_layers, lr_drops
 from accordion_bench.runs.untrusted import printable
 
 DENSE = "#DDDDDD"  # colour of layers that are sent dense at a level
@@ -146,7 +146,7 @@ def level_map(axes: Axes, arm: Arm, arms: Sequence[Arm]) -> tuple[list[Any], str
     The arms of its setting share the colours of levels. Return the entries of its legend, and its title.
     """
     run, grid = arm.runs[0], level_grid(arm, arms)
-    epochs, bottom, drops = len(run.rows), len(grid.layers) - 0.5, lr_drops(run)
+    epochs, bottom, drops = len(run.rows), len(grid.layers) - 0.5, lr_drops(run.config, run.rows)
     rgba: dict[int | None, tuple[float, ...]] = {None: (1.0, 1.0, 1.0, 1.0)}
     rgba |= dict(enumerate(map(mpl.colors.to_rgba, grid.colours)))
     squares = np.array([[rgba[place] for place in row] for row in grid.places])

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from accordion_bench.report.compare.intervals import NO_DIFFERENCE, Difference, half_width
-from accordion_bench.report.render.looks import ArmLook
+from accordion_bench.report.render import ArmLook
 from accordion_bench.report.render.tables import aligned
 from accordion_bench.runs.metrics import Metric, metric
 from scripts.claims.outcome import rates_of

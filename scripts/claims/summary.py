@@ -18,7 +18,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from accordion_bench.options.units import human_bytes
 from accordion_bench.report.compare.intervals import NO_DIFFERENCE, Difference, difference, half_width
-from accordion_bench.report.render.looks import ArmLook, looks_of
+from accordion_bench.report.render import ArmLook, looks_of
 from accordion_bench.report.render.tables import aligned
 from accordion_bench.runs.metrics import Metric, metric
 from scripts.claims.outcome import rates_of

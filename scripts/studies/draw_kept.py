@@ -13,9 +13,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from accordion_bench.options.units import human_bytes
+from accordion_bench.report.render import looks_of
 from accordion_bench.report.render.figures.arm_rows import name_rows, sheet_of_rows
 from accordion_bench.report.render.figures.sheet import POINTS, end_marker, interval_bar, limits_of_means, save, styled
-from accordion_bench.report.render.looks import looks_of
 from accordion_bench.runs.metrics import metric
 from scripts.few_colours import reduce_colours
 

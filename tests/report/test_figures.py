@@ -14,10 +14,10 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from accordion_bench.report import PAPERS, Print
+from accordion_bench.report import PAPERS, Print, render
 from accordion_bench.report.compare.grouping import settings
 from accordion_bench.report.compare.times import modelled_seconds
-from accordion_bench.report.render import figures, looks
+from accordion_bench.report.render import figures
 from accordion_bench.report.render.figures import curves, draw, sheet, sweeps
 from accordion_bench.report.render.figures.arm_rows import DDP, EXCHANGE, STEP, bars, breakdown, parts
 from accordion_bench.report.render.figures.layers import (
@@ -150,7 +150,7 @@ def test_no_title_is_repeated_over_the_figures_and_each_says_what_was_trained(dr
 
 def test_a_method_has_one_colour_in_all_figures(drawn):
     arms = everything()
-    expected = {arm.label: look for arm, look in zip(arms, looks.looks(arms), strict=True)}
+    expected = {arm.label: look for arm, look in zip(arms, render.looks(arms), strict=True)}
     seen = dict.fromkeys(expected, 0)
     for name, figure in drawn.items():
         for legend in all_legends(figure):
@@ -161,7 +161,7 @@ def test_a_method_has_one_colour_in_all_figures(drawn):
                     assert mpl.colors.to_hex(handle.get_color()) == expected[label].colour.lower(), (name, label)
                     assert handle.get_marker() == expected[label].marker, (name, label)
     assert min(seen.values()) >= 5
-    assert expected["dense"].colour == looks.BLACK
+    assert expected["dense"].colour == render.BLACK
 
 
 def test_small_scales_are_told_in_every_figure(perplexing):
@@ -306,7 +306,7 @@ def test_what_the_exchange_did_stands_beside_the_step_and_what_was_not_measured_
 def test_many_curves_are_shared_out_with_dense_in_each_panel(count):
     made = [run("powersgd", rank=rank) for rank in range(1, count)]
     arms = arms_of(run(), *made)
-    panes = curves.panes(list(zip(arms, looks.looks(arms), strict=True)))
+    panes = curves.panes(list(zip(arms, render.looks(arms), strict=True)))
     labels = [arm.label for pane in panes for arm, _ in pane]
     assert all(pane[0][0].dense and len(pane) <= curves.TOGETHER for pane in panes)
     assert sorted(set(labels)) == sorted(arm.label for arm in arms)

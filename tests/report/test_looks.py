@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from accordion_bench.report.render import looks
+from accordion_bench.report import render
+from accordion_bench.report.render import ArmLook, looks_of, preferences
 from accordion_bench.report.render.figures import curves
 from accordion_bench.report.render.figures.arm_rows import EXCHANGE, PARTS, STEP
 from accordion_bench.report.render.figures.layers import DARK, DENSE, LADDER, LIGHT
-from accordion_bench.report.render.looks import ArmLook, looks_of, preferences
 from tests.kit.figures import arms_of, everything, run
 
 NAMES = [f"method {i}" for i in range(40)]
@@ -40,14 +40,14 @@ def test_of_ten_arms_none_has_denses_marker_or_dash(few):
 
 def test_looks_do_not_depend_on_the_order():
     arms = everything()
-    assert looks.looks(arms[::-1]) == looks.looks(arms)[::-1]
+    assert render.looks(arms[::-1]) == render.looks(arms)[::-1]
 
 
 def test_only_an_arm_of_the_same_first_preference_takes_an_arms_colour():
     """Alone an arm has its first preference; beside others it keeps it, unless one before it has the same."""
     for me in NAMES[12:24]:
         (alone,) = looks_of(named(me))
-        assert alone.colour == looks.COLOURS[preferences(me)[0]]
+        assert alone.colour == render.COLOURS[preferences(me)[0]]
         for company in itertools.combinations(NAMES[:12], 3):
             beside = looks_of(named(me, *company))[0]
             rivals = [name for name in company if preferences(name)[0] == preferences(me)[0] and name < me]
@@ -56,20 +56,20 @@ def test_only_an_arm_of_the_same_first_preference_takes_an_arms_colour():
 
 def test_preferences_are_spread_over_all_colours():
     first = [preferences(f"method {i}")[0] for i in range(1000)]
-    assert np.bincount(first, minlength=len(looks.COLOURS)).min() > 60
+    assert np.bincount(first, minlength=len(render.COLOURS)).min() > 60
 
 
 def test_dense_is_black_and_solid_and_nothing_else_is():
     arms = everything()
-    for arm, look in zip(arms, looks.looks(arms), strict=True):
-        assert (look.colour == looks.BLACK) == (look.line == "-") == arm.dense
+    for arm, look in zip(arms, render.looks(arms), strict=True):
+        assert (look.colour == render.BLACK) == (look.line == "-") == arm.dense
     two = looks_of([("dense, batch 128", "dense", True), ("dense, batch 256", "dense", True)])
-    assert {look.colour for look in two} == {looks.BLACK} and len(set(two)) == 2
+    assert {look.colour for look in two} == {render.BLACK} and len(set(two)) == 2
 
 
 def test_levels_of_one_method_are_arms_of_their_own():
     arms = arms_of(*(run("powersgd", rank=rank) for rank in (1, 2, 4, 8)), run("powersgd", adaptive="accordion"))
-    assert len({look.colour for look in looks.looks(arms)}) == 5
+    assert len({look.colour for look in render.looks(arms)}) == 5
 
 
 def test_arms_of_one_method_have_shades_of_its_colour():
@@ -77,8 +77,8 @@ def test_arms_of_one_method_have_shades_of_its_colour():
     ranks = [run("powersgd", rank=rank) for rank in (1, 2, 4)]
     others = [run(), run("topk"), run("topk", error_feedback=False), run("powersgd", adaptive="accordion")]
     arms = arms_of(*ranks, *others)
-    of = dict(zip((arm.label for arm in arms), looks.looks(arms), strict=True))
-    hues = {label: hue(look.colour) for label, look in of.items() if look.colour != looks.BLACK}
+    of = dict(zip((arm.label for arm in arms), render.looks(arms), strict=True))
+    hues = {label: hue(look.colour) for label, look in of.items() if look.colour != render.BLACK}
     powersgd = [hues[f"PowerSGD rank {rank}"] for rank in (1, 2, 4)]
     assert max(powersgd) - min(powersgd) < 0.02
     assert all(abs(hues[other] - powersgd[0]) > 0.02 for other in hues if not other.startswith("PowerSGD"))
@@ -92,18 +92,18 @@ def hue(colour):
     return mpl.colors.rgb_to_hsv(mpl.colors.to_rgb(colour))[0]
 
 
-@pytest.mark.parametrize("base", looks.COLOURS)
+@pytest.mark.parametrize("base", render.COLOURS)
 def test_shades_can_be_seen_on_white_and_are_not_denses_black(base):
-    shades = [looks._shade(base, turn) for turn in range(len(looks.SHADES))]
+    shades = [render._shade(base, turn) for turn in range(len(render.SHADES))]
     assert len(set(shades)) == len(shades) and shades[0] == base
     for shade in shades:
         assert 1.05 / (float(TO_XYZ[1] @ linear(shade)) + 0.05) > 1.9
-        assert np.linalg.norm(lab(shade, VISION["full"]) - lab(looks.BLACK, VISION["full"])) > 20
+        assert np.linalg.norm(lab(shade, VISION["full"]) - lab(render.BLACK, VISION["full"])) > 20
 
 
 def test_plotly_knows_every_symbol_and_dash():
     go = pytest.importorskip("plotly.graph_objects")
-    for look in [*looks_of(named("dense", *NAMES)), ArmLook(looks.BLACK, "P", "-", "none")]:
+    for look in [*looks_of(named("dense", *NAMES)), ArmLook(render.BLACK, "P", "-", "none")]:
         go.Scatter(marker={"symbol": look.symbol}, line={"dash": look.dash, "color": look.colour})  # else ValueError
 
 
@@ -117,22 +117,22 @@ def covered(dash, phase):
 
 
 def test_a_curve_below_another_shows_through_its_gaps():
-    for below, above in itertools.permutations(looks.DASHES, 2):
+    for below, above in itertools.permutations(render.DASHES, 2):
         seen = covered(below, 0) & ~covered(above, 0)
         assert seen.mean() > 0.09, (below, above)
-    assert min((~covered(dash, 0)).mean() for dash in looks.DASHES) > 0.1  # of dense, which is solid and below all
+    assert min((~covered(dash, 0)).mean() for dash in render.DASHES) > 0.1  # of dense, which is solid and below all
 
 
 def test_arms_with_the_same_curve_are_all_seen():
     arms = arms_of(run(), run("powersgd", rank=1), run("powersgd", rank=2), run("topk"))
-    shown = list(zip(arms, looks.looks(arms), strict=True))
+    shown = list(zip(arms, render.looks(arms), strict=True))
     axes = Figure().subplots()
     costs = {arm.label: np.arange(1.0, 25.0)[None] for arm in arms}
     for arm in arms:
         arm.runs[0].rows[:] = [{**arm.runs[0].rows[-1], "epoch": i} for i in range(24)]
     curves.curves(axes, shown, costs, (80, 100))
     lines = [line for line in axes.lines if line.get_gid() == "curve"]
-    assert lines[0].get_color() == looks.BLACK and lines[0].get_zorder() < min(line.get_zorder() for line in lines[1:])
+    assert lines[0].get_color() == render.BLACK and lines[0].get_zorder() < min(line.get_zorder() for line in lines[1:])
     marks = [line for line in axes.lines if line.get_markevery() is not None]
     places = [set(range(line.get_markevery()[0], 24, line.get_markevery()[1])) for line in marks]
     assert len(marks) == 4 and all(not a & b for a, b in itertools.combinations(places, 2))
@@ -163,7 +163,7 @@ def lab(colour, vision):
 
 
 PALETTES = {
-    "arms": (looks.BLACK, "#FFFFFF", *looks.COLOURS),
+    "arms": (render.BLACK, "#FFFFFF", *render.COLOURS),
     "levels": (DENSE, mpl.colormaps[LADDER](DARK), mpl.colormaps[LADDER](LIGHT)),
     "step": tuple(dict.fromkeys(STEP.values())),
     "exchange": tuple(EXCHANGE.values()),
@@ -184,5 +184,5 @@ def test_no_two_parts_share_a_colour_but_those_of_which_a_bar_has_one():
 
 
 def test_thin_lines_can_be_seen_on_white():
-    luminance = [float(TO_XYZ[1] @ linear(colour)) for colour in looks.COLOURS]
+    luminance = [float(TO_XYZ[1] @ linear(colour)) for colour in render.COLOURS]
     assert min(1.05 / (value + 0.05) for value in luminance) > 2.2  # WCAG's contrast

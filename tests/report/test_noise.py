@@ -9,10 +9,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.intervals import beaten, front, half_width
+from accordion_bench.report.render import looks
 from accordion_bench.report.render.figures import sheet
 from accordion_bench.report.render.figures.curves import tradeoff
 from accordion_bench.report.render.figures.sheet import ends, styled
-from accordion_bench.report.render.looks import looks
 from accordion_bench.runs.metrics import METRICS
 from tests.kit.figures import arms_of, figures_of, run
 

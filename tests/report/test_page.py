@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from accordion_bench.network.link_model import Network
+from accordion_bench.report import render
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.read import load
-from accordion_bench.report.render import figures, looks, page, write
+from accordion_bench.report.render import figures, page, write
 from accordion_bench.report.render import page as page_module
 from accordion_bench.report.render.page import STOPS, curves, swatch
 from tests.report.test_figures import everything, run
@@ -301,7 +302,7 @@ def test_a_number_that_is_none_is_no_number():
 
 
 def test_every_look_has_a_picture(many):
-    for look in looks.looks(many):
+    for look in render.looks(many):
         svg = swatch(look)
         assert svg.count("<line ") == 1 and svg.count("<polygon ") == 1 and look.colour in svg
 

@@ -13,8 +13,7 @@ from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.verdicts import verdicts
 from accordion_bench.report.read.load import Run
 from accordion_bench.report.read.schema import problem
-from accordion_bench.report.render import captions, write
-from accordion_bench.report.render.looks import looks
+from accordion_bench.report.render import captions, looks, write
 from accordion_bench.report.render.tables import cells
 from tests.kit.figures import figures_of
 from tests.report.test_figures import arms_of, run

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from accordion_bench.report.compare.intervals import difference, half_width
-from accordion_bench.report.render.looks import looks_of
+from accordion_bench.report.render import looks_of
 from accordion_bench.runs.metrics import metric
 from scripts.claims import curve, plan, summary
 from tests.scripts.test_claims_summary import line

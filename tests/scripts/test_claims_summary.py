@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from accordion_bench.report.render.looks import looks_of
+from accordion_bench.report.render import looks_of
 from accordion_bench.runs.metrics import metric
 from scripts.claims import plan, summary
 

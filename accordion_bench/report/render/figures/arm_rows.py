@@ -15,6 +15,7 @@ from accordion_bench.report.compare.beside import first_look, mean, race
 from accordion_bench.report.compare.intervals import show_bytes
 from accordion_bench.report.compare.times import communicates, is_ddp
 from accordion_bench.report.read.load import Run
+from accordion_bench.report.render import with_looks
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures.curves import points_note
 from accordion_bench.report.render.figures.layers import critical_share
@@ -35,7 +36,6 @@ from accordion_bench.report.render.figures.sheet import (
     several,
     shown_end,
 )
-from accordion_bench.report.render.looks import with_looks
 
 WIDEST = 0.36  # of the paper's width; longer names are wrapped
 ROW = 0.17  # inches per line of text

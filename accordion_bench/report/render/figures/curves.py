@@ -13,6 +13,7 @@ from accordion_bench.options.units import human_rate
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import apart, beaten, front
 from accordion_bench.report.compare.times import communicates, modelled_seconds, unlike
+from accordion_bench.report.render import Drawn, with_looks
 from accordion_bench.report.render.captions import heading, hidden, without_bytes
 from accordion_bench.report.render.figures.sheet import (
     EPOCHS,
@@ -38,7 +39,6 @@ from accordion_bench.report.render.figures.sheet import (
     several,
     shown_end,
 )
-from accordion_bench.report.render.looks import Drawn, with_looks
 
 PALE = 0.3  # opacity of an arm that is beaten by another
 

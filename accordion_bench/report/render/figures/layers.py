@@ -19,6 +19,7 @@ from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.parallel import dense_layers, lr_drops
 from accordion_bench.report.read.load import Run
+from accordion_bench.report.render import with_looks
 from accordion_bench.report.render.captions import heading, without_bytes
 from accordion_bench.report.render.figures.curves import (
     curves,
@@ -45,7 +46,6 @@ from accordion_bench.report.render.figures.sheet import (
     seeds,
     several,
 )
-from accordion_bench.report.render.looks import with_looks
 from accordion_bench.runs.untrusted import printable
 
 DENSE = "#DDDDDD"  # colour of layers that are sent dense at a level

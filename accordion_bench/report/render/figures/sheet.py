@@ -26,7 +26,7 @@ from accordion_bench.options.units import human_bytes
 from accordion_bench.report import PAPERS
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import apart, half_width, show_value
-from accordion_bench.report.render.looks import GREY, ArmLook
+from accordion_bench.report.render import GREY, ArmLook
 from accordion_bench.runs.metrics import LOSSES, Metric, metric
 
 WHOLE, LATIN = "DejaVu Sans", "DejaVu Sans Latin"

@@ -14,8 +14,8 @@ from accordion_bench.advising.advice import Advice, AdviceRow, Regions
 from accordion_bench.advising.predict import GAIN
 from accordion_bench.advising.verdict import BASELINES, DENSE, HALF, SPOKEN, Stretch, as_good, stretches
 from accordion_bench.options.units import human_rate
+from accordion_bench.report.render import BLACK, DASHES, GREY, ArmLook, looks_of
 from accordion_bench.report.render.figures.sheet import SMALL, Sheet, entry, save, styled
-from accordion_bench.report.render.looks import BLACK, DASHES, GREY, ArmLook, looks_of
 
 MOST = 8  # most curves
 NEAR = 1.1  # a method is drawn if its step takes at most this times the fastest one somewhere

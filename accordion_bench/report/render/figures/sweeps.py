@@ -12,6 +12,7 @@ from matplotlib.ticker import NullLocator
 from accordion_bench.methods.labels import drives, label, policies_of
 from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm, in_order
+from accordion_bench.report.render import ArmLook, family, looks_of, with_looks
 from accordion_bench.report.render.captions import heading, heading_end
 from accordion_bench.report.render.figures.curves import points_note
 from accordion_bench.report.render.figures.sheet import (
@@ -26,7 +27,6 @@ from accordion_bench.report.render.figures.sheet import (
     name_height,
     shown_end,
 )
-from accordion_bench.report.render.looks import ArmLook, family, looks_of, with_looks
 from accordion_bench.runs.metrics import metric
 
 BITS, BUCKET, PERIOD = "compressor.bits", "compressor.bucket_size", "sync.period"

@@ -25,7 +25,7 @@ from accordion_bench.report.compare.intervals import half_width
 from accordion_bench.report.compare.times import communicates, modelled_seconds
 from accordion_bench.report.compare.verdicts import answers, verdicts
 from accordion_bench.report.read.schema import network_of
-from accordion_bench.report.render import captions
+from accordion_bench.report.render import ArmLook, captions, looks
 from accordion_bench.report.render.captions import hidden
 from accordion_bench.report.render.figures import INTERACTIVE, title
 from accordion_bench.report.render.figures.arm_rows import EXCHANGE, STEP, parts, tells_times
@@ -43,7 +43,6 @@ from accordion_bench.report.render.figures.sheet import (
     seeds,
     several,
 )
-from accordion_bench.report.render.looks import ArmLook, looks
 from accordion_bench.report.render.tables import page_columns
 from accordion_bench.runs.metrics import metric, split_of
 from accordion_bench.runs.untrusted import printable

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from accordion_bench.options.units import human_bytes
 from accordion_bench.report.render import looks_of
-from accordion_bench.report.render.figures.arm_rows import name_rows, sheet_of_rows
+from accordion_bench.report.render.figures.finals import name_rows, sheet_of_rows
 from accordion_bench.report.render.figures.sheet import POINTS, end_marker, interval_bar, limits_of_means, save, styled
 from accordion_bench.runs.metrics import metric
 from scripts.few_colours import reduce_colours

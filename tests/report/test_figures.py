@@ -18,8 +18,8 @@ from accordion_bench.report import PAPERS, Print, render
 from accordion_bench.report.compare.grouping import settings
 from accordion_bench.report.compare.times import modelled_seconds
 from accordion_bench.report.render import figures
-from accordion_bench.report.render.figures import curves, draw, sheet, sweeps
-from accordion_bench.report.render.figures.arm_rows import DDP, EXCHANGE, STEP, bars, breakdown, parts
+from accordion_bench.report.render.figures import curves, draw, finals, sheet
+from accordion_bench.report.render.figures.finals import DDP, EXCHANGE, STEP, bars, breakdown, by_method, parts
 from accordion_bench.report.render.figures.layers import (
     critical_share,
     level_maps,
@@ -30,7 +30,6 @@ from accordion_bench.report.render.figures.layers import (
     told_apart,
 )
 from accordion_bench.report.render.figures.sheet import styled
-from accordion_bench.report.render.figures.sweeps import by_method
 from accordion_bench.report.render.page import step_times
 from tests.kit.figures import LAYERS, across, arms_of, everything, figures_of, run
 
@@ -316,14 +315,14 @@ def test_many_curves_are_shared_out_with_dense_in_each_panel(count):
 def test_sweeps_are_lines_of_arms_that_differ_in_one_option():
     made = [run("qsgd", bits=b, bucket_size=k) for b in (4, 2, 8) for k in (512, 64, None)]
     arms = arms_of(*made, run("powersgd"), run())
-    lines = dict(sweeps.along(arms, sweeps.BITS))
+    lines = dict(finals.along(arms, finals.BITS))
     assert set(lines) == {"QSGD, bucket 64", "QSGD, bucket 512", "QSGD, bucket tensor"}
     assert [bits for bits, _ in lines["QSGD, bucket 64"]] == [2, 4, 8]
-    lines = dict(sweeps.along(arms, sweeps.BUCKET))
+    lines = dict(finals.along(arms, finals.BUCKET))
     assert set(lines) == {"QSGD 2 bits", "QSGD 4 bits", "QSGD 8 bits"}
-    assert [size for size, _ in lines["QSGD 2 bits"]] == [64, 512, sweeps.WHOLE]
+    assert [size for size, _ in lines["QSGD 2 bits"]] == [64, 512, finals.WHOLE]
     local = [run(sync=s, period=h) for s in ("local_sgd", "post_local_sgd") for h in (16, 4)]
-    lines = dict(sweeps.along(arms_of(*local, run()), sweeps.PERIOD))
+    lines = dict(finals.along(arms_of(*local, run()), finals.PERIOD))
     assert {name: [h for h, _ in points] for name, points in lines.items()} == {
         "local SGD": [4, 16],
         "post-local SGD": [4, 16],

@@ -8,7 +8,7 @@ from accordion_bench.report.compare.arms import dense_command
 from accordion_bench.report.compare.verdicts import known_accuracies
 from accordion_bench.report.read import load
 from accordion_bench.report.render import captions, figures, looks, write
-from accordion_bench.report.render.figures.sweeps import by_method
+from accordion_bench.report.render.figures.finals import by_method
 from tests.report.test_report import grouped, no_figures, run_folder  # noqa: F401
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from accordion_bench.report import render
 from accordion_bench.report.render import ArmLook, looks_of, preferences
 from accordion_bench.report.render.figures import curves
-from accordion_bench.report.render.figures.arm_rows import EXCHANGE, PARTS, STEP
+from accordion_bench.report.render.figures.finals import EXCHANGE, PARTS, STEP
 from accordion_bench.report.render.figures.layers import DARK, DENSE, LADDER, LIGHT
 from tests.kit.figures import arms_of, everything, run
 

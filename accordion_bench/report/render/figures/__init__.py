@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from accordion_bench.report import AS_PNG, FIGURES, Print, parallel
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.render.captions import heading
-from accordion_bench.report.render.figures.arm_rows import breakdown, forest, to_target
 from accordion_bench.report.render.figures.curves import (
     accuracy_bytes,
     accuracy_epoch,
@@ -21,9 +20,9 @@ from accordion_bench.report.render.figures.curves import (
     consensus_distance,
     tradeoff,
 )
+from accordion_bench.report.render.figures.finals import bits_bucket, breakdown, forest, period, to_target, workers
 from accordion_bench.report.render.figures.layers import codebooks, level_maps, norms, side_by_side, variance
 from accordion_bench.report.render.figures.sheet import register, save, styled
-from accordion_bench.report.render.figures.sweeps import bits_bucket, period, workers
 from accordion_bench.runs.untrusted import printable
 
 if TYPE_CHECKING:

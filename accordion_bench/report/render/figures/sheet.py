@@ -116,10 +116,10 @@ class Sheet:
             handles: entries of the legend shared by all panels. A panel's own legend is in `legends`, its title in
                 `titles`.
         """
-        above, notes = self._name_panels(), lines(note, int((self.width - 3 * PAD) / LETTER))
+        above, note = self._name_panels(), wrapped(note, int((self.width - 3 * PAD) / LETTER))
         columns, rows = legend_grid(handles, self.width - 2 * PAD)
         beside = len(self.panels) == 1 and self.width >= WIDE
-        under = PAD + LINE * len(notes) + PAD
+        under = PAD + LINE * (note.count("\n") + 1) + PAD
         foot = under if beside or not handles else under + LINE * rows + PAD
         height = sum(self.heights) + above + foot
         self.figure.set_figheight(height)
@@ -130,7 +130,7 @@ class Sheet:
             place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (left, under / height)}
             self.figure.legend(handles=handles, ncols=columns, **place).set_in_layout(False)
         small: dict[str, Any] = {"va": "bottom", "fontsize": SMALL, "color": GREY, "in_layout": False}
-        self.figure.text(left, PAD / height, "\n".join(notes), **small)
+        self.figure.text(left, PAD / height, note, **small)
         engine = self.figure.get_layout_engine()
         assert isinstance(engine, ConstrainedLayoutEngine)
         engine.set(rect=(0, foot / height, 1, 1 - foot / height))
@@ -142,7 +142,7 @@ class Sheet:
         """Add titles and legends of single panels; return their height in inches."""
         cell = self.width / self.columns
         for axes, title in self.titles.items():
-            axes.set_title("\n".join(lines(title, int(0.65 * cell / LETTER))))
+            axes.set_title(wrapped(title, int(0.65 * cell / LETTER)))
         needed = [0.0] * len(self.heights)
         for i, axes in enumerate(self.panels):
             rows = self._legend_below(axes, cell) if axes in self.legends else 0
@@ -161,10 +161,10 @@ class Sheet:
         return rows
 
 
-def lines(text: str, letters: int) -> list[str]:
+def wrapped(text: str, letters: int) -> str:
     """Wrap a text to lines of at most `letters` characters; a number keeps its interval and its %."""
     kept = text.replace(" %", "\u00a0%").replace(" ± ", "\u00a0±\u00a0")
-    return [line.replace("\u00a0", " ") for line in textwrap.wrap(kept, letters)]
+    return textwrap.fill(kept, letters).replace("\u00a0", " ")
 
 
 def legend_grid(handles: Sequence[Any], width: float) -> tuple[int, int]:
@@ -172,7 +172,7 @@ def legend_grid(handles: Sequence[Any], width: float) -> tuple[int, int]:
     if not handles:
         return 1, 0
     for handle in handles:
-        handle.set_label("\n".join(lines(str(handle.get_label()), min(LONGEST, int((width - SAMPLE) / LETTER)))))
+        handle.set_label(wrapped(str(handle.get_label()), min(LONGEST, int((width - SAMPLE) / LETTER))))
     texts = [str(handle.get_label()) for handle in handles]
     longest = max(len(line) for text in texts for line in text.splitlines())
     columns = max(1, min(len(handles), int(width / (SAMPLE + LETTER * longest))))

@@ -28,7 +28,7 @@ from accordion_bench.report.read.schema import network_of
 from accordion_bench.report.render import ArmLook, captions, looks
 from accordion_bench.report.render.captions import hidden
 from accordion_bench.report.render.figures import INTERACTIVE, title
-from accordion_bench.report.render.figures.arm_rows import EXCHANGE, STEP, parts, tells_times
+from accordion_bench.report.render.figures.finals import EXCHANGE, STEP, parts, tells_times
 from accordion_bench.report.render.figures.layers import MAPS, level_grid, with_levels
 from accordion_bench.report.render.figures.sheet import (
     MOST,

@@ -476,11 +476,11 @@ def curve_of(axes):
 def test_simulated_time_is_drawn_of_arms_that_have_it():
     seconds = [3.0, 7.0, 9.0, 14.0, 15.0, 20.0]
     arms = arms_of(run(), with_column(run(sync="drawn_times"), "simulated_seconds", seconds))
-    (axes,) = curves.accuracy_simulated(arms).axes
+    (axes,) = curves.accuracy_against(arms, "simulated_seconds").axes
     xs, ys = curve_of(axes)
     assert xs == seconds and axes.get_xlabel() == "simulated time, computing alone [s]"
     assert ys == [100 * row["accuracy"] for row in arms[1].runs[0].rows]
-    assert curves.accuracy_simulated(arms[:1]) is None
+    assert curves.accuracy_against(arms[:1], "simulated_seconds") is None
 
 
 def test_the_consensus_distance_is_drawn_over_steps():

@@ -11,12 +11,8 @@ from accordion_bench.report import AS_PNG, FIGURES, Print, parallel
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.render.captions import heading
 from accordion_bench.report.render.figures.curves import (
-    accuracy_bytes,
-    accuracy_epoch,
+    accuracy_against,
     accuracy_modelled,
-    accuracy_simulated,
-    accuracy_time,
-    accuracy_wire,
     consensus_distance,
     tradeoff,
 )
@@ -45,12 +41,14 @@ class FigureKind(NamedTuple):
 KINDS = {
     "comparison": FigureKind(lambda arms, _: forest(arms) if len(arms) > MANY else side_by_side(arms)),
     "forest": FigureKind(lambda arms, _: forest(arms) if 1 < len(arms) <= MANY else None),
-    "accuracy_epoch": FigureKind(lambda arms, _: accuracy_epoch(arms)),
-    "accuracy_bytes": FigureKind(lambda arms, _: accuracy_bytes(arms)),
-    "accuracy_wire": FigureKind(lambda arms, _: accuracy_wire(arms)),
-    "accuracy_time": FigureKind(lambda arms, _: accuracy_time(arms)),
+    "accuracy_epoch": FigureKind(lambda arms, _: accuracy_against(arms, "epoch")),
+    "accuracy_bytes": FigureKind(lambda arms, _: accuracy_against(arms, "payload_bytes")),
+    "accuracy_wire": FigureKind(lambda arms, _: accuracy_against(arms, "wire_bytes")),
+    "accuracy_time": FigureKind(lambda arms, _: accuracy_against(arms, "seconds")),
     "accuracy_modelled": FigureKind(accuracy_modelled),
-    "accuracy_simulated": FigureKind(lambda arms, _: accuracy_simulated(arms), "Against simulated time"),
+    "accuracy_simulated": FigureKind(
+        lambda arms, _: accuracy_against(arms, "simulated_seconds"), "Against simulated time"
+    ),
     "consensus_distance": FigureKind(
         lambda arms, _: consensus_distance(arms), "Distance of the workers from their mean"
     ),

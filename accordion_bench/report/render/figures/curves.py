@@ -1,7 +1,7 @@
 """Figures of the metric against cost: learning curves, final values, time on several links, and Pareto fronts."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,36 +84,6 @@ def points_note(arms: Sequence[Arm]) -> str:
 
 TOGETHER = 8  # number of arms beyond which curves in one panel hide each other
 MARKS = 4  # small markers on a curve
-PAYLOAD = "payload per worker [bytes, log scale]"
-
-
-def accuracy_epoch(arms: Sequence[Arm]) -> Figure | None:
-    """Draw the metric against epochs."""
-    # all curves end at the same epoch, so their bars would overlap
-    return _figure(arms, lambda arm: column(arm, "epoch") + 1, EPOCHS, bars=False)
-
-
-def accuracy_bytes(arms: Sequence[Arm]) -> Figure | None:
-    """Draw the metric against payload bytes of one worker."""
-    return _figure(arms, lambda arm: column(arm, "payload_bytes"), PAYLOAD)
-
-
-def accuracy_wire(arms: Sequence[Arm]) -> Figure | None:
-    """Draw the metric against bytes sent by one worker's own link."""
-    return _figure(arms, lambda arm: column(arm, "wire_bytes"), SENT)
-
-
-def accuracy_time(arms: Sequence[Arm]) -> Figure | None:
-    """Draw the metric against measured time, if all arms have measured their communication."""
-    if not all(map(communicates, arms)):
-        return None
-    return _figure(arms, lambda arm: column(arm, "seconds"), "measured training time [s]")
-
-
-def accuracy_simulated(arms: Sequence[Arm]) -> Figure | None:
-    """Draw the metric against simulated time, for arms with simulated worker times."""
-    of, label = "simulated_seconds", "simulated time, computing alone [s]"
-    return _figure(arms, lambda arm: column(arm, of), label, shown=lambda arm: bool(arm.values(of)))
 
 
 def consensus_distance(arms: Sequence[Arm]) -> Figure | None:
@@ -141,27 +111,40 @@ def consensus_distance(arms: Sequence[Arm]) -> Figure | None:
     return sheet.finish(note, [entry(look, arm.label) for arm, look in shown])
 
 
-def _figure(
-    arms: Sequence[Arm],
-    x: Callable[[Arm], Array],
-    label: str,
-    bars: bool = True,
-    shown: Callable[[Arm], bool] | None = None,
-) -> Figure | None:
-    """Draw one panel, or several with dense in each if there are many arms; on an axis of bytes only arms that send."""
-    has_place = shown or (Arm.sends if "bytes" in label else lambda _: True)
-    pairs = [pair for pair in with_looks(arms) if has_place(pair[0])]
-    if not pairs or too_short(arms):
+# columns that learning curves are drawn against, and the labels of their axes
+COSTS = {
+    "epoch": EPOCHS,
+    "payload_bytes": "payload per worker [bytes, log scale]",
+    "wire_bytes": SENT,
+    "seconds": "measured training time [s]",
+    "simulated_seconds": "simulated time, computing alone [s]",
+}
+
+
+def accuracy_against(arms: Sequence[Arm], cost: str) -> Figure | None:
+    """Draw the metric against one of `COSTS`, in one panel, or in several with dense in each if there are many arms.
+
+    On an axis of bytes only arms that send are drawn, on one of simulated time only those that have it. Measured time
+    needs arms that have all measured their communication.
+    """
+    of_bytes, bars = cost.endswith("_bytes"), cost != "epoch"  # curves end at the same epoch: bars would overlap
+    pairs = with_looks(arms)
+    if of_bytes:
+        pairs = [pair for pair in pairs if pair[0].sends()]
+    elif cost == "simulated_seconds":
+        pairs = [pair for pair in pairs if pair[0].values(cost)]
+    if not pairs or too_short(arms) or (cost == "seconds" and not all(map(communicates, arms))):
         return None
     parts = panes(pairs)
     sheet = Sheet(len(parts))
-    limits, xs = curve_limits([arm for arm, _ in pairs]), {arm.label: x(arm) for arm, _ in pairs}
+    limits = curve_limits([arm for arm, _ in pairs])
+    xs = {arm.label: column(arm, cost) + (cost == "epoch") for arm, _ in pairs}
     for axes, part in zip(sheet.panels, parts, strict=True):
-        if "bytes" in label:
+        if of_bytes:
             sent_axis(axes, pairs, xs, limits)
         curves(axes, part, xs, limits, bars)
-        axes.set_xlabel(label)
-    note = footnote(arms, bars) + (without_bytes(arms) if "bytes" in label else "")
+        axes.set_xlabel(COSTS[cost])
+    note = footnote(arms, bars) + (without_bytes(arms) if of_bytes else "")
     return sheet.finish(f"{heading(arms[0])}; {note}", handles(pairs))
 
 

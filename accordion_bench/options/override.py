@@ -66,6 +66,7 @@ MOVED = {
     "synthetic_text": "datasets.text",
     "senet": "models.resnet",
     **dict.fromkeys(("gpt", "vit"), "models.transformer"),
+    "csv": "trackers.tracker",
     **dict.fromkeys(("constant", "cosine", "multistep", "warmup_cosine"), "schedules.learning_rate"),
 }
 

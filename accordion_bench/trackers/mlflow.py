@@ -9,9 +9,8 @@ from typing import Any
 
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
-from accordion_bench.runs.folder import log
 from accordion_bench.runs.secrets import masked
-from accordion_bench.trackers.tracker import BY_STEP, FIGURES, Tracker, figures_of, scalars, tags_of
+from accordion_bench.trackers.tracker import BY_STEP, FIGURES, Tracker, scalars, send_figures, tags_of
 
 MOST = 100  # parameters, or metrics, per request
 LONGEST = 500  # characters of a parameter's value that every version accepts
@@ -85,15 +84,14 @@ class MLflow(Tracker):
 
     def finish(self, summary: dict[str, Any]) -> None:
         if self.figures:
-            try:
-                with figures_of(self.folder, summary) as drawn:
-                    for _, png in drawn:
-                        self.client.log_artifact(self.run, str(png), "figures")
-            except Exception:  # a failed figure must not fail the run
-                log.exception("the figures for MLflow could not be drawn")
+            send_figures(self.folder, summary, self._send, "MLflow")
         self._log([(f"summary/{key}", value, summary["steps"]) for key, value in scalars(summary).items()])
         self.status = "FINISHED"
         self._end()
+
+    def _send(self, drawn: Sequence[Path]) -> None:
+        for png in drawn:
+            self.client.log_artifact(self.run, str(png), "figures")
 
     def _end(self) -> None:
         """Set the run's final status in MLflow: finished, or failed if training did not complete."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.option import Choice, option, with_options
-from accordion_bench.runs.folder import RunFolder, log
+from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.secrets import masked
-from accordion_bench.trackers.tracker import FIGURES, Tracker, figures_of, scalars
+from accordion_bench.trackers.tracker import FIGURES, Tracker, scalars, send_figures
 
 # column of metrics.jsonl -> group; other columns are grouped by their suffix, nested ones by their key
 TRAIN = ("epoch", "lr", "train_loss", "loss_scale", "compression_error")
@@ -64,13 +64,16 @@ class TensorBoard(Tracker):
         options = {key: value for key, value in flat(self.cfg).items() if isinstance(value, bool | int | float | str)}
         self.writer.add_hparams(options, ends, run_name=".")
         if self.figures:
-            try:
-                with figures_of(self.folder, summary) as drawn:
-                    for name, png in drawn:
-                        self.writer.add_image(f"figures/{name}", _pixels(png), dataformats="HWC")
-            except Exception:  # a failed figure must not fail the run
-                log.exception("the figures for TensorBoard could not be drawn")
+            send_figures(self.folder, summary, self._send, "TensorBoard")
         self.writer.close()
+
+    def _send(self, drawn: Sequence[Path]) -> None:
+        import numpy as np
+        from PIL import Image
+
+        for png in drawn:
+            pixels = np.asarray(Image.open(png).convert("RGB"))
+            self.writer.add_image(f"figures/{png.stem}", pixels, dataformats="HWC")
 
 
 def grouped(name: str) -> str:
@@ -79,10 +82,3 @@ def grouped(name: str) -> str:
         return name
     ends = (group for end, group in OF_ENDS.items() if name.endswith(end))
     return f"{'train' if name in TRAIN else next(ends, 'eval')}/{name}"
-
-
-def _pixels(png: Path) -> Any:
-    import numpy as np
-    from PIL import Image
-
-    return np.asarray(Image.open(png).convert("RGB"))

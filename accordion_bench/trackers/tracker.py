@@ -1,8 +1,9 @@
-"""Base class of all trackers, which is `tracker=none`, and a tracker that forwards to several others."""
+"""Base class of all trackers, which is `tracker=none`, the CSV tracker, and one that forwards to several others."""
 
-import contextlib
+import csv
+import io
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,24 +11,29 @@ from typing import Any
 from accordion_bench.options.component import Component
 from accordion_bench.options.instantiate import Config, build
 from accordion_bench.options.option import Choice, with_options
+from accordion_bench.runs import durable
+from accordion_bench.runs.folder import RunFolder, log
 
+FILE = "metrics.csv"
 BY_STEP = "train_loss_by_step"
 FIGURES = "log figures of this run at its end; takes a few seconds, outside all measured times"
 
 
-@contextlib.contextmanager
-def figures_of(folder: Path, summary: dict[str, Any]) -> Iterator[Sequence[tuple[str, Path]]]:
-    """Draw the figures of one run and yield a (name, PNG file) pair for each; the files are deleted after the block.
+def send_figures(folder: Path, summary: dict[str, Any], send: Callable[[list[Path]], object], place: str) -> None:
+    """Draw the figures of one run and pass their PNG files to `send`; an error is only logged, naming `place`.
 
-    The run need not have a done marker yet; `summary` is its final summary, not yet written.
+    The run need not have a done marker yet; `summary` is its final summary, not yet written. The files are deleted.
     """
     from accordion_bench.report.compare.grouping import group
     from accordion_bench.report.read.load import read_run
     from accordion_bench.report.render.figures import draw_all
 
-    arms, _ = group([replace(read_run(folder), summary=summary, problem="")])
-    with tempfile.TemporaryDirectory() as out:
-        yield [(png.stem, png) for png in draw_all(arms, Path(out))]
+    try:
+        arms, _ = group([replace(read_run(folder), summary=summary, problem="")])
+        with tempfile.TemporaryDirectory() as out:
+            send(draw_all(arms, Path(out)))
+    except Exception:  # a failed figure must not fail the run
+        log.exception("the figures for %s could not be drawn", place)
 
 
 @with_options
@@ -57,6 +63,41 @@ class Tracker(Component):
 
     def finish(self, summary: dict[str, Any]) -> None:
         """End logging: the run is complete."""
+
+
+@with_options
+class CSV(Tracker):
+    """Tracker that writes the numbers of every row to the run folder's `metrics.csv`; nested ones as `plan/batch_size`.
+
+    A column that first occurs in a later row is appended at the right, and the file is rewritten.
+    """
+
+    chosen_as = {"csv": Choice("a table of all rows, metrics.csv in the run folder")}
+
+    def begin(self, cfg: dict[str, Any], folder: Path) -> None:
+        self.folder, self.columns = folder, list[str]()
+        self.rows = [scalars(row) for row in RunFolder(folder).read_metrics()]  # non-empty if the run is resumed
+        if self.rows:
+            self._write()
+
+    def log(self, row: dict[str, Any]) -> None:
+        self.rows.append(scalars(row))
+        if self.rows[-1].keys() <= set(self.columns):
+            with durable.room(self.folder):
+                durable.append_line(self.folder / FILE, self._text(self.rows[-1:]).rstrip("\n"))
+        else:
+            self._write()
+
+    def _write(self) -> None:
+        self.columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        heading = {name: name for name in self.columns}
+        with durable.room(self.folder):
+            durable.write_text(self.folder / FILE, self._text([heading, *self.rows]))
+
+    def _text(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        text = io.StringIO()
+        csv.DictWriter(text, self.columns, lineterminator="\n").writerows(rows)
+        return text.getvalue()
 
 
 class Several(Tracker):

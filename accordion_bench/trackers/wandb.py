@@ -13,10 +13,9 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import trust
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.presets import named
-from accordion_bench.runs.folder import log
 from accordion_bench.runs.metrics import METRICS, OF_TEXTS
 from accordion_bench.runs.secrets import masked
-from accordion_bench.trackers.tracker import BY_STEP, FIGURES, Tracker, figures_of, scalars, tags_of
+from accordion_bench.trackers.tracker import BY_STEP, FIGURES, Tracker, scalars, send_figures, tags_of
 
 # possible x axes, instead of wandb's own step; the first one is the default
 AXES = ("payload_bytes", "wire_bytes", "seconds", "modelled_seconds", "epoch")
@@ -144,16 +143,12 @@ class Wandb(Tracker):
     def finish(self, summary: dict[str, Any]) -> None:
         global _running
         if self.figures:
-            try:
-                self._log_figures(summary)
-            except Exception:  # a failed figure must not fail the run
-                log.exception("the figures for wandb could not be drawn")
+            send_figures(self.folder, summary, self._send, "wandb")
         self.run.summary.update(scalars(summary))
         self.run.finish()
         _running = None
 
-    def _log_figures(self, summary: dict[str, Any]) -> None:
+    def _send(self, drawn: Sequence[Path]) -> None:
         import wandb
 
-        with figures_of(self.folder, summary) as drawn:
-            self.run.log({f"figures/{name}": wandb.Image(str(png)) for name, png in drawn})
+        self.run.log({f"figures/{png.stem}": wandb.Image(str(png)) for png in drawn})

@@ -45,6 +45,7 @@ def test_classes_of_modules_that_have_moved_are_found():
     classes |= {"compressors.onebit.OneBit", "datasets.imagenet.ImageNet"}
     classes |= {"datasets.svhn.SVHN", "datasets.digits.Digits", "datasets.synthetic.Synthetic"}
     classes |= {"datasets.synthetic_text.SyntheticText", "models.senet.SENet18", "models.gpt.GPT", "models.vit.ViT"}
+    classes |= {"trackers.csv.CSV"}
     for old in classes:
         config = override.translate_renamed_config({"part": {"_target_": f"accordion_bench.{old}"}})
         module, _, name = config["part"]["_target_"].rpartition(".")

@@ -44,7 +44,7 @@ from accordion_bench.options.presets import named
 from accordion_bench.processes import machine
 from accordion_bench.processes.machine import computing_with, run_settings
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs.environment import environment
+from accordion_bench.runs.folder import environment
 
 METHODS = ("compressor", "sync", "adaptive")  # groups that cannot be overridden, since all methods are compared
 OUT = "results/advice_runs"

@@ -17,7 +17,7 @@ from accordion_bench.processes.rendezvous import first_difference
 from accordion_bench.run_config import RunConfig, completed
 from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder, damaged
-from accordion_bench.runs.manifest import Trained, newest_manifest
+from accordion_bench.runs.saving import Trained, newest_manifest
 
 # keys that may differ between a run and its continuation
 MOVING = (*reuse.FREE, "comm", "device")

@@ -25,7 +25,7 @@ from accordion_bench.netlab import janitor, job, options
 from accordion_bench.netlab.options import Cut
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import package_dir
-from accordion_bench.runs.environment import NETLAB
+from accordion_bench.runs.folder import NETLAB
 
 INTERFACE = "eth0"  # of every host
 PORT = 29500  # of the rendezvous; all ports of a lab are free

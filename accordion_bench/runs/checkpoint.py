@@ -15,17 +15,20 @@ import torch
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs import weights
-from accordion_bench.runs.manifest import (
+from accordion_bench.runs.saving import (
     FILE,
+    PLACE,
+    BlockingWriter,
     Damaged,
     Manifest,
+    Saving,
     checkpoints,
     none_readable,
     read_manifest,
     step_of,
+    together,
     unexpected_content_message,
 )
-from accordion_bench.runs.saving import PLACE, BlockingWriter, Saving, together
 
 
 class SharedStateOwner(Protocol):

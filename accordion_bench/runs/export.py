@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from accordion_bench import output
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs import checkpoint
-from accordion_bench.runs.manifest import Damaged, checkpoints, none_readable, unexpected_content_message
+from accordion_bench.runs.saving import Damaged, checkpoints, none_readable, unexpected_content_message
 
 DESCRIPTION = """Writes the newest checkpoint of a run as torch.distributed.checkpoint reads it, on any number of ranks.
 

@@ -14,9 +14,12 @@ from torch import Tensor
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs import durable, untrusted
 from accordion_bench.runs.folder import RunFolder, damaged
-from accordion_bench.runs.manifest import Damaged
 
 Written = tuple[int, int]  # size in bytes, checksum (CRC-32)
+
+
+class Damaged(Exception):
+    """A checkpoint is damaged; `str()` names the file."""
 
 
 class Counted:

@@ -9,7 +9,7 @@ from typing import Any
 
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
-from accordion_bench.runs.secrets import masked
+from accordion_bench.runs.untrusted import masked
 from accordion_bench.trackers.tracker import BY_STEP, FIGURES, Tracker, scalars, send_figures, tags_of
 
 MOST = 100  # parameters, or metrics, per request

@@ -9,7 +9,7 @@ from typing import Any
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.runs.secrets import masked
+from accordion_bench.runs.untrusted import masked
 from accordion_bench.trackers.tracker import FIGURES, Tracker, scalars, send_figures
 
 # column of metrics.jsonl -> group; other columns are grouped by their suffix, nested ones by their key

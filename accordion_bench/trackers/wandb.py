@@ -14,7 +14,7 @@ from accordion_bench.options.instantiate import trust
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.presets import named
 from accordion_bench.runs.metrics import METRICS, OF_TEXTS
-from accordion_bench.runs.secrets import masked
+from accordion_bench.runs.untrusted import masked
 from accordion_bench.trackers.tracker import BY_STEP, FIGURES, Tracker, scalars, send_figures, tags_of
 
 # possible x axes, instead of wandb's own step; the first one is the default

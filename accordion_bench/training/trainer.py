@@ -32,10 +32,9 @@ from accordion_bench.runs import checkpoint, reuse
 from accordion_bench.runs.background import Background
 from accordion_bench.runs.checkpoint import GlobalGenerator, LoadOnlyOwner, Owners, SharedStateOwner
 from accordion_bench.runs.folder import RunFolder, log
-from accordion_bench.runs.manifest import Manifest, Trained
 from accordion_bench.runs.metrics import OF_AN_EPOCH, not_learned
 from accordion_bench.runs.reuse import decisive
-from accordion_bench.runs.saving import BlockingWriter, Saving
+from accordion_bench.runs.saving import BlockingWriter, Manifest, Saving, Trained
 from accordion_bench.runs.weights import BEST, FINAL, OF_TORCH, SAFETENSORS, save_weights
 from accordion_bench.sync.scheme import SyncState, renamed
 from accordion_bench.trackers.tracker import Tracker, build_tracker

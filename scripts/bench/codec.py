@@ -37,7 +37,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir, read_options
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo
-from accordion_bench.runs.environment import environment
+from accordion_bench.runs.folder import environment
 from accordion_bench.tensors import kernels
 from scripts.bench.arms import as_a_run
 from scripts.bench.harness import command_line, in_rounds, print_head, print_row, quartiles, seconds_of

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from accordion_bench.report.render.tables import folded
-from accordion_bench.runs.environment import environment
+from accordion_bench.runs.folder import environment
 
 Arm = TypeVar("Arm", bound=Hashable)
 Found = TypeVar("Found")

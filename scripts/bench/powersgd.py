@@ -21,7 +21,7 @@ from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.models.resnet import ResNet18
 from accordion_bench.plan import TensorSpec
-from accordion_bench.runs.environment import environment
+from accordion_bench.runs.folder import environment
 from scripts.bench.arms import as_a_run
 from scripts.bench.harness import command_line, interleaved, print_head, print_row, quartiles, ratio, spread
 

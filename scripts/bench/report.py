@@ -28,8 +28,7 @@ from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, write
 from accordion_bench.report.render.figures import draw
 from accordion_bench.report.render.page import Section, page
-from accordion_bench.runs.environment import environment
-from accordion_bench.runs.folder import RunFolder
+from accordion_bench.runs.folder import RunFolder, environment
 from scripts.bench.harness import command_line, print_head, print_row, where
 
 MATRICES = [f"stages.{stage}.{block}.conv{i}.weight" for stage in range(4) for block in range(2) for i in (1, 2)]

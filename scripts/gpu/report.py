@@ -24,7 +24,7 @@ import torch
 
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.report.render.tables import folded
-from accordion_bench.runs.environment import environment
+from accordion_bench.runs.folder import environment
 from scripts.gpu.sections import SECTIONS, Section, Setting
 
 SMALLEST = ["none", "powersgd", "topk"]

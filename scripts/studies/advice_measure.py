@@ -136,7 +136,7 @@ def measured(work: Work, count: int, rate: float | None) -> dict[str, Any]:
 
 def circumstances() -> dict[str, Any]:
     """Return commit, versions, hardware and the load before a cell."""
-    from accordion_bench.runs.environment import environment
+    from accordion_bench.runs.folder import environment
 
     told = environment(threads=1)
     wanted = ("commit", "started", "python", "versions", "processor", "cpu_cores", "threads", "load")

@@ -227,7 +227,7 @@ def main() -> None:
         return
 
     from accordion_bench.netlab import options
-    from accordion_bench.runs.environment import environment
+    from accordion_bench.runs.folder import environment
     from scripts.bench.harness import quartiles
 
     rate, slow = options.rate(args.rate), options.rate(args.slow, "--slow")

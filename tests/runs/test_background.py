@@ -17,8 +17,7 @@ from accordion_bench.runs import checkpoint, weights
 from accordion_bench.runs.background import Background, HostCopy
 from accordion_bench.runs.checkpoint import Owners
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.runs.manifest import Manifest, Trained
-from accordion_bench.runs.saving import Saving
+from accordion_bench.runs.saving import Manifest, Saving, Trained
 from tests.kit import tiny
 from tests.kit.processes import in_two
 from tests.runs.test_checkpoint import full_disk, names, owners

@@ -20,11 +20,10 @@ from accordion_bench.comm.sealed_store import SealedStore
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.interrupt import Stopper
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint, manifest, weights
+from accordion_bench.runs import checkpoint, saving, weights
 from accordion_bench.runs.checkpoint import GlobalGenerator, Owners
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.runs.manifest import Manifest, Trained
-from accordion_bench.runs.saving import BlockingWriter, Saving, remove_older
+from accordion_bench.runs.saving import BlockingWriter, Manifest, Saving, Trained, remove_older
 from accordion_bench.training.trainer import Trainer
 from tests.kit import composed, tiny
 from tests.kit.processes import in_two
@@ -92,10 +91,10 @@ DAMAGES = {
     "empty": (lambda file: file.write_bytes(b""), "worker-1.pt has 0 of [0-9,]+ bytes"),
     "missing": (Path.unlink, "worker-1.pt is missing"),
     "a flipped bit": (flip, "worker-1.pt is not as it was written"),
-    "no manifest's file": (lambda file: truncate(file.parent / manifest.FILE), "manifest.json cannot be read"),
-    "no manifest": (lambda file: (file.parent / manifest.FILE).unlink(), "manifest.json is missing"),
+    "no manifest's file": (lambda file: truncate(file.parent / saving.FILE), "manifest.json cannot be read"),
+    "no manifest": (lambda file: (file.parent / saving.FILE).unlink(), "manifest.json is missing"),
     "a strange manifest": (
-        lambda file: (file.parent / manifest.FILE).write_text("[1]"),
+        lambda file: (file.parent / saving.FILE).write_text("[1]"),
         "manifest.json cannot be read",
     ),
 }

@@ -18,7 +18,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
 from accordion_bench.report.read.load import read_run
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint, durable, manifest, weights
+from accordion_bench.runs import checkpoint, durable, saving, weights
 from accordion_bench.runs.folder import APPENDED, REPLACED, RunFolder
 from accordion_bench.runs.metrics import wrong_in_rows
 from accordion_bench.training.trainer import Trainer
@@ -208,9 +208,9 @@ def test_threads_that_no_machine_starts_are_refused(threads, copied):
 
 def changed_manifest(path: Path, change) -> None:
     """A manifest that says something else, with its checksum."""
-    content = json.loads((path / manifest.FILE).read_text())
+    content = json.loads((path / saving.FILE).read_text())
     change(content)
-    (path / manifest.FILE).write_text(durable.json_text(content))
+    (path / saving.FILE).write_text(durable.json_text(content))
 
 
 @pytest.mark.parametrize(
@@ -281,8 +281,8 @@ def test_the_files_of_two_workers_are_not_swapped(copied):
         files[a], files[b] = files[b], files[a]
 
     changed_manifest(path, swap)
-    with pytest.raises(manifest.Damaged, match=r"worker-0.pt belongs to another worker or step"):
-        checkpoint._loaded(path / a, manifest.read_manifest(path))
+    with pytest.raises(saving.Damaged, match=r"worker-0.pt belongs to another worker or step"):
+        checkpoint._loaded(path / a, saving.read_manifest(path))
 
 
 def test_tensors_of_another_shape_are_refused(copied):
@@ -291,14 +291,14 @@ def test_tensors_of_another_shape_are_refused(copied):
     path = checkpoint.latest(folder)
     for name in ("shared.pt", "worker-0.pt"):
         right = torch.load(path / name, weights_only=True)
-        written = (path / name).read_bytes(), (path / manifest.FILE).read_text()
+        written = (path / name).read_bytes(), (path / saving.FILE).read_text()
         for key, wrong in one_entry({key: value for key, value in right.items() if key != "clock"}):
             found = {name: weights.write(path / name, {**right, **wrong})}
             changed_manifest(path, lambda content, found=found: content["files"].update(found))
             with pytest.raises(ConfigError, match="whose checkpoints this version has written"):
                 train.run({**cfg, "resume": str(folder)}, {"resume": None})
             (path / name).write_bytes(written[0])
-            (path / manifest.FILE).write_text(written[1])
+            (path / saving.FILE).write_text(written[1])
             assert not RunFolder(folder).done, key
 
 

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from accordion_bench import train
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.export import main
-from accordion_bench.runs.manifest import checkpoints
+from accordion_bench.runs.saving import checkpoints
 from tests.kit import composed, tiny
 from tests.kit.processes import in_two
 

@@ -10,7 +10,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.runs.manifest import FILE, Manifest, Trained
+from accordion_bench.runs.saving import FILE, Manifest, Trained
 from tests.kit import composed, tiny
 from tests.runs.test_resume import differences, start, state, stop
 

@@ -18,7 +18,7 @@ from accordion_bench.report.compare import times
 from accordion_bench.report.read.load import read_run
 from accordion_bench.report.serve import is_running
 from accordion_bench.run_config import RunConfig
-from accordion_bench.runs import checkpoint, manifest
+from accordion_bench.runs import checkpoint, saving
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training import launch
 from accordion_bench.training.trainer import Trainer
@@ -395,8 +395,8 @@ def test_a_sweep_goes_on_with_the_threads_of_the_run(tmp_path, monkeypatch):
     cfg = start(tmp_path, "compressor=topk")
     folder = RunFolder(stop(cfg, 8, every=6))
     newest = checkpoint.latest(folder.path)
-    begun = manifest.read_manifest(newest)
-    (newest / manifest.FILE).write_text(replace(begun, computed={"threads": 3}).text())
+    begun = saving.read_manifest(newest)
+    (newest / saving.FILE).write_text(replace(begun, computed={"threads": 3}).text())
 
     def run(config: RunConfig, where: placement.Placement, *_: object) -> None:
         raise ValueError(where.threads)

@@ -9,8 +9,8 @@ import sys
 import pytest
 import yaml
 
-from accordion_bench.runs import secrets
-from accordion_bench.runs.environment import environment
+from accordion_bench.runs import untrusted
+from accordion_bench.runs.folder import environment
 from tests.kit.paths import ROOT
 
 HIDDEN = [
@@ -49,18 +49,18 @@ SHOWN = [
 
 @pytest.mark.parametrize(("typed", "shown"), HIDDEN)
 def test_a_secret_in_a_command_is_masked(typed, shown):
-    assert secrets.masked_command(f"python -m accordion_bench {typed}") == f"python -m accordion_bench {shown}"
+    assert untrusted.masked_command(f"python -m accordion_bench {typed}") == f"python -m accordion_bench {shown}"
 
 
 @pytest.mark.parametrize("typed", SHOWN)
 def test_a_command_without_secrets_is_as_it_was_typed(typed):
-    assert secrets.masked_command(typed) == typed
+    assert untrusted.masked_command(typed) == typed
 
 
 def test_secrets_in_nested_values_are_masked():
     content = {"versions": {"torch": "2"}, "GITHUB_TOKEN": "x", "a": [{"secret": ["x", "y"]}], "tokens": 512}
     shown = {"versions": {"torch": "2"}, "GITHUB_TOKEN": "***", "a": [{"secret": ["***", "***"]}], "tokens": 512}
-    assert secrets.masked(content) == shown
+    assert untrusted.masked(content) == shown
 
 
 NAMES = ("api_key", "apikey", "tracker.token", "GITHUB_TOKEN", "secret", "client-secret", "password", "pw", "auth")
@@ -103,11 +103,11 @@ def secrets_stay(cases: int) -> None:
         value, hidden = tree(draw, 4, False)
         plain = {text for text in re.findall(r"hunter\d+|\d{9}", json.dumps(value)) if text not in hidden}
         texts = {"json": json.dumps(value), "flow": flow(value, draw)}
-        shown = {name: secrets.masked_text(text) for name, text in texts.items()}
-        shown["value"] = json.dumps(secrets.masked(value))
-        shown["text in a value"] = secrets.masked({"x": texts["json"]})["x"]
-        shown["command"] = secrets.masked_command(shlex.join(["run", f"+t={texts['flow']}", texts["json"]]))
-        shown["broken command"] = secrets.masked_command(f"run '+t={texts['flow']}")
+        shown = {name: untrusted.masked_text(text) for name, text in texts.items()}
+        shown["value"] = json.dumps(untrusted.masked(value))
+        shown["text in a value"] = untrusted.masked({"x": texts["json"]})["x"]
+        shown["command"] = untrusted.masked_command(shlex.join(["run", f"+t={texts['flow']}", texts["json"]]))
+        shown["broken command"] = untrusted.masked_command(f"run '+t={texts['flow']}")
         for where, text in shown.items():
             assert not [one for one in hidden if one in text], (where, text)
             assert all(one in text for one in plain), (where, text)
@@ -130,10 +130,10 @@ def test_environment_json_holds_no_secret(monkeypatch):
 def test_no_option_of_ours_is_masked():
     for file in (ROOT / "conf").rglob("*.yaml"):
         content = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)
-        assert secrets.masked(content) == content
+        assert untrusted.masked(content) == content
 
 
 @pytest.mark.parametrize("text", ["key" * 5000, "a=" * 5000, "-" * 9999, "key:" * 5000, '"' * 9999, "key = " * 2000])
 def test_masking_takes_no_longer_than_reading(text):
-    secrets.masked_command(text)
-    secrets.masked_command(f"'{text}")  # pytest's own limit is what this would run into
+    untrusted.masked_command(text)
+    untrusted.masked_command(f"'{text}")  # pytest's own limit is what this would run into

@@ -20,8 +20,7 @@ from accordion_bench.report.read.load import read_run
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.checkpoint import Owners
 from accordion_bench.runs.folder import RunFolder, log
-from accordion_bench.runs.manifest import Manifest, Trained
-from accordion_bench.runs.saving import BlockingWriter, Saving
+from accordion_bench.runs.saving import BlockingWriter, Manifest, Saving, Trained
 from tests.kit import tiny
 from tests.kit.processes import killed, start_forking
 from tests.runs import test_checkpoint

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.runs import manifest, reuse, untrusted
+from accordion_bench.runs import reuse, saving, untrusted
 from accordion_bench.runs.folder import RunFolder
 from tests.report.hostile.corpus import LAUGHS
 
@@ -63,9 +63,9 @@ def test_a_configuration_that_cannot_be_read_is_a_sentence_to_all_who_read_it(co
 
 
 def test_a_manifest_that_is_too_deep_is_damaged(tmp_path):
-    (tmp_path / manifest.FILE).write_text(DEEP)
-    with pytest.raises(manifest.Damaged, match=r"manifest\.json cannot be read"):
-        manifest.read_manifest(tmp_path)
+    (tmp_path / saving.FILE).write_text(DEEP)
+    with pytest.raises(saving.Damaged, match=r"manifest\.json cannot be read"):
+        saving.read_manifest(tmp_path)
 
 
 def test_a_sweep_beside_a_pipe_waits_for_nobody(tmp_path):

@@ -18,8 +18,7 @@ from accordion_bench.report.read.metrics_rows import ENDING, MetricsRows, cut_sh
 from accordion_bench.report.read.schema import EnvironmentFile, problem, problem_of_rows, wrong_keys
 from accordion_bench.run_config import is_label
 from accordion_bench.runs import untrusted
-from accordion_bench.runs.secrets import masked, masked_command
-from accordion_bench.runs.untrusted import TEXT, is_printable_json, plain, printable
+from accordion_bench.runs.untrusted import TEXT, is_printable_json, masked, masked_command, plain, printable
 
 METRICS_FILE = "metrics.jsonl"
 FILES = ("config.yaml", METRICS_FILE, "summary.json", "environment.json")

@@ -204,7 +204,7 @@ def _known(folders: Sequence[str], model: str, workers: int) -> dict[str, str]:
     if not folders:
         return {}
     from accordion_bench.report.compare.verdicts import known_accuracies  # imports pandas
-    from accordion_bench.report.read.load import find_runs
+    from accordion_bench.report.read import find_runs
 
     paths = [Path(folder) for folder in folders]
     for path in paths:

@@ -36,7 +36,7 @@ def main(words: Sequence[str]) -> int:
 
 def _run_folder(word: str) -> Path:
     """Return the folder of a run, or the rows file of a user's own loop."""
-    from accordion_bench.report.read.load import find_runs
+    from accordion_bench.report.read import find_runs
 
     found = find_runs(word)
     if found == [Path(word)]:
@@ -51,7 +51,7 @@ def _run_folder(word: str) -> Path:
 
 def screen(path: Path) -> Iterator[str]:
     """Yield the lines on one run, finished or not: its folder, or a file of metrics rows."""
-    from accordion_bench.report.read.load import read_run
+    from accordion_bench.report.read import read_run
 
     run = read_run(path)
     config, last = run.config, dict(run.rows[-1]) if run.rows else {}

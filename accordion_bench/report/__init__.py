@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from accordion_bench.report.compare.arms import Arm
-    from accordion_bench.report.read.load import Run, load_metrics, load_runs, read_runs
+    from accordion_bench.report.read import Run, load_metrics, load_runs, read_runs
 
 __all__ = ["compare", "figure", "load_metrics", "load_runs", "read_runs"]
 
@@ -110,7 +110,7 @@ def figure(runs: Runs, kind: str = "comparison", setting: str | None = None) -> 
 def _settings(runs: Runs) -> "dict[str, list[Arm]]":
     """Return the arms of each setting by its name; runs that cannot be compared are omitted, as in reports."""
     from accordion_bench.report.compare.columns import tidy
-    from accordion_bench.report.read.load import Run, read_runs
+    from accordion_bench.report.read import Run, read_runs
     from accordion_bench.report.render.captions import headings
     from accordion_bench.report.render.write import sound
 
@@ -128,6 +128,6 @@ def __getattr__(name: str) -> Any:
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from accordion_bench.report.read import load
+    from accordion_bench.report import read
 
-    return getattr(load, name)
+    return getattr(read, name)

@@ -53,22 +53,22 @@ def _report(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     drawn += ["pdf"] if args.pdf else []
     printed = Print(checks.choice("--paper", args.paper, tuple(PAPERS)), tuple(drawn), bandwidths)
     print(f"reading the runs in {printable(' '.join(args.runs))}", file=sys.stderr, flush=True)
+    from accordion_bench.report import read
     from accordion_bench.report.compare.intervals import first  # these take seconds to import
-    from accordion_bench.report.read import load
     from accordion_bench.report.render import tables, write
 
     if args.config_dir is not None or args.trust:
         import_from_here()
     if args.trust:
-        load.trust_classes(args.runs)
+        read.trust_classes(args.runs)
     if args.serve:
         from accordion_bench.report.serve import serve
 
         return serve(args.runs, args.port)
-    folders = load.no_runs(args.runs)
+    folders = read.no_runs(args.runs)
     for said in first(write.skipped(folders)):
         print(f"warning: {said}", file=sys.stderr)
-    runs = load.read_runs(args.runs)
+    runs = read.read_runs(args.runs)
     if not runs:
         raise checks.ConfigError(
             "RUN must be a run folder, a file of metrics rows or a folder that contains some, got "

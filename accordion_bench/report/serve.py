@@ -22,7 +22,7 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.parallel import classes_apart, each
-from accordion_bench.report.read.load import FILES, METRICS_FILE, Run, find_runs, no_runs, read_run
+from accordion_bench.report.read import FILES, METRICS_FILE, Run, find_runs, no_runs, read_run
 from accordion_bench.report.read.metrics_rows import summary_of
 from accordion_bench.report.read.schema import problem, problem_of_rows
 from accordion_bench.report.render.page import Section, page
@@ -108,7 +108,7 @@ def live_page(
     Args:
         ended: finished runs, and unfinished ones that are no longer running.
         running: runs that are still running.
-        folders: names of folders without a run, with the reason; see `load.no_runs`.
+        folders: names of folders without a run, with the reason; see `read.no_runs`.
         follow: script that reloads the page when its runs change.
     """
     ended, parts, repeats, _ = sound(ended, texts)

@@ -49,7 +49,7 @@ class MLflow(Tracker):
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient  # seconds to import
 
-        from accordion_bench.report.read.load import flat
+        from accordion_bench.report.read import flat
 
         self.folder = folder
         options = {key: str(value)[:LONGEST] for key, value in flat(masked(cfg)).items() if value is not None}

@@ -57,7 +57,7 @@ class TensorBoard(Tracker):
         self.writer.flush()
 
     def finish(self, summary: dict[str, Any]) -> None:
-        from accordion_bench.report.read.load import flat
+        from accordion_bench.report.read import flat
 
         known = scalars(summary)
         ends = {f"hparam/{name}": known[name] for name in HPARAMS if math.isfinite(known.get(name, math.nan))}

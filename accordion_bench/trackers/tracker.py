@@ -25,7 +25,7 @@ def send_figures(folder: Path, summary: dict[str, Any], send: Callable[[list[Pat
     The run need not have a done marker yet; `summary` is its final summary, not yet written. The files are deleted.
     """
     from accordion_bench.report.compare.grouping import group
-    from accordion_bench.report.read.load import read_run
+    from accordion_bench.report.read import read_run
     from accordion_bench.report.render.figures import draw_all
 
     try:

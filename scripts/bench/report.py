@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accordion_bench.config.compose import compose
+from accordion_bench.report import read
 from accordion_bench.report.compare.grouping import group, settings
-from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, write
 from accordion_bench.report.render.figures import draw
 from accordion_bench.report.render.page import Section, page
@@ -141,7 +141,7 @@ def parts(folder: Path, out: Path) -> dict[str, tuple[float, float]]:
     def lap(name: str) -> None:
         marks.append((name, *now()))
 
-    arms, _ = group(load.read_runs([folder]))
+    arms, _ = group(read.read_runs([folder]))
     lap("load")
     together = settings(arms)
     for members in together:

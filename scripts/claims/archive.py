@@ -6,7 +6,7 @@ import lzma
 import tarfile
 from pathlib import Path
 
-from accordion_bench.report.read.load import find_runs, read_run
+from accordion_bench.report.read import find_runs, read_run
 from accordion_bench.runs import durable
 from scripts.claims.outcome import has_ended
 from scripts.claims.plan import RUNS

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accordion_bench.report.read.load import Run, find_runs, read_run
+from accordion_bench.report.read import Run, find_runs, read_run
 from accordion_bench.runs.metrics import metric
 from scripts.claims.plan import Cell, Plan, Table
 

@@ -24,7 +24,7 @@ import pandas as pd
 from accordion_bench.options.units import digits
 from accordion_bench.report.compare.beside import all_looks, first_row
 from accordion_bench.report.compare.intervals import half_width
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.report.render import ArmLook
 from accordion_bench.report.render.tables import aligned
 from accordion_bench.runs.metrics import Metric, metric

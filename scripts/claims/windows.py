@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 
 from accordion_bench.methods.labels import policies_of
 from accordion_bench.report.compare.intervals import Difference, difference
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.report.render.figures.layers import critical_share, norms_by_layer
 from accordion_bench.report.render.tables import aligned
 from accordion_bench.runs.metrics import Metric, metric

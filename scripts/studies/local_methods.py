@@ -31,7 +31,7 @@ from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.intervals import show_ratio, show_times
 from accordion_bench.report.compare.verdicts import verdicts
-from accordion_bench.report.read.load import Run, read_runs
+from accordion_bench.report.read import Run, read_runs
 from accordion_bench.report.render import captions, write
 from accordion_bench.report.render.figures.sheet import save, styled
 from accordion_bench.report.render.tables import aligned, folded

@@ -10,7 +10,7 @@ from torch import nn
 
 import accordion_bench as ab
 from accordion_bench.attaching.rows import description
-from accordion_bench.report.read.load import read_runs
+from accordion_bench.report.read import read_runs
 from accordion_bench.runs.folder import environment
 from tests.kit import by_hand
 from tests.kit.processes import together

@@ -13,7 +13,7 @@ from accordion_bench.cli import show
 from accordion_bench.config.compose import as_written
 from accordion_bench.config.run_level import refuse_wrong
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.report.read.load import read_run
+from accordion_bench.report.read import read_run
 from accordion_bench.report.render.captions import facts
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import reuse

@@ -20,7 +20,7 @@ from accordion_bench.cli import sweep
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.processes import placement
-from accordion_bench.report.read.load import find_runs
+from accordion_bench.report.read import find_runs
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import reuse
 from accordion_bench.runs.folder import RunFolder

@@ -18,7 +18,7 @@ from accordion_bench.options import advice
 from accordion_bench.options import conf_dir as where_conf_is
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.report.__main__ import main as report
-from accordion_bench.report.read.load import load_metrics, load_runs
+from accordion_bench.report.read import load_metrics, load_runs
 from tests.kit import composed, pages
 from tests.kit.own_parts import EXAMPLE
 from tests.kit.paths import ROOT

@@ -11,7 +11,7 @@ from accordion_bench.compressors.probe import dense_bytes, payload_bytes
 from accordion_bench.exchange.partition import dense_warning, why_dense
 from accordion_bench.plan import TensorSpec
 from accordion_bench.report.compare.grouping import group
-from accordion_bench.report.read.load import read_run
+from accordion_bench.report.read import read_run
 from accordion_bench.report.render import captions
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.progress import DenseNotes

@@ -17,7 +17,7 @@ from accordion_bench.exchange.ddp import UNMEASURED
 from accordion_bench.exchange.foreign_hook import ForeignHook, can_be_saved
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.watchdog import ChildRefused
-from accordion_bench.report.read.load import read_run
+from accordion_bench.report.read import read_run
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer

@@ -17,7 +17,7 @@ from accordion_bench.processes.placement import place
 from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.verdicts import verdicts
-from accordion_bench.report.read.load import read_runs
+from accordion_bench.report.read import read_runs
 from accordion_bench.report.render import captions
 from accordion_bench.report.render.figures.sheet import metric_label
 from accordion_bench.report.render.tables import cells

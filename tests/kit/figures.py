@@ -14,7 +14,7 @@ from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.report import BANDWIDTHS
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.grouping import group, settings
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.report.render.figures import KINDS
 
 LAYERS = [f"stages.0.{i}.conv.weight" for i in range(6)]

@@ -16,7 +16,7 @@ from accordion_bench.network.link_model import Exchanges, Network, exchanges_fro
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.times import modelled_seconds
-from accordion_bench.report.read.load import read_run
+from accordion_bench.report.read import read_run
 from accordion_bench.report.read.schema import problem
 from accordion_bench.report.render import captions
 from accordion_bench.report.render.figures import sheet

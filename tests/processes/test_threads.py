@@ -12,7 +12,7 @@ from accordion_bench.config import continuation
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes import threads
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.report.render.captions import unequal
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, tiny

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import accordion_bench as ab
+from accordion_bench.report import read
 from accordion_bench.report.compare.columns import tidy
-from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, write
 from tests.report.test_report import grouped, no_figures, run_folder  # noqa: F401
 
@@ -34,7 +34,7 @@ def test_a_function_stays_one_whatever_is_imported():
         _ = ab.report.nothing
 
 
-@pytest.mark.parametrize("given", [str, Path, lambda path: [path], lambda path: load.read_runs([path])])
+@pytest.mark.parametrize("given", [str, Path, lambda path: [path], lambda path: read.read_runs([path])])
 def test_runs_are_paths_or_what_was_read(runs, given):
     found = ab.report.compare(given(runs))
     assert found["arm"].tolist() == ["dense", "PowerSGD rank 2"]
@@ -47,7 +47,7 @@ def test_one_path_is_no_list_of_letters(runs):
 
 
 def test_it_is_what_the_report_writes(runs, tmp_path, no_figures):  # noqa: F811
-    write.write(load.read_runs([runs]), tmp_path / "out", formats=["csv"])
+    write.write(read.read_runs([runs]), tmp_path / "out", formats=["csv"])
     found = ab.report.compare(runs).drop(columns="setting")
     assert (tmp_path / "out" / "table.csv").read_text() == found.to_csv(index=False)
 

@@ -17,7 +17,7 @@ from accordion_bench.report.compare.beside import (
     to_target,
 )
 from accordion_bench.report.compare.grouping import group
-from accordion_bench.report.read.load import Run, read_run
+from accordion_bench.report.read import Run, read_run
 from accordion_bench.report.render import captions, write
 from accordion_bench.report.render.page import to_target as drawn_to_target
 from tests.kit.figures import figures_of

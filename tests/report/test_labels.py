@@ -2,11 +2,10 @@
 
 import pytest
 
-from accordion_bench.report import BANDWIDTHS, load_runs
+from accordion_bench.report import BANDWIDTHS, load_runs, read
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare.arms import dense_command
 from accordion_bench.report.compare.verdicts import known_accuracies
-from accordion_bench.report.read import load
 from accordion_bench.report.render import captions, figures, looks, write
 from accordion_bench.report.render.figures.finals import by_method
 from tests.report.test_report import grouped, no_figures, run_folder  # noqa: F401
@@ -112,5 +111,5 @@ def test_a_line_over_workers_joins_arms_of_one_label_and_one_method(tmp_path, se
 @pytest.mark.parametrize("label", ["", 41 * "x", 7, ["x"], {"x": 1}])
 def test_what_is_no_label_in_a_strangers_folder(label, tmp_path):
     run_folder(tmp_path, "topk", label=label)
-    (run,) = load.read_runs([tmp_path])
+    (run,) = read.read_runs([tmp_path])
     assert run.label == "TopK 10 %" and run.problem == "label of config.yaml is missing or of the wrong type"

@@ -8,8 +8,8 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 
 from accordion_bench.report import parallel as processes
+from accordion_bench.report import read
 from accordion_bench.report.parallel import each
-from accordion_bench.report.read import load
 from accordion_bench.report.read.metrics_rows import MetricsRows
 from tests.report.test_report import accordion, run_folder
 
@@ -45,8 +45,8 @@ def test_a_column_is_replaced_where_rows_have_it():
 
 def test_rows_of_a_run_are_those_of_its_file(tmp_path):
     path = run_folder(tmp_path, "powersgd", adaptive=accordion(), epochs=9)
-    read = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    assert load.read_run(path).rows == read
+    expected = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert read.read_run(path).rows == expected
 
 
 def test_they_take_a_fifth_of_the_memory():

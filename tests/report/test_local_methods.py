@@ -11,10 +11,10 @@ import pytest
 from accordion_bench import __main__ as command
 from accordion_bench.methods import labels
 from accordion_bench.options.conf_dir import conf_dir
+from accordion_bench.report import read
 from accordion_bench.report.compare import columns, grouping, intervals, verdicts
 from accordion_bench.report.compare.arms import dense_command
-from accordion_bench.report.read import load
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.report.render import captions, tables
 from accordion_bench.report.render.figures.curves import tradeoff
 from accordion_bench.runs.folder import RunFolder
@@ -94,7 +94,7 @@ def test_two_periods_are_no_levels():
 def test_a_preset_is_its_scheme(tmp_path):
     local(tmp_path, preset=True, period=8)
     local(tmp_path, preset=False, period=8)
-    found, repeats = grouping.group(load.read_runs([tmp_path]))
+    found, repeats = grouping.group(read.read_runs([tmp_path]))
     assert [arm.label for arm in found] == ["local SGD, H 8"] and len(repeats) == 1
 
 

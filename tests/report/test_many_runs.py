@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
+from accordion_bench.report import read
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import grouping, intervals
 from accordion_bench.report.compare.arms import own_commands
 from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.intervals import listed, show_seeds
-from accordion_bench.report.read import load
 from accordion_bench.report.render import captions, write
 from accordion_bench.runs.folder import RunFolder
 from tests.report.test_report import grouped, no_figures, run_folder  # noqa: F401
@@ -31,7 +31,7 @@ def copies(run, seeds):
 
 
 def test_thousands_of_seeds_of_one_arm_are_a_page(tmp_path):
-    (run,) = load.read_runs([run_folder(tmp_path, "powersgd")])
+    (run,) = read.read_runs([run_folder(tmp_path, "powersgd")])
     arms, repeats = grouping.group(copies(run, SEEDS))
     (part,) = grouping.settings(arms)
     said, latex = write.texts([part])
@@ -42,7 +42,7 @@ def test_thousands_of_seeds_of_one_arm_are_a_page(tmp_path):
 
 
 def test_the_command_of_seeds_says_each(tmp_path):
-    (run,) = load.read_runs([run_folder(tmp_path, "powersgd")])
+    (run,) = read.read_runs([run_folder(tmp_path, "powersgd")])
     assert own_commands(copies(run, 3)) == ["python -m accordion_bench -m compressor=powersgd epochs=4 seed=0,1,2"]
     assert own_commands(copies(run, 1)) == ["python -m accordion_bench compressor=powersgd seed=0 epochs=4"]
     without = replace(run, environment={**run.environment, "command": "python -m accordion_bench compressor=powersgd"})
@@ -53,7 +53,7 @@ def test_the_command_of_seeds_says_each(tmp_path):
 
 
 def test_thousands_that_are_in_no_mean_are_twenty_lines(tmp_path):
-    (run,) = load.read_runs([run_folder(tmp_path)])
+    (run,) = read.read_runs([run_folder(tmp_path)])
     left = write.left_out([replace(run, problem="killed")] * SEEDS, [run] * 22, [("a", "empty")] * 21)
     many, repeated, skipped = write.notes(left)
     assert len(many.splitlines()) == 2 + intervals.LINES + 1 and many.endswith("- ... and 980 more")
@@ -122,7 +122,7 @@ def test_the_report_begins_with_the_answers(tmp_path, no_figures):  # noqa: F811
         run_folder(tmp_path / "runs", seed=seed, accuracy=0.9 + seed / 1000)
         run_folder(tmp_path / "runs", "powersgd", seed=seed, accuracy=0.9 + seed / 990, payload=100)
     run_folder(tmp_path / "runs", epochs=8)
-    write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out")
+    write.write(read.read_runs([tmp_path / "runs"]), tmp_path / "out")
     for name in ("README.md", "table.md"):
         first, second, third, *_ = (tmp_path / "out" / name).read_text().split("\n\n")
         assert first.startswith(

@@ -13,9 +13,8 @@ import pytest
 import yaml
 
 from accordion_bench.network.link_model import Network
-from accordion_bench.report import render
+from accordion_bench.report import read, render
 from accordion_bench.report.compare.grouping import group
-from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, page, write
 from accordion_bench.report.render import page as page_module
 from accordion_bench.report.render.page import STOPS, curves, swatch
@@ -42,7 +41,7 @@ def report(tmp_path_factory):
     (run_folder(root / "runs", seed=7) / "done").unlink()
     with pytest.MonkeyPatch.context() as patch:  # one that the page draws itself, and one that it does not
         patch.setattr(figures, "OF_A_SETTING", ("breakdown", "norms"))
-        write.write(load.read_runs([root / "runs"]), root / "out", [("lost", "does not exist")])
+        write.write(read.read_runs([root / "runs"]), root / "out", [("lost", "does not exist")])
     return root / "out" / "report.html"
 
 
@@ -202,7 +201,7 @@ def test_the_page_draws_every_arm(report):
 
 def test_a_page_of_nothing(tmp_path, no_figures):  # noqa: F811
     (run_folder(tmp_path / "runs") / "done").unlink()
-    write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out")
+    write.write(read.read_runs([tmp_path / "runs"]), tmp_path / "out")
     assert "0 runs in 0 arms" in Page((tmp_path / "out" / "report.html").read_text()).text
 
 
@@ -310,6 +309,6 @@ def test_every_look_has_a_picture(many):
 def test_without_the_extra_there_is_all_but_the_page(tmp_path, no_figures, monkeypatch):  # noqa: F811
     run_folder(tmp_path / "runs")
     monkeypatch.setattr(page_module, "NEEDS", ("plotly", "no_such_package"))
-    said = write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out").where
+    said = write.write(read.read_runs([tmp_path / "runs"]), tmp_path / "out").where
     assert said.endswith("no report.html: it needs no_such_package; type pip install 'accordion-bench[report]'")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"README.md", "table.md", "table.csv", "table.tex"}

@@ -9,11 +9,10 @@ import yaml
 
 from accordion_bench.methods import labels
 from accordion_bench.options.conf_dir import conf_dir
-from accordion_bench.report import load_metrics, load_runs, parallel
+from accordion_bench.report import load_metrics, load_runs, parallel, read
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, columns, grouping, intervals, verdicts
 from accordion_bench.report.compare.arms import own_commands
-from accordion_bench.report.read import load
 from accordion_bench.report.render import captions, figures, tables, write
 from accordion_bench.report.render.figures import layers
 from accordion_bench.runs.folder import RunFolder
@@ -119,7 +118,7 @@ def calendar(**options):
 
 
 def grouped(root):
-    return grouping.group(load.read_runs([root]))[0]
+    return grouping.group(read.read_runs([root]))[0]
 
 
 @pytest.fixture
@@ -182,7 +181,7 @@ def test_interrupted_run_says_where_it_stopped(tmp_path):
     (path / "summary.json").write_text(
         json.dumps({"stopped_by": "Interrupted", "reason": "Ctrl-C", "payload_bytes": 3})
     )
-    (run,) = load.read_runs([path])
+    (run,) = read.read_runs([path])
     assert write.unfinished(run) == (f"{path.name} (dense, seed 0): stopped by Interrupted; epoch 4 of 4 was the last")
 
 
@@ -273,7 +272,7 @@ def test_looking_for_the_target_within_epochs_makes_no_other_arm(tmp_path):
 def test_a_repeated_seed_counts_once(tmp_path):
     run_folder(tmp_path, accuracy=0.5, started="2026-01-02")
     older = run_folder(tmp_path, accuracy=0.9, started="2026-01-01")
-    (arm,), repeats = grouping.group(load.read_runs([tmp_path]))
+    (arm,), repeats = grouping.group(read.read_runs([tmp_path]))
     assert (arm.n, arm.mean("metric")) == (1, 0.5)
     assert [run.path for run in repeats] == [older]
 
@@ -449,7 +448,7 @@ def test_a_dense_run_with_another_optimizer_is_named(tmp_path):
 
 def test_commands_are_shown_without_folders(tmp_path):
     run_folder(tmp_path, command="/some/where/accordion-bench seed=3 paths.runs=/some/where")
-    (run,) = load.read_runs([tmp_path])
+    (run,) = read.read_runs([tmp_path])
     assert own_commands([run]) == ["python -m accordion_bench seed=3"]
 
 
@@ -458,14 +457,14 @@ def test_commands_are_shown_without_folders(tmp_path):
 
 def test_level_map(tmp_path):
     run_folder(tmp_path, "powersgd", adaptive=accordion(weak=4))
-    (run,) = load.read_runs([tmp_path])
+    (run,) = read.read_runs([tmp_path])
     assert layers.levels_by_layer(run) == {layer: [1, 2, 1, 2] for layer in LAYERS}
     assert parallel.lr_drops(run.config, run.rows) == [2]
     halving = run_folder(tmp_path / "steady", "powersgd", adaptive=accordion(weak=4), schedule=COSINE)
     for row, share in zip(rows := RunFolder(halving).read_metrics(), (1, 0.85, 0.5, 0.146), strict=True):
         row["lr"] = share  # of half a cosine over four epochs
     (halving / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (steady,) = load.read_runs([tmp_path / "steady"])
+    (steady,) = read.read_runs([tmp_path / "steady"])
     assert parallel.lr_drops(steady.config, steady.rows) == []
     assert "conv.weight" in parallel.dense_layers(run.config, 4)  # 16 x 9: rank 4 would save less than half
     assert "stages.0.0.conv1.weight" not in parallel.dense_layers(run.config, 4)
@@ -517,7 +516,7 @@ def test_two_settings_are_two_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "OF_A_SETTING", ("comparison",))
     run_folder(tmp_path, "none")
     run_folder(tmp_path, "none", epochs=5)
-    text = write.write(load.read_runs([tmp_path]), tmp_path / "out").text
+    text = write.write(read.read_runs([tmp_path]), tmp_path / "out").text
     assert text.count("## resnet8 on digits") == 2
     assert [file.name for file in sorted((tmp_path / "out").glob("comparison*.png"))] == [
         "comparison-resnet8-on-digits-4x32-4-epochs.png",
@@ -544,8 +543,8 @@ def test_runs_are_found_at_any_depth_and_nothing_is_looked_for_inside_them(tmp_p
     run_folder(near / "checkpoint", "none")
     run_folder(tmp_path / ".hidden", "none")
     (tmp_path / "empty").mkdir()
-    assert load.find_runs([tmp_path]) == [deep, near]
-    assert load.no_runs([tmp_path]) == [("empty", f"no run: has none of {', '.join(load.FILES)}")]
+    assert read.find_runs([tmp_path]) == [deep, near]
+    assert read.no_runs([tmp_path]) == [("empty", f"no run: has none of {', '.join(read.FILES)}")]
 
 
 def test_runs_that_have_learned_nothing_are_told(tmp_path):
@@ -579,7 +578,7 @@ def test_many_arms_are_rows_instead_of_curves(tmp_path, monkeypatch):
     for i, name in enumerate(["none", *(name for name in names if name != "none")]):
         for seed in (0, 1):
             run_folder(tmp_path / "runs", name, seed=seed, payload=1000 - i, accuracy=0.9 + seed / 100)
-    write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out")
+    write.write(read.read_runs([tmp_path / "runs"]), tmp_path / "out")
     assert (tmp_path / "out" / "comparison.png").exists()
     figure = figures.forest(grouped(tmp_path / "runs"))
     rows = [text.get_text() for text in figure.axes[0].get_yticklabels()]

@@ -9,11 +9,10 @@ import time
 import pytest
 
 from accordion_bench.options import instantiate
-from accordion_bench.report import load_metrics, load_runs
+from accordion_bench.report import load_metrics, load_runs, read
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, columns, grouping, times, verdicts
 from accordion_bench.report.compare.arms import own_commands
-from accordion_bench.report.read import load
 from accordion_bench.report.render import captions, figures, write
 from accordion_bench.report.render.write import sound
 from accordion_bench.runs import untrusted
@@ -99,14 +98,14 @@ def rows_file(path, run=None, epochs=EPOCHS, payload=413184, **columns):
     return path
 
 
-def read(path):
-    (run,) = load.read_runs([path])
+def of_file(path):
+    (run,) = read.read_runs([path])
     return run
 
 
 def parts_of(*paths):
     """The arms of each setting."""
-    return grouping.settings(grouping.group(load.read_runs(paths))[0])
+    return grouping.settings(grouping.group(read.read_runs(paths))[0])
 
 
 def labels_of(*paths):
@@ -164,7 +163,7 @@ def test_seeds_are_one_arm_and_options_that_differ_are_told(tmp_path):
 def test_what_the_user_has_passed_may_stand_beside_the_run(tmp_path):
     anonymous = about(seed=None, model=None)
     rows_file(tmp_path / "a.jsonl", anonymous, seed=3, batch_size=64, plan={}, **SAID)
-    run = read(tmp_path / "a.jsonl")
+    run = of_file(tmp_path / "a.jsonl")
     assert run.finished and run.seed == 3
     assert (run.config["choices"]["model"], run.config["choices"]["dataset"]) == ("resnet8", "digits")
     assert run.config["batch_size"] == 64
@@ -174,9 +173,9 @@ def test_what_the_user_has_passed_comes_before_what_was_attached(tmp_path):
     """`attach` writes its default seed, and the class of the model."""
     for seed in (1, 2):
         rows_file(tmp_path / f"{seed}.jsonl", about(seed=0), seed=seed, model="resnet8")
-    (arm,), repeats = grouping.group(load.read_runs([tmp_path]))
+    (arm,), repeats = grouping.group(read.read_runs([tmp_path]))
     assert (arm.seeds, repeats) == ([1, 2], [])
-    assert read(tmp_path / "1.jsonl").config["choices"]["model"] == "resnet8"
+    assert of_file(tmp_path / "1.jsonl").config["choices"]["model"] == "resnet8"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +184,7 @@ def test_what_the_user_has_passed_comes_before_what_was_attached(tmp_path):
     ids=str,
 )
 def test_the_link_of_modelled_times_is_the_one_that_was_passed(tmp_path, said, link):
-    run = read(rows_file(tmp_path / "a.jsonl", about(**said)))
+    run = of_file(rows_file(tmp_path / "a.jsonl", about(**said)))
     assert run.finished and run.config["choices"]["network"] == link
     assert run.config["network"] == {**node("network", link)}
 
@@ -193,7 +192,7 @@ def test_the_link_of_modelled_times_is_the_one_that_was_passed(tmp_path, said, l
 def test_files_without_a_seed_count_once(tmp_path):
     for name in "ab":
         rows_file(tmp_path / f"{name}.jsonl", about(seed=None))
-    (arm,), repeats = grouping.group(load.read_runs([tmp_path]))
+    (arm,), repeats = grouping.group(read.read_runs([tmp_path]))
     assert arm.seeds == [None] and [run.name for run in repeats] == ["a.jsonl"]
 
 
@@ -203,7 +202,7 @@ def test_policies_and_schemes_are_labelled_as_in_the_bench(tmp_path):
     run["options"]["sync"] = node("sync", "local_sgd")
     rows_file(tmp_path / "b.jsonl", run)
     bench = run_folder(tmp_path / "bench", adaptive={"accordion": node("adaptive", "accordion")}, compressor="powersgd")
-    adaptive, scheme, theirs = load.read_runs([tmp_path / "a.jsonl", tmp_path / "b.jsonl", bench])
+    adaptive, scheme, theirs = read.read_runs([tmp_path / "a.jsonl", tmp_path / "b.jsonl", bench])
     assert adaptive.label == f"{theirs.label}, attached" == "Accordion (PowerSGD rank 2/1), attached"
     assert scheme.label.startswith("local SGD, H ") and scheme.label.endswith(", attached")
 
@@ -338,7 +337,7 @@ def test_loops_of_ones_own_share_no_speed(tmp_path):
 
 def test_provenance_says_what_was_typed_and_what_was_not(tmp_path):
     rows_file(tmp_path / "mine.jsonl", about(device="cuda:0", host="h"))
-    runs = load.read_runs([tmp_path, run_folder(tmp_path / "bench", command="python -m accordion_bench epochs=2")])
+    runs = read.read_runs([tmp_path, run_folder(tmp_path / "bench", command="python -m accordion_bench epochs=2")])
     assert own_commands(runs) == [
         "# mine.jsonl: a training loop of its own",
         "python -m accordion_bench epochs=2",
@@ -386,11 +385,11 @@ def test_a_metric_that_is_not_evaluated_in_every_epoch(tmp_path):
     file = tmp_path / "a.jsonl"
     lines = [{**row(e), "accuracy": 0.7 if e % 2 else None, "run": about()} for e in range(EPOCHS)]
     file.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    run = read(file)
+    run = of_file(file)
     assert run.finished and run.summary["metric"] == 0.7 and run.summary["best_epoch"] == 1
     assert figures.draw_all(parts_of(file)[0], tmp_path)
     file.write_text("".join(json.dumps(one) + "\n" for one in lines[:3]))
-    assert read(file).problem == "the last row of a.jsonl has no accuracy, which earlier ones have"
+    assert of_file(file).problem == "the last row of a.jsonl has no accuracy, which earlier ones have"
 
 
 @pytest.mark.parametrize("key", about())
@@ -398,8 +397,8 @@ def test_a_run_may_lack_any_key(tmp_path, key):
     """What is not said is unknown; only how many workers there are must be known."""
     run = about(**SAID)
     (tmp_path / "nulls").mkdir()
-    null = read(rows_file(tmp_path / "nulls" / "a.jsonl", {**run, key: None}))
-    absent = read(rows_file(tmp_path / "a.jsonl", {name: value for name, value in run.items() if name != key}))
+    null = of_file(rows_file(tmp_path / "nulls" / "a.jsonl", {**run, key: None}))
+    absent = of_file(rows_file(tmp_path / "a.jsonl", {name: value for name, value in run.items() if name != key}))
     assert null.problem == absent.problem and null.label == absent.label
     said = {"workers": "workers is missing in the rows of a.jsonl, or of the wrong type"}
     assert absent.problem == said.get(key, "")
@@ -417,14 +416,14 @@ def test_the_metric_is_one_that_the_bench_knows_else_a_loss(tmp_path):
     columns = {"accuracy": 0.9, "perplexity": 80.0, "bits_per_byte": 2.5, "token_perplexity": 9.0}
     columns |= {"test_loss": 0.3, "train_loss": 0.2}
     for name in list(columns):
-        run = read(rows_file(tmp_path / f"{name}.jsonl", **columns))
+        run = of_file(rows_file(tmp_path / f"{name}.jsonl", **columns))
         assert (run.summary["metric_name"], run.summary["metric"]) == (name, columns[name])
         ((arm,),) = parts_of(tmp_path / f"{name}.jsonl")
         said = " ".join(captions.captions([arm]))
         assert (f"judged by {name.replace('_', ' ')}" in said) == name.endswith("loss")
         assert ("Lower is better" in said) == (name != "accuracy")
         columns[name] = None
-    problem = read(rows_file(tmp_path / "none.jsonl", **columns)).problem
+    problem = of_file(rows_file(tmp_path / "none.jsonl", **columns)).problem
     assert problem.startswith("none.jsonl has no number for any of accuracy, perplexity, bits_per_byte, token_")
 
 
@@ -433,12 +432,12 @@ def test_the_best_epoch_of_a_loss_is_its_lowest(tmp_path):
     losses = [0.5, 0.2, 0.4]
     lines = [{**row(e), "accuracy": None, "test_loss": loss, "run": about()} for e, loss in enumerate(losses)]
     file.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    summary = read(file).summary
+    summary = of_file(file).summary
     assert (summary["metric"], summary["best_metric"], summary["best_epoch"]) == (0.4, 0.2, 1)
 
 
 def test_accuracy_in_percent_is_refused(tmp_path):
-    problem = read(rows_file(tmp_path / "a.jsonl", accuracy=91.0)).problem
+    problem = of_file(rows_file(tmp_path / "a.jsonl", accuracy=91.0)).problem
     assert problem == "accuracy must be a share from 0 to 1, got 91.0; type comm.metrics(accuracy=0.91)"
 
 
@@ -446,15 +445,15 @@ def test_accuracy_in_percent_is_refused(tmp_path):
 
 
 def test_a_file_is_finished_from_its_first_row_on(tmp_path):
-    run = read(rows_file(tmp_path / "a.jsonl", epochs=1))
+    run = of_file(rows_file(tmp_path / "a.jsonl", epochs=1))
     assert run.finished and run.config["epochs"] == 1
     assert "Not known here" in captions.attached(parts_of(tmp_path / "a.jsonl")[0])[0]
 
 
 def test_rows_that_say_of_how_many_epochs_they_are(tmp_path):
-    problem = read(_of_ten(tmp_path, 3)).problem
+    problem = of_file(_of_ten(tmp_path, 3)).problem
     assert problem == "a.jsonl has rows up to epoch 3 of 10: still running, or stopped"
-    assert read(_of_ten(tmp_path, 10)).finished
+    assert of_file(_of_ten(tmp_path, 10)).finished
 
 
 def _of_ten(folder, written):
@@ -466,7 +465,7 @@ def _of_ten(folder, written):
 def test_a_torn_last_line_is_left_out(tmp_path):
     file = rows_file(tmp_path / "a.jsonl")
     file.write_text(file.read_text()[:-30])
-    run = read(file)
+    run = of_file(file)
     assert run.finished and len(run.rows) == EPOCHS - 1 == run.config["epochs"]
 
 
@@ -474,7 +473,7 @@ def test_a_damaged_line_with_others_after_it_is_told(tmp_path):
     file = rows_file(tmp_path / "a.jsonl")
     lines = file.read_text().splitlines()
     file.write_text("\n".join([lines[0], lines[1][:40] + lines[1], *lines[2:]]) + "\n")
-    assert read(file).problem == "line 2 of a.jsonl is not a row of metrics, and others follow it: delete it"
+    assert of_file(file).problem == "line 2 of a.jsonl is not a row of metrics, and others follow it: delete it"
 
 
 def test_several_runs_in_one_file_are_told(tmp_path):
@@ -482,7 +481,7 @@ def test_several_runs_in_one_file_are_told(tmp_path):
     second = rows_file(tmp_path / "b.jsonl", about(seed=1)).read_text()
     (tmp_path / "a.jsonl").write_text(first + second)
     said = "line 5 of a.jsonl belongs to another run than line 1: write each run to a separate file"
-    assert read(tmp_path / "a.jsonl").problem == said
+    assert of_file(tmp_path / "a.jsonl").problem == said
 
 
 def test_of_epochs_that_come_again_the_later_rows_count(tmp_path):
@@ -493,7 +492,7 @@ def test_of_epochs_that_come_again_the_later_rows_count(tmp_path):
     other = json.dumps({**json.loads(lines[1]), "run": {**about(), "host": "elsewhere", "threads": 8}})
     (tmp_path / "again.jsonl").write_text("\n".join([lines[0], *stopped[1:3], other, *lines[2:]]) + "\n")
     (tmp_path / "ranks.jsonl").write_text("\n".join(line for line in lines for _ in range(2)) + "\n")
-    expected, again, ranks = (read(tmp_path / f"{name}.jsonl") for name in ("whole", "again", "ranks"))
+    expected, again, ranks = (of_file(tmp_path / f"{name}.jsonl") for name in ("whole", "again", "ranks"))
     for run in (again, ranks):
         assert (run.rows, run.summary, run.problem) == (expected.rows, expected.summary, "")
 
@@ -512,17 +511,17 @@ def test_files_are_found_in_folders_and_nothing_else_is_taken_for_one(tmp_path):
     (tmp_path / "runs" / "empty.jsonl").touch()
     (tmp_path / "runs" / "bytes.jsonl").write_bytes(bytes(range(256)))
     os.symlink(first, tmp_path / "runs" / "z.jsonl")
-    assert load.find_runs([tmp_path / "runs", first]) == [first, folder, second]
+    assert read.find_runs([tmp_path / "runs", first]) == [first, folder, second]
     given = [tmp_path / "runs" / name for name in ("own", "rows.txt")]
-    assert [run.finished for run in load.read_runs(given)] == [True, True]  # by its name any file
-    assert load.no_runs([tmp_path / "runs" / "own", first]) == []
+    assert [run.finished for run in read.read_runs(given)] == [True, True]  # by its name any file
+    assert read.no_runs([tmp_path / "runs" / "own", first]) == []
 
 
 def test_rows_in_a_file_named_like_the_benchs_are_no_broken_run(tmp_path):
     file = rows_file(tmp_path / "runs" / "metrics.jsonl")
     other = rows_file(tmp_path / "runs" / "more" / "b.jsonl", about(seed=1))
-    assert load.find_runs([tmp_path]) == [file, other]
-    assert all(run.finished for run in load.read_runs([tmp_path]))
+    assert read.find_runs([tmp_path]) == [file, other]
+    assert all(run.finished for run in read.read_runs([tmp_path]))
 
 
 def test_a_file_that_is_none_is_told(tmp_path, capsys, no_figures):  # noqa: F811
@@ -572,7 +571,7 @@ def test_texts_are_printable_and_secrets_masked(tmp_path):
     run = about(name=evil, model=evil, dataset=evil, processor=evil, host="\ud800")
     run["options"]["compressor"]["api_key"] = "hunter2"
     file = rows_file(tmp_path / "a.jsonl", run, note=evil, my_token="hunter2")
-    found = read(file)
+    found = of_file(file)
     assert found.finished
     _, _, _, (markdown, latex) = sound([found], write.texts)
     assert all(line.isprintable() for text in [*markdown, *latex] for line in text.splitlines())
@@ -583,7 +582,7 @@ def test_texts_are_printable_and_secrets_masked(tmp_path):
 @pytest.mark.parametrize("content", ['{"epoch": 0, "run": ' + "[" * 200_000, '{"epoch": 0, "run": {}}\n' + "[" * 100])
 def test_deep_files_are_a_sentence(tmp_path, content):
     (tmp_path / "a.jsonl").write_text(content)
-    runs = load.read_runs([tmp_path / "a.jsonl"])
+    runs = read.read_runs([tmp_path / "a.jsonl"])
     assert not any(run.finished for run in runs)
 
 
@@ -593,11 +592,11 @@ def test_only_regular_files_of_limited_size_are_read(tmp_path, monkeypatch):
     (tmp_path / "long.jsonl").touch()
     os.truncate(tmp_path / "long.jsonl", 10 << 30)  # one line of ten gigabytes, on no disk
     start = time.monotonic()
-    assert load.find_runs([tmp_path, *tmp_path.iterdir()]) == []
+    assert read.find_runs([tmp_path, *tmp_path.iterdir()]) == []
     assert time.monotonic() - start < SECONDS
     file = rows_file(tmp_path / "big.jsonl")
     os.truncate(file, 10 << 30)
-    assert "bytes; at most" in read(file).problem
+    assert "bytes; at most" in of_file(file).problem
     with pytest.raises(untrusted.Refused, match=r"first line of big\.jsonl has more than 10 bytes"):
         untrusted.read_first_line(file, 10)
 
@@ -633,7 +632,7 @@ def test_strange_values_are_a_result_or_a_sentence(tmp_path, place):
                 line = line[key]
             line[place[-1]] = value
         (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        for run in load.read_runs([tmp_path / "a.jsonl"]):
+        for run in read.read_runs([tmp_path / "a.jsonl"]):
             said, parts, _, (markdown, latex) = sound([run], write.texts)
             assert bool(said[0].problem) != bool(parts)
             assert all(line.isprintable() for text in [*markdown, *latex] for line in text.splitlines())
@@ -651,12 +650,12 @@ def test_many_damaged_files_are_a_result_or_a_sentence(tmp_path):
 def fuzz(root, cases, seed):
     draw = random.Random(seed)
     honest = rows_file(root / "a.jsonl", about(adaptive=["accordion"], **SAID), epochs=2).read_bytes()
-    bench = load.read_run(run_folder(root / "bench", epochs=2))
+    bench = read.read_run(run_folder(root / "bench", epochs=2))
     finished = 0
     for _ in range(cases):
         (root / "a.jsonl").write_bytes(damaged(honest, draw))
-        load.no_runs([root / "a.jsonl"])
-        for run in load.read_runs([root / "a.jsonl"]):
+        read.no_runs([root / "a.jsonl"])
+        for run in read.read_runs([root / "a.jsonl"]):
             assert run.problem.isprintable() and run.label.isprintable()
             runs, _, _, (markdown, _) = sound([bench, run], write.texts)
             assert runs[0].finished  # the honest one beside it

@@ -17,10 +17,9 @@ import pytest
 import yaml
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.report import serve
+from accordion_bench.report import read, serve
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare.grouping import group, settings
-from accordion_bench.report.read import load
 from accordion_bench.report.serve import arm_so_far, beside, live_page
 from tests.kit.paths import ROOT
 from tests.report.test_report import accordion, run_folder
@@ -89,13 +88,13 @@ def test_a_page_follows_its_runs(served):
 
 
 def test_only_what_has_changed_is_read(tmp_path, monkeypatch):
-    still, path, read = run_folder(tmp_path), goes_on(tmp_path), []
-    monkeypatch.setattr(serve, "read_run", lambda path: read.append(path) or load.read_run(path))
+    still, path, seen = run_folder(tmp_path), goes_on(tmp_path), []
+    monkeypatch.setattr(serve, "read_run", lambda path: seen.append(path) or read.read_run(path))
     followed = serve.Followed([str(tmp_path)])
     versions = [followed.version(), followed.version()]
-    assert {*read} == {still, path} and len(read) == 2 and versions[0] == versions[1]
+    assert {*seen} == {still, path} and len(seen) == 2 and versions[0] == versions[1]
     one_more(path)
-    assert followed.version() != versions[0] and read[2:] == [path]
+    assert followed.version() != versions[0] and seen[2:] == [path]
 
 
 def test_a_run_that_is_silent_counts_as_running_no_more(tmp_path):
@@ -103,18 +102,18 @@ def test_a_run_that_is_silent_counts_as_running_no_more(tmp_path):
     quick, slow = goes_on(tmp_path), goes_on(tmp_path, seconds=6 * 600.0, compressor="topk")
     followed = serve.Followed([str(tmp_path)])
     ages(quick, 60), ages(slow, 1000)
-    assert all(map(serve.is_running, load.read_runs([tmp_path])))
+    assert all(map(serve.is_running, read.read_runs([tmp_path])))
     before = followed.version()
     ages(quick, 400), ages(slow, 2000)
-    assert not any(map(serve.is_running, load.read_runs([tmp_path])))
+    assert not any(map(serve.is_running, read.read_runs([tmp_path])))
     assert followed.version() != before
-    assert not serve.is_running(load.read_run(run_folder(tmp_path)))
+    assert not serve.is_running(read.read_run(run_folder(tmp_path)))
 
 
 def test_a_running_run_is_no_stopped_one(tmp_path):
     path = goes_on(tmp_path)
     (path / "summary.json").write_text(json.dumps({"stopped_by": "SIGTERM", "reason": "preempted"}))
-    assert not serve.is_running(load.read_run(path))
+    assert not serve.is_running(read.read_run(path))
 
 
 def test_running_runs_stand_beside_the_arms_that_they_will_be_compared_with(tmp_path):
@@ -126,7 +125,7 @@ def test_running_runs_stand_beside_the_arms_that_they_will_be_compared_with(tmp_
     torn = goes_on(tmp_path, seed=7)
     config = yaml.safe_load((torn / "config.yaml").read_text())
     (torn / "config.yaml").write_text(yaml.safe_dump({**config, "workers": "many"}))
-    runs = load.read_runs([tmp_path])
+    runs = read.read_runs([tmp_path])
     parts = settings(group([run for run in runs if run.finished])[0])
     curves = [arm for run in runs if serve.is_running(run) if (arm := arm_so_far(run))]
     assert [[arm.label for arm in arms] for arms in beside(parts, curves)] == [

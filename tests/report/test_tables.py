@@ -12,11 +12,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from accordion_bench.report import Print
+from accordion_bench.report import Print, read
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, columns, grouping, intervals, verdicts
 from accordion_bench.report.compare.arms import dense_command
-from accordion_bench.report.read import load
 from accordion_bench.report.render import captions, figures, tables, write
 from accordion_bench.report.render.figures import DrawnFigures
 from accordion_bench.report.render.tables import page_columns
@@ -27,8 +26,8 @@ from tests.report.test_report import accordion, grouped, no_figures, node, run_f
 def edited(path, name, **values):
     """The same run with other values in one of its files; None as a value takes the key away."""
     file = path / name
-    read, dump = (json.loads, json.dumps) if name.endswith(".json") else (yaml.safe_load, yaml.safe_dump)
-    content = read(file.read_text())
+    parse, dump = (json.loads, json.dumps) if name.endswith(".json") else (yaml.safe_load, yaml.safe_dump)
+    content = parse(file.read_text())
     for key, value in values.items():
         content[key] = value
     file.write_text(dump({key: value for key, value in content.items() if value is not None}))
@@ -137,7 +136,7 @@ def test_lower_perplexity_is_better(tmp_path):
 def test_settings_of_two_metrics_are_one_csv(tmp_path, no_figures):  # noqa: F811
     perplexed(tmp_path / "runs", 97, epochs=5)
     run_folder(tmp_path / "runs")
-    write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out")
+    write.write(read.read_runs([tmp_path / "runs"]), tmp_path / "out")
     found = pd.read_csv(tmp_path / "out" / "table.csv")
     assert len(found) == 2
     assert set(found["metric"]) == {"accuracy", "perplexity"}
@@ -148,7 +147,7 @@ def test_settings_of_two_metrics_are_one_csv(tmp_path, no_figures):  # noqa: F81
 def test_a_run_that_has_diverged_is_in_no_mean(tmp_path, value):
     path = perplexed(tmp_path, 97)
     edited(path, "summary.json", metric=value)
-    (run,) = load.read_runs([tmp_path])
+    (run,) = read.read_runs([tmp_path])
     assert run.problem == f"the last perplexity is {value}"
 
 
@@ -255,7 +254,7 @@ def test_a_control_of_one_worker_stands_beside_its_method(tmp_path, no_figures):
     )
     assert "differs in more than compression: micro_batch_size 32 (None), workers 1 (4)." in same
     assert "beware, batch" not in same and "wire nothing sent" in same
-    text = write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out").text
+    text = write.write(read.read_runs([tmp_path / "runs"]), tmp_path / "out").text
     assert text.count("## ") == 1
 
 
@@ -376,7 +375,7 @@ def test_cells_of_a_sweep_without_a_run_are_named(tmp_path, no_figures):  # noqa
         "seed=4: failed in sweep.jsonl",
     ]
     for given in ([runs], [here, runs / "sweep.jsonl"]):
-        assert write.skipped(load.no_runs(given)) == expected
+        assert write.skipped(read.no_runs(given)) == expected
 
 
 STRANGE = (None, "x", -1, [1], {"a": 1}, True)
@@ -386,15 +385,15 @@ STRANGE = (None, "x", -1, [1], {"a": 1}, True)
 @pytest.mark.parametrize("name", ["config.yaml", "summary.json", "environment.json"])
 def test_no_strange_value_ends_the_report(tmp_path, name, every, no_figures):  # noqa: F811
     """Whatever stands in a file: the run is read, or named with its problem; the others are reported."""
-    dense = load.read_run(run_folder(tmp_path, seed=0))
+    dense = read.read_run(run_folder(tmp_path, seed=0))
     path = run_folder(tmp_path, "powersgd", seed=0, adaptive=accordion())
-    read, dump = (json.loads, json.dumps) if name.endswith(".json") else (yaml.safe_load, yaml.safe_dump)
-    good = read((path / name).read_text())
+    parse, dump = (json.loads, json.dumps) if name.endswith(".json") else (yaml.safe_load, yaml.safe_dump)
+    good = parse((path / name).read_text())
     for number, key in enumerate(good):
         some = [STRANGE[number // 3 % len(STRANGE)]] if number % 3 == 0 else []
         for value in STRANGE if every else some:
             (path / name).write_text(dump({**good, key: value}))
-            run = load.read_run(path)
+            run = read.read_run(path)
             if run.problem:  # then only this line looks at it
                 assert path.name in write.unfinished(run), (key, value)
             else:
@@ -411,7 +410,7 @@ def test_no_strange_row_ends_the_report(tmp_path, column):
     for value in ("x", [1]):
         rows[1][column] = value
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (run,) = load.read_runs([tmp_path])
+        (run,) = read.read_runs([tmp_path])
         assert run.problem, value
         assert write.unfinished(run)
 

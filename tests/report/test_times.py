@@ -11,7 +11,7 @@ from accordion_bench.report.compare.beside import against_model, reached
 from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.grouping import group
 from accordion_bench.report.compare.times import modelled_seconds
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.report.read.schema import problem
 from accordion_bench.report.render import captions
 from accordion_bench.report.render.captions import unequal

@@ -11,7 +11,7 @@ from accordion_bench.report.compare.arms import Arm, baseline, dense_command
 from accordion_bench.report.compare.beside import on_the_link, to_target
 from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.verdicts import verdicts
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.report.read.schema import problem
 from accordion_bench.report.render import captions, looks, write
 from accordion_bench.report.render.tables import cells

@@ -10,7 +10,7 @@ from accordion_bench.report.compare import times
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.compare.intervals import ComparisonOutcome, apart, beaten, standing
 from accordion_bench.report.compare.verdicts import answers
-from accordion_bench.report.read.load import Run, read_run
+from accordion_bench.report.read import Run, read_run
 from tests.report.test_report import grouped, run_folder
 from tests.report.test_tables import edited, one_worker, perplexed, preset
 from tests.report.test_uncounted import both

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from accordion_bench.report import read
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, write
 from accordion_bench.report.render.page import Section
 from accordion_bench.report.render.write import DAY, INDEX, replacing
@@ -137,7 +137,7 @@ def test_a_figure_that_fails_is_told_and_ends_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "draw_across", lambda *_: 1 / 0)
     run_folder(tmp_path / "runs", "none")
     run_folder(tmp_path / "runs", "none", epochs=5)
-    text = write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out").text
+    text = write.write(read.read_runs([tmp_path / "runs"]), tmp_path / "out").text
     told = "tradeoff of resnet8 on digits, 4 workers x 32 samples, {} epochs: ValueError: a surprise?"
     assert all(f"- {told.format(epochs)}" in text for epochs in (4, 5))
     assert "- workers: ZeroDivisionError: division by zero" in text
@@ -155,7 +155,7 @@ def test_a_process_that_is_killed_while_it_draws_takes_no_other_figure_with_it(t
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(figures, "draw_one", draw)
     run_folder(tmp_path / "runs", "none")
-    text = write.write(load.read_runs([tmp_path / "runs"]), tmp_path / "out").text
+    text = write.write(read.read_runs([tmp_path / "runs"]), tmp_path / "out").text
     assert text.count("the process that drew it was killed") == 1
     assert len(list((tmp_path / "out").glob("*.png"))) == len(figures.OF_A_SETTING) - 1
 

@@ -16,7 +16,7 @@ from accordion_bench import train
 from accordion_bench.config import continuation
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
-from accordion_bench.report.read.load import read_run
+from accordion_bench.report.read import read_run
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint, durable, saving, weights
 from accordion_bench.runs.folder import APPENDED, REPLACED, RunFolder

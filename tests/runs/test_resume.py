@@ -15,7 +15,7 @@ from accordion_bench.comm import on_device
 from accordion_bench.processes import placement
 from accordion_bench.processes.interrupt import Interrupted
 from accordion_bench.report.compare import times
-from accordion_bench.report.read.load import read_run
+from accordion_bench.report.read import read_run
 from accordion_bench.report.serve import is_running
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import checkpoint, saving

@@ -16,7 +16,7 @@ import torch
 from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.report.read.load import read_run
+from accordion_bench.report.read import read_run
 from accordion_bench.runs import checkpoint
 from accordion_bench.runs.checkpoint import Owners
 from accordion_bench.runs.folder import RunFolder, log

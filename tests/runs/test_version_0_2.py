@@ -7,7 +7,7 @@ import pytest
 
 from accordion_bench.report import load_metrics, load_runs
 from accordion_bench.report.__main__ import main as report
-from accordion_bench.report.read.load import find_runs, read_run
+from accordion_bench.report.read import find_runs, read_run
 from tests.kit.paths import ROOT
 
 ARCHIVES = sorted(file.relative_to(ROOT / "results") for file in (ROOT / "results").rglob("runs.tar.xz"))

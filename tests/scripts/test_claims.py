@@ -16,7 +16,7 @@ from PIL import Image
 from accordion_bench.config.compose import compose
 from accordion_bench.config.validate import validate
 from accordion_bench.processes.placement import place
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.run_config import RunConfig
 from scripts.claims import __main__ as program
 from scripts.claims import archive, launch, plan, records, same_bytes, tables

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from scripts.claims import plan, summary, to_target
 from scripts.claims.outcome import Outcome
 from tests.scripts.test_claims_summary import line

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.runs.metrics import metric
 from scripts.claims import windows
 from scripts.claims.outcome import Outcome

@@ -11,7 +11,7 @@ from accordion_bench.methods.labels import drives, is_dense, policies_of
 from accordion_bench.network.links import link_name
 from accordion_bench.options import checks
 from accordion_bench.options.presets import named
-from accordion_bench.report.read.load import Run, flat
+from accordion_bench.report.read import Run, flat
 from accordion_bench.run_config import completed
 from accordion_bench.runs.reuse import FREE as ALWAYS_FREE
 from accordion_bench.runs.reuse import without

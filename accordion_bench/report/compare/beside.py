@@ -9,7 +9,7 @@ from accordion_bench.options.units import digits
 from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.intervals import NONE, NOT_SHOWN, difference, half_width, listed, show_bytes
 from accordion_bench.report.compare.times import communicates, comparable
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.runs.metrics import Metric, metric, split_of
 
 CLOSE = 0.01  # relative tolerance within which two rates are equal

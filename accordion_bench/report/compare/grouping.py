@@ -10,7 +10,7 @@ from accordion_bench.network.links import CUSTOM
 from accordion_bench.report.compare.arms import Arm, fingerprint, in_order
 from accordion_bench.report.compare.intervals import listed
 from accordion_bench.report.compare.times import at_common_speed
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.runs.untrusted import printable
 
 LONGEST = 500  # characters of a label with all distinguishing options

@@ -14,7 +14,7 @@ from accordion_bench.network.link_model import Exchanges, Network, exchanges_fro
 from accordion_bench.processes.waiting import BUSY
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.parallel import each
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.report.read.metrics_rows import MetricsRows
 from accordion_bench.report.read.schema import network_of
 from accordion_bench.runs.metrics import is_number

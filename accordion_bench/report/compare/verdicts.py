@@ -35,7 +35,7 @@ from accordion_bench.report.compare.intervals import (
     within_margin,
 )
 from accordion_bench.report.compare.times import shares_process, unlike
-from accordion_bench.report.read.load import read_runs
+from accordion_bench.report.read import read_runs
 from accordion_bench.runs.metrics import Metric, metric
 
 

@@ -15,7 +15,7 @@ from accordion_bench.report.compare.arms import Arm, baseline
 from accordion_bench.report.compare.columns import best_column, paper_reference, tidy
 from accordion_bench.report.compare.intervals import listed, show_seeds
 from accordion_bench.report.compare.times import machine, shares_process, waited
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.runs.metrics import LOSSES, METRICS, metric, split_of
 
 

@@ -21,7 +21,7 @@ from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.grouping import group, settings
 from accordion_bench.report.compare.intervals import first
 from accordion_bench.report.compare.verdicts import answers, verdicts
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.report.render import captions, figures
 from accordion_bench.report.render.page import FAILED, Section, missing, page
 from accordion_bench.report.render.tables import aligned, cells, csv, folded, inline, latex, line, markdown
@@ -77,7 +77,7 @@ def left_out(
     Args:
         runs: finished and unfinished runs.
         repeats: runs that repeat a seed; see `grouping.group`.
-        folders: folders without a run, with the reason; see `load.no_runs`.
+        folders: folders without a run, with the reason; see `read.no_runs`.
     """
     found = {
         "Unfinished, in no mean": [unfinished(run) for run in runs if not run.finished],
@@ -188,7 +188,7 @@ def write(
     Args:
         runs: finished and unfinished runs.
         out: folder; created if missing.
-        folders: names of folders without a run, with the reason; see `load.no_runs`.
+        folders: names of folders without a run, with the reason; see `read.no_runs`.
         formats: some of md (table.md, README.md), csv, latex (table.tex) and html (report.html); figures always.
         printed: output settings of figures.
         every: also write figures that the page draws itself; the one with user-defined bandwidths is always written.

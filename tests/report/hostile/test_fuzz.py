@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accordion_bench.report.read import load
+from accordion_bench.report import read
 from accordion_bench.report.render import write
 from accordion_bench.report.render.write import sound
 from tests.report.hostile.corpus import FASTER, MODELLED, environment, several, summary
@@ -73,7 +73,7 @@ def fuzz(root: Path, cases: int, seed: int) -> dict[str, int]:
         folder, name = draw.choice(folders), draw.choice(FILES)
         (folder / name).write_bytes(damaged(honest[folder][name], draw))
         start = time.monotonic()
-        run = load.read_run(folder)
+        run = read.read_run(folder)
         assert run.problem.isprintable() and run.label.isprintable()
         if run.finished:
             runs, _, _, (markdown, _) = sound([run], write.texts)

@@ -7,8 +7,8 @@ import time
 import pytest
 from plotly.offline import get_plotlyjs
 
+from accordion_bench.report import read
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.read import load
 from accordion_bench.report.render import figures, write
 from accordion_bench.report.render.write import sound
 from accordion_bench.runs.untrusted import TEXT
@@ -43,7 +43,7 @@ def texts_of(value):
 def test_a_folder_from_a_stranger_is_a_result_or_a_sentence(name, tmp_path, payload):
     folder = corpus.make(tmp_path / "runs", name)
     start = time.monotonic()
-    run = load.read_run(folder)
+    run = read.read_run(folder)
     said, parts, _, (markdown, latex) = sound([run], write.texts)
     assert time.monotonic() - start < SECONDS
     assert not payload.exists()

@@ -8,9 +8,8 @@ import yaml
 from accordion_bench.methods import labels
 from accordion_bench.methods.labels import declared
 from accordion_bench.options import conf_dir, instantiate
-from accordion_bench.report import parallel
+from accordion_bench.report import parallel, read
 from accordion_bench.report.__main__ import main as report_main
-from accordion_bench.report.read import load
 from tests.kit.paths import ROOT
 from tests.report.test_report import no_figures, node, run_folder  # noqa: F401
 
@@ -55,7 +54,7 @@ def report(*typed: str) -> int:
 def test_a_foreign_target_is_a_label_only(own, capsys):
     assert report() == 0
     assert "| Sparse 10 % |" in capsys.readouterr().out
-    (run,) = load.read_runs(["runs"])
+    (run,) = read.read_runs(["runs"])
     assert labels.levels_of(run.config, "density") == [0.1]
     assert len(parallel.lr_drops(run.config, run.rows)) == 1 and parallel.dense_layers(run.config, 0.1) == frozenset()
     assert not own.exists() and "somebodys" not in sys.modules
@@ -81,7 +80,7 @@ def test_a_config_dir_that_is_none_is_one_sentence(own, capsys):
 def test_a_class_of_another_group_is_not_built(tmp_path, monkeypatch):
     """Wandb's tracker as a schedule, torchvision as a compressor: ours, and not to be called here."""
     run_folder(tmp_path, "none", schedule___target_="accordion_bench.trackers.wandb.Wandb")
-    (run,) = load.read_runs([tmp_path])
+    (run,) = read.read_runs([tmp_path])
     monkeypatch.setattr(parallel, "build", lambda *_, **__: pytest.fail("built"))
     assert parallel._schedule(run.config) is None
 
@@ -97,7 +96,7 @@ def test_a_class_of_another_group_is_not_built(tmp_path, monkeypatch):
 )
 def test_a_model_that_would_take_all_memory_is_not_rebuilt(group, options, tmp_path, monkeypatch):
     run_folder(tmp_path, "topk")
-    (run,) = load.read_runs([tmp_path])
+    (run,) = read.read_runs([tmp_path])
     monkeypatch.setattr("accordion_bench.compressors.assemble.wrapped_compressor", lambda *_: pytest.fail("built"))
     assert parallel.dense_layers({**run.config, group: options}, 0.1) == frozenset()
 
@@ -105,7 +104,7 @@ def test_a_model_that_would_take_all_memory_is_not_rebuilt(group, options, tmp_p
 def test_old_names_of_our_classes_are_trusted(tmp_path):
     old = {**node("sync", "noloco"), "_target_": "accordion_bench.sync.noloco.NoLoCo"}
     run_folder(tmp_path, "topk", sync=old)
-    (run,) = load.read_runs([tmp_path])
+    (run,) = read.read_runs([tmp_path])
     assert run.config["sync"]["_target_"] == "accordion_bench.sync.local_sgd.NoLoCo"
     assert instantiate.is_trusted(run.config["sync"]["_target_"])
 

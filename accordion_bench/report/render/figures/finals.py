@@ -16,7 +16,7 @@ from accordion_bench.report.compare.arms import Arm, in_order
 from accordion_bench.report.compare.beside import first_look, mean, race
 from accordion_bench.report.compare.intervals import show_bytes
 from accordion_bench.report.compare.times import communicates, is_ddp
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.report.read.schema import is_finite
 from accordion_bench.report.render import ArmLook, family, looks_of, with_looks
 from accordion_bench.report.render.captions import heading, heading_end

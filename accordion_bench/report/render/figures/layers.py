@@ -18,7 +18,7 @@ from accordion_bench.methods.labels import detects, drives, knob_of, pair_of, po
 from accordion_bench.options.units import counted
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.parallel import dense_layers, lr_drops
-from accordion_bench.report.read.load import Run
+from accordion_bench.report.read import Run
 from accordion_bench.report.render import with_looks
 from accordion_bench.report.render.captions import heading, without_bytes
 from accordion_bench.report.render.figures.curves import (

@@ -24,10 +24,10 @@ STRANGE = [
 def test_rows_are_those_that_were_read():
     rows = MetricsRows.of(STRANGE)
     assert len(rows) == 4 and rows == STRANGE and list(rows) == STRANGE
-    for row, read in zip(rows, STRANGE, strict=True):
-        assert list(row) == list(read) and len(row) == len(read)
+    for row, wanted in zip(rows, STRANGE, strict=True):
+        assert list(row) == list(wanted) and len(row) == len(wanted)
         for name in ("epoch", "a", "b", "c", "plan", "flag", "big", "mixed", "nowhere"):
-            assert row.get(name, "none") == read.get(name, "none") and (name in row) == (name in read)
+            assert row.get(name, "none") == wanted.get(name, "none") and (name in row) == (name in wanted)
             assert type(row.get(name)) is type(read.get(name))
     with pytest.raises(KeyError):
         rows[0]["c"]

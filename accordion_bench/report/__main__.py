@@ -115,7 +115,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _refuse_idle(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Refuse an option that would have no effect."""
     typed = [name for name in (*OF_FILES, OF_SERVE) if getattr(args, name) != parser.get_default(name)]
     if args.serve and (of_files := [name for name in typed if name != OF_SERVE]):
         raise checks.ConfigError(f"--serve writes no files, got --{of_files[0]}; leave it out")

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,14 @@ class Metric:
     def reaches(self, value: float, target: float) -> bool:
         """Whether a value is at least as good as a target."""
         return value >= target if self.higher_is_better else value <= target
+
+    def best(self, values: Iterable[tuple[float, int]]) -> tuple[float, int | None]:
+        """Return the best of (value, epoch), the first of equal ones; (`worst`, None) if none is better than that."""
+        found: tuple[float, int | None] = self.worst, None
+        for value, epoch in values:
+            if self.better(value, found[0]):
+                found = value, epoch
+        return found
 
     def scaled(self, value: float) -> float:
         """Return the displayed number: percent for shares."""
@@ -151,10 +159,7 @@ def _wrong_best(summary: Row, rows: Sequence[Row]) -> str:
     told = summary.get("best_metric"), summary.get("best_epoch")
     if len(found) < len(rows) or not all(map(is_number, told)):
         return ""
-    best, epoch = judged.worst, None
-    for value, number in found:
-        if judged.better(value, best):
-            best, epoch = value, number
+    best, epoch = judged.best(found)
     if told == (best, epoch):
         return ""
     said = f"summary.json says that {by} was best with {told[0]} in epoch {told[1]}"
@@ -179,7 +184,6 @@ def bounds(name: str) -> tuple[float, float, str]:
 
 
 def _adds_up(name: str) -> bool:
-    """Whether a column is cumulative over the run."""
     return name in ("step", "seconds") or (name.endswith(SPENT) and not name.startswith(BY_MEDIANS))
 
 

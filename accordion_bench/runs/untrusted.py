@@ -19,7 +19,7 @@ import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from accordion_bench.runs import durable
 
@@ -48,9 +48,7 @@ def read_bytes(file: Path, most: int | None = SMALL) -> bytes:
         OSError: the file does not exist, or reading it is not permitted.
         Refused: it is not a regular file, or it is too large.
     """
-    if not stat.S_ISREG(os.stat(file).st_mode):
-        raise Refused(f"{file.name} is no regular file")
-    with open(file, "rb", opener=_at_once) as stream:
+    with _opened(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         data = stream.read(-1 if most is None else most + 1) if most is None or size <= most else b""
     size = max(size, len(data))
@@ -59,9 +57,11 @@ def read_bytes(file: Path, most: int | None = SMALL) -> bytes:
     return data
 
 
-def _at_once(path: str, flags: int) -> int:
-    """Open without blocking, in case the file became a pipe since it was checked."""
-    return os.open(path, flags | os.O_NONBLOCK)
+def _opened(file: Path) -> BinaryIO:
+    """Open a regular file, without blocking in case it becomes a pipe after it was checked."""
+    if not stat.S_ISREG(os.stat(file).st_mode):
+        raise Refused(f"{file.name} is no regular file")
+    return open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
 
 
 def read_first_line(file: Path, most: int = SMALL) -> str:
@@ -72,9 +72,7 @@ def read_first_line(file: Path, most: int = SMALL) -> str:
         ValueError: the line is not UTF-8.
         Refused: it is not a regular file, or its first line is too long.
     """
-    if not stat.S_ISREG(os.stat(file).st_mode):
-        raise Refused(f"{file.name} is no regular file")
-    with open(file, "rb", opener=_at_once) as stream:
+    with _opened(file) as stream:
         line = stream.readline(most + 1)
     if len(line) > most:
         raise Refused(f"the first line of {file.name} has more than {most:,} bytes")

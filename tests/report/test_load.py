@@ -28,7 +28,7 @@ def test_rows_are_those_that_were_read():
         assert list(row) == list(wanted) and len(row) == len(wanted)
         for name in ("epoch", "a", "b", "c", "plan", "flag", "big", "mixed", "nowhere"):
             assert row.get(name, "none") == wanted.get(name, "none") and (name in row) == (name in wanted)
-            assert type(row.get(name)) is type(read.get(name))
+            assert type(row.get(name)) is type(wanted.get(name))
     with pytest.raises(KeyError):
         rows[0]["c"]
     with pytest.raises(IndexError):

@@ -148,11 +148,7 @@ def columns(name: str) -> tuple[Column, ...]:
         _volume("wire", "sent per worker"),
         Column("wire_times_less", _times_less("wire_bytes")),
         Column(
-            "link_sent_bytes",
-            heading="sent by the interface",
-            show=three_digits,
-            scales=BYTES,
-            unknown=NOT_COUNTED,
+            "link_sent_bytes", heading="sent by the interface", show=three_digits, scales=BYTES, unknown=NOT_COUNTED
         ),
         Column(
             "rounds",

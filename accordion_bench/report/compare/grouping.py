@@ -85,7 +85,6 @@ def _place(arm: Arm) -> tuple[bool, float, bool]:
 
 
 def _unequal(arm: Arm, other: Arm) -> list[str]:
-    """Return the keys of the options in which two arms differ."""
     return [key for key in arm.options.keys() | other.options.keys() if arm.options.get(key) != other.options.get(key)]
 
 
@@ -270,7 +269,6 @@ def _follows_from_class(key: str, own: dict[str, Any], leaves: Sequence[dict[str
 
 
 def _said(arm: Arm, name: str, key: str) -> str:
-    """Format one option of an arm for its label."""
     value, group = arm.options.get(key), key.partition(".")[0]
     if key == "link" and value:
         return str(value)

@@ -188,7 +188,6 @@ def _count(images: float) -> str:
 
 
 def _noise(one: ComparedArm) -> str:
-    """Return whether the seeds show a difference, and by which interval."""
     found = one.found
     if found.constant:
         return f"{NOT_SHOWN}, the same at every seed" if not found.gap else "the same at every seed: no interval"

@@ -229,10 +229,7 @@ def summary_of(run: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dic
     known = [name for name in JUDGED_BY if any(is_number(row.get(name)) for row in rows)]
     judged, last = metric((known or JUDGED_BY)[0]), rows[-1]  # accuracy, if they have none of these
     values = [(row[judged.name], row["epoch"]) for row in rows if is_number(row.get(judged.name))]
-    best, best_epoch = judged.worst, None
-    for value, epoch in values:
-        if judged.better(value, best):
-            best, best_epoch = value, epoch
+    best, best_epoch = judged.best(values)
     processes = {} if run.get("processes") is None else {"processes": run["processes"]}
     return {
         **{key: value for key, value in last.items() if key not in (*OF_AN_EPOCH, judged.name)},

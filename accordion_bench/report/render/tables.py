@@ -179,7 +179,6 @@ def cells(table: pd.DataFrame, paper: bool = False) -> list[list[str]]:
 
 
 def _told(table: pd.DataFrame, name: str) -> bool:
-    """Whether a text table includes a column."""
     if name == "paper_floats":
         return bool(table[name].notna().all())
     needed = table[NEEDED.get(name, "arm")]

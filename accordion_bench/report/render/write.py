@@ -62,7 +62,6 @@ def _rank(file: Path) -> int:
 
 
 def _remove_left_behind(out: Path) -> None:
-    """Remove unfinished reports of processes that were killed."""
     for folder in out.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > DAY:
@@ -124,8 +123,7 @@ def sound(runs: Sequence[Run], say: Callable[[Parts], T]) -> tuple[list[Run], Pa
 
     Returns:
         all runs, the failing ones with the error as their problem; the arms of each setting; the runs that repeat a
-            seed
-        of their arm; the result of `say`.
+            seed of their arm; the result of `say`.
     """
     try:
         return _compared(runs, say)

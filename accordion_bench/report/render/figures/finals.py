@@ -298,14 +298,10 @@ def _apart(same: str, names: dict[str, str], rest: dict[str, dict[str, Any]]) ->
 
 
 def _name(arm: Arm, key: str) -> str:
-    name = label(without(arm.config, key))
+    """Return the method's name without the option `key`, which is set to null for it."""
+    group, _, option = key.partition(".")
+    name = label({**arm.config, group: {**arm.config[group], option: None}})
     return f"{name}, attached" if arm.attached else name
-
-
-def without(config: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return a configuration with one option set to null, so that its label does not include it."""
-    group, _, name = key.partition(".")
-    return {**config, group: {**config[group], name: None}} if name else config
 
 
 def _figure(arms: Sequence[Arm], swept: dict[str, list[Line]]) -> Figure | None:
@@ -396,7 +392,6 @@ def task(arm: Arm) -> str:
 
 
 def _twice(line: Line) -> bool:
-    """Whether several arms of a line have the same number of workers."""
     _, points = line
     return len({count for count, _ in points}) < len(points)
 

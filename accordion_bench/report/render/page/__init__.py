@@ -233,14 +233,14 @@ def _told(arms: Sequence[Arm]) -> str:
 
 def levels(arms: Sequence[Arm], most: int) -> list[dict[str, Any]]:
     """Return the level maps of up to `MAPS` arms, of their first seed."""
-    return [_level_map(list(arms).index(arm), arm, arms, most) for arm in with_levels(arms)[:MAPS]]
+    return [_level_map(arm, arms, most) for arm in with_levels(arms)[:MAPS]]
 
 
-def _level_map(number: int, arm: Arm, arms: Sequence[Arm], most: int) -> dict[str, Any]:
+def _level_map(arm: Arm, arms: Sequence[Arm], most: int) -> dict[str, Any]:
     grid, run = level_grid(arm, arms), arm.runs[0]
     kept = thinned(len(run.rows), most)
     return {
-        "arm": number,
+        "arm": list(arms).index(arm),
         "seed": str(run.seed),
         "layers": grid.layers,
         "epochs": packed(np.array(kept) + 1),
@@ -345,7 +345,6 @@ def policy(scripts: Sequence[str]) -> str:
 
 
 def _setting(number: int, section: Section) -> dict[str, Any]:
-    """Return the values of the template for one setting."""
     arms, shown = section.arms, [*section.arms, *section.running]
     legend = [(arm.label, swatch(look)) for arm, look in zip(shown, looks(shown), strict=True)]
     common = {"name": f"setting-{number}", "heading": captions.heading(shown[0]), "legend": legend}
@@ -415,5 +414,4 @@ def _own(name: str) -> str:
 
 
 def _picture(png: Path) -> tuple[str, str]:
-    """Return (title, base64 PNG)."""
     return title(png), base64.b64encode(png.read_bytes()).decode()

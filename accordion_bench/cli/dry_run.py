@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from accordion_bench import train
-from accordion_bench.advising.codec_times import optimizer_step_seconds, random_gradients
+from accordion_bench.advising.arms import optimizer_step_seconds, random_gradients
 from accordion_bench.advising.counted_step import relative_copy_time, step_on
 from accordion_bench.advising.gpus import AskedDevice
 from accordion_bench.advising.step_times import this_device, timed, usual

@@ -18,6 +18,7 @@ from tests.kit.loops import (
     ByHand,
     close,
     closure_of,
+    each,
     loss_of,
     net,
     play,
@@ -29,6 +30,14 @@ from tests.kit.loops import (
 
 STEPS = range(4)  # DistributedDataParallel cuts its buckets anew after the first
 TINY = 1e-4  # MB, so that every gradient is in a bucket of its own
+VIEWS = ({}, {"gradient_as_bucket_view": True})
+CONFIGURED: list[dict[str, Any]] = [
+    *VIEWS,
+    {"static_graph": True},
+    {"bucket_cap_mb": TINY},
+    {"bucket_cap_mb": TINY, "gradient_as_bucket_view": True, "static_graph": True},
+]
+BY_TORCH = [name for name in METHODS if name not in OWNERS]  # the optimizer takes the step
 
 
 def wrapped(ddp: dict[str, Any], make: Any = None, dtype: torch.dtype = torch.float32, **options: Any) -> tuple:
@@ -62,44 +71,29 @@ def trained_of(module: nn.Module) -> list[nn.Parameter]:
     return [param for param in module.parameters() if param.requires_grad]
 
 
-def as_it_is_configured():
-    configured: list[dict[str, Any]] = [
-        {},
-        {"gradient_as_bucket_view": True},
-        {"static_graph": True},
-        {"bucket_cap_mb": TINY},
-        {"bucket_cap_mb": TINY, "gradient_as_bucket_view": True, "static_graph": True},
-    ]
-    for options in METHODS.values():
-        for ddp in configured:
-            trained(ddp, **options)
-        trained({}, to_none=False, **options)
-        trained(configured[-1], to_none=False, **options)
+def as_it_is_configured(name, ddp):
+    trained(ddp, **METHODS[name])
 
 
-def with_exchanges_after_the_backward_pass():
-    for options in METHODS.values():
-        for ddp in ({}, {"gradient_as_bucket_view": True}):
-            trained(ddp, overlap=False, **options)
+def set_to_zero_instead_of_none(name, ddp):
+    trained(ddp, to_none=False, **METHODS[name])
 
 
-def with_buckets_of_its_own():
-    """Those of the exchange are not those of DistributedDataParallel."""
-    for options in METHODS.values():
-        for ddp in ({}, {"bucket_cap_mb": TINY}):
-            trained(ddp, bucket_cap_mb=TINY, **options)
+def with_exchanges_after_the_backward_pass(name, ddp):
+    trained(ddp, overlap=False, **METHODS[name])
 
 
-def all_tensors_as_one():
-    for ddp in ({}, {"bucket_cap_mb": TINY, "gradient_as_bucket_view": True}):
-        trained(ddp, compressor="topk", density=0.5, scope="model")
-        trained(ddp, compressor="topk", density=0.5, scope="model", overlap=False)
-        trained(ddp, compressor="signum", scope="model")
+def with_buckets_of_its_own(name, ddp):
+    """The buckets of the exchange differ from those of DistributedDataParallel."""
+    trained(ddp, bucket_cap_mb=TINY, **METHODS[name])
 
 
-def a_compressor_that_needs_all_at_once():
-    for ddp in ({}, {"bucket_cap_mb": TINY}):
-        trained(ddp, compressor="randomk", density=0.5)
+def all_tensors_as_one(options, ddp):
+    trained(ddp, scope="model", **options)
+
+
+def a_compressor_that_needs_all_at_once(ddp):
+    trained(ddp, compressor="randomk", density=0.5)
 
 
 # ---- accumulation
@@ -122,12 +116,8 @@ def accumulated(early: bool, within: str, ddp: dict[str, Any], **options: Any) -
     comm.detach()
 
 
-def accumulation():
-    for options in (METHODS["none"], METHODS["powersgd"], METHODS["dgc"]):
-        for early in (True, False):
-            for within in ("ddp", "comm"):
-                for ddp in ({}, {"gradient_as_bucket_view": True}):
-                    accumulated(early, within, ddp, **options)
+def accumulation(name, early, within, ddp):
+    accumulated(early, within, ddp, **METHODS[name])
 
 
 def accumulation_without_no_sync_is_that_of_ddp():
@@ -151,135 +141,119 @@ def accumulation_without_no_sync_is_that_of_ddp():
 # ---- parameters that are not reached, gradients that are changed or given up
 
 
-def parameters_that_the_loss_does_not_reach():
+def parameters_that_the_loss_does_not_reach(name, more):
     """They count as having a zero gradient, also where nobody reaches them.
 
     Where nothing comes of their exchange they have none at all, as of stock DistributedDataParallel: momentum would
     show it.
     """
-    for name, options in METHODS.items():
-        for more in ({}, {"gradient_as_bucket_view": True}):
-            ddp = {"find_unused_parameters": True, "bucket_cap_mb": TINY, **more}
-            module, comm, optimizer, twin = wrapped(ddp, Branches, **options)
-            if name not in OWNERS:
-                optimizer.param_groups[0]["momentum"] = twin.optimizer.param_groups[0]["momentum"] = 0
-            twin.train(STEPS, branched_loss)
-            for step in STEPS:
-                optimizer.zero_grad()
-                branched_loss(module, step).backward()
-                optimizer.step()
-            same(module.module, twin.model)
-            comm.detach()
+    ddp = {"find_unused_parameters": True, "bucket_cap_mb": TINY, **more}
+    module, comm, optimizer, twin = wrapped(ddp, Branches, **METHODS[name])
+    if name not in OWNERS:
+        optimizer.param_groups[0]["momentum"] = twin.optimizer.param_groups[0]["momentum"] = 0
+    twin.train(STEPS, branched_loss)
+    for step in STEPS:
+        optimizer.zero_grad()
+        branched_loss(module, step).backward()
+        optimizer.step()
+    same(module.module, twin.model)
+    comm.detach()
 
 
-def frozen_parameters():
+def frozen_parameters(name):
     def half_frozen() -> nn.Module:
         model = net()
         model[0].requires_grad_(False)
         return model
 
-    for options in METHODS.values():
-        trained({}, make=half_frozen, **options)
+    trained({}, make=half_frozen, **METHODS[name])
 
 
-def clipped_after_backward():
-    for name, options in METHODS.items():
-        if name in OWNERS:
-            continue
-        for ddp in ({}, {"gradient_as_bucket_view": True}):
-            module, comm, optimizer, twin = wrapped(ddp, **options)
-            for step in STEPS:
-                optimizer.zero_grad()
-                twin.optimizer.zero_grad()
-                loss_of(module, step).backward()
-                loss_of(twin.model, step).backward()
-                twin.mean()
-                norms = [nn.utils.clip_grad_norm_(m.parameters(), 0.1) for m in (module, twin.model)]
-                assert torch.equal(*norms) and norms[0] > 0.1
-                optimizer.step()
-                twin.step()
-            same(module.module, twin.model)
-            comm.detach()
+def clipped_after_backward(name, ddp):
+    module, comm, optimizer, twin = wrapped(ddp, **METHODS[name])
+    for step in STEPS:
+        optimizer.zero_grad()
+        twin.optimizer.zero_grad()
+        loss_of(module, step).backward()
+        loss_of(twin.model, step).backward()
+        twin.mean()
+        norms = [nn.utils.clip_grad_norm_(m.parameters(), 0.1) for m in (module, twin.model)]
+        assert torch.equal(*norms) and norms[0] > 0.1
+        optimizer.step()
+        twin.step()
+    same(module.module, twin.model)
+    comm.detach()
 
 
-def clipped_by_the_attachment():
-    cases = [(name, at) for name in METHODS for at in ("before", "after") if at == "before" or name not in OWNERS]
-    for name, clip_at in cases:
-        for ddp in ({}, {"gradient_as_bucket_view": True}):
-            options = {**METHODS[name], **({"scope": "model"} if name == "topk" else {})}
-            module, comm, optimizer, twin = wrapped(ddp, dtype=torch.float64, clip_norm=0.1, clip_at=clip_at, **options)
-            for step in STEPS:
-                optimizer.zero_grad()
-                twin.optimizer.zero_grad()
-                loss_of(module, step, torch.float64).backward()
-                loss_of(twin.model, step, torch.float64).backward()
-                if clip_at == "before":
-                    clip(twin.model, 0.1)
-                twin.mean()
-                if clip_at == "after":
-                    clip(twin.model, 0.1)
-                optimizer.step()
-                twin.step()
-            close(module.module, twin.model)
-            comm.detach()
+def clipped_by_the_attachment(clip_at, name, ddp):
+    options = {**METHODS[name], **({"scope": "model"} if name == "topk" else {})}
+    module, comm, optimizer, twin = wrapped(ddp, dtype=torch.float64, clip_norm=0.1, clip_at=clip_at, **options)
+    for step in STEPS:
+        optimizer.zero_grad()
+        twin.optimizer.zero_grad()
+        loss_of(module, step, torch.float64).backward()
+        loss_of(twin.model, step, torch.float64).backward()
+        if clip_at == "before":
+            clip(twin.model, 0.1)
+        twin.mean()
+        if clip_at == "after":
+            clip(twin.model, 0.1)
+        optimizer.step()
+        twin.step()
+    close(module.module, twin.model)
+    comm.detach()
 
 
-def steps_given_up():
-    for to_none in (True, False):
-        for ddp in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": TINY}):
-            for more in ({}, {"overlap": False}):
-                module, comm, optimizer, twin = wrapped(ddp, **more)
-                twin.train([0, 2, 3])
-                for step in range(4):
-                    optimizer.zero_grad(set_to_none=to_none)
-                    loss_of(module, step).backward()
-                    if step != 1:
-                        optimizer.step()
-                same(module.module, twin.model)
-                comm.detach()
+def steps_given_up(to_none, ddp, more):
+    module, comm, optimizer, twin = wrapped(ddp, **more)
+    twin.train([0, 2, 3])
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=to_none)
+        loss_of(module, step).backward()
+        if step != 1:
+            optimizer.step()
+    same(module.module, twin.model)
+    comm.detach()
 
 
-def steps_given_up_keep_workers_together():
-    for options in METHODS.values():
-        module, comm, optimizer, _ = wrapped({"bucket_cap_mb": TINY}, bucket_cap_mb=TINY, **options)
-        for step in STEPS:
-            optimizer.zero_grad()
-            loss_of(module, step).backward()
-            if step != 2:
-                optimizer.step()
-        same_on_all(module)
-        comm.detach()
+def steps_given_up_keep_workers_together(name):
+    module, comm, optimizer, _ = wrapped({"bucket_cap_mb": TINY}, bucket_cap_mb=TINY, **METHODS[name])
+    for step in STEPS:
+        optimizer.zero_grad()
+        loss_of(module, step).backward()
+        if step != 2:
+            optimizer.step()
+    same_on_all(module)
+    comm.detach()
 
 
-def a_closure():
-    for options in METHODS.values():
-        module, comm, optimizer, twin = wrapped({}, **options)
-        twin.train(STEPS)
-        for step in STEPS:
-            optimizer.step(closure_of(module, optimizer, step))
-        same(module.module, twin.model)
-        comm.detach()
+def a_closure(name):
+    module, comm, optimizer, twin = wrapped({}, **METHODS[name])
+    twin.train(STEPS)
+    for step in STEPS:
+        optimizer.step(closure_of(module, optimizer, step))
+    same(module.module, twin.model)
+    comm.detach()
 
 
 # ---- one hook in the life of a module
 
 
-def attached_again():
+def attached_again(name):
     """DistributedDataParallel takes one hook in its life: the next attachment takes its place."""
-    for options in METHODS.values():
-        model = net()
-        module = DistributedDataParallel(model)
-        for chosen in (options, {}, options):
-            optimizer = sgd(model)
-            twin = ByHand(model, **chosen)
-            comm = ab.attach(module, optimizer, **chosen)
-            twin.train(range(2))
-            for step in range(2):
-                optimizer.zero_grad()
-                loss_of(module, step).backward()
-                optimizer.step()
-            same(model, twin.model)
-            comm.detach()
+    model = net()
+    module = DistributedDataParallel(model)
+    for chosen in (METHODS[name], {}, METHODS[name]):
+        optimizer = sgd(model)
+        twin = ByHand(model, **chosen)
+        comm = ab.attach(module, optimizer, **chosen)
+        twin.train(range(2))
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(module, step).backward()
+            optimizer.step()
+        same(model, twin.model)
+        comm.detach()
 
 
 def alone_after_detach():
@@ -321,30 +295,40 @@ def of_some_processes():
     comm.detach()
 
 
-CASES = [
-    as_it_is_configured,
-    with_exchanges_after_the_backward_pass,
-    with_buckets_of_its_own,
-    all_tensors_as_one,
-    a_compressor_that_needs_all_at_once,
-    accumulation,
+WHOLE = [
+    {"compressor": "topk", "density": 0.5},
+    {"compressor": "topk", "density": 0.5, "overlap": False},
+    {"compressor": "signum"},
+]
+ALONE = [  # none repeats another
     accumulation_without_no_sync_is_that_of_ddp,
-    parameters_that_the_loss_does_not_reach,
-    frozen_parameters,
-    clipped_after_backward,
-    clipped_by_the_attachment,
-    steps_given_up,
-    steps_given_up_keep_workers_together,
-    a_closure,
-    attached_again,
     alone_after_detach,
     somebody_elses_hook_is_refused,
     of_some_processes,
 ]
+CASES = [
+    *each(as_it_is_configured, METHODS, CONFIGURED),
+    *each(set_to_zero_instead_of_none, METHODS, (CONFIGURED[0], CONFIGURED[-1])),
+    *each(with_exchanges_after_the_backward_pass, METHODS, VIEWS),
+    *each(with_buckets_of_its_own, METHODS, ({}, {"bucket_cap_mb": TINY})),
+    *each(all_tensors_as_one, WHOLE, ({}, {"bucket_cap_mb": TINY, "gradient_as_bucket_view": True})),
+    *each(a_compressor_that_needs_all_at_once, ({}, {"bucket_cap_mb": TINY})),
+    *each(accumulation, ("none", "powersgd", "dgc"), (True, False), ("ddp", "comm"), VIEWS),
+    *each(parameters_that_the_loss_does_not_reach, METHODS, VIEWS),
+    *each(frozen_parameters, METHODS),
+    *each(clipped_after_backward, BY_TORCH, VIEWS),
+    *each(clipped_by_the_attachment, ["before"], METHODS, VIEWS),
+    *each(clipped_by_the_attachment, ["after"], BY_TORCH, VIEWS),
+    *each(steps_given_up, (True, False), (*VIEWS, {"bucket_cap_mb": TINY}), ({}, {"overlap": False})),
+    *each(steps_given_up_keep_workers_together, METHODS),
+    *each(a_closure, METHODS),
+    *each(attached_again, METHODS),
+]
+PARTS = 7  # without a common factor with the lengths of the axes, so that the cases of a part vary in each
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.sample(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
 def test_loops_with_distributed_data_parallel(tmp_path, part):
-    """Every fifth case by default, all in one pair of processes, which takes longer to start than they do."""
-    play(tmp_path, CASES[part::5])
+    """One part of the cases by default, all in one pair of processes, which takes longer to start than they do."""
+    play(tmp_path, CASES[part::PARTS] + (ALONE if part == 0 else []))

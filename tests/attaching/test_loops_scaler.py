@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import accordion_bench as ab
-from tests.kit.loops import METHODS, OWNERS, ByHand, attached, loss_of, net, play, same, same_on_all, sgd
+from tests.kit.loops import METHODS, OWNERS, ByHand, attached, each, loss_of, net, play, same, same_on_all, sgd
 
 OVERFLOWS = 2  # in this step, on rank 1 alone
 STEPS = range(6)
@@ -79,33 +80,16 @@ def scaled(ddp: dict[str, Any] | None, clip: float | None = None, micros: int = 
     comm.detach()
 
 
-def plain_modules():
-    for options in METHODS.values():
-        scaled(None, **options)
-    scaled(None, compressor="topk", density=0.5, scope="model")
-    scaled(None, compressor="topk", density=0.5, overlap=False)
-    scaled(None, bucket_cap_mb=1e-4)
+def without_clipping(ddp, options):
+    scaled(ddp, **options)
 
 
-def distributed_data_parallel():
-    for options in METHODS.values():
-        for ddp in ({}, {"gradient_as_bucket_view": True}):
-            scaled(ddp, **options)
-    scaled({"bucket_cap_mb": 1e-4, "static_graph": True}, compressor="topk", density=0.5, scope="model")
+def clipped_after_unscaling(ddp, options):
+    scaled(ddp, 0.1, **options)
 
 
-def clipped_after_unscaling():
-    for name, options in METHODS.items():
-        if name not in OWNERS:
-            scaled(None, 0.1, **options)
-            scaled({}, 0.1, **options)
-            scaled({"gradient_as_bucket_view": True}, 0.1, **options)
-
-
-def several_micro_batches():
-    for options in METHODS.values():
-        scaled(None, micros=2, **options)
-        scaled({}, micros=2, **options)
+def several_micro_batches(ddp, options):
+    scaled(ddp, micros=2, **options)
 
 
 def a_scaler_that_is_switched_off():
@@ -124,77 +108,80 @@ def a_scaler_that_is_switched_off():
     comm.detach()
 
 
-def one_scaler_for_two_models():
+def one_scaler_for_two_models(first_detached):
     """An overflow in one of them skips that one's step alone; detached in any order."""
-    for first_detached in (0, 1):
-        models = [net(), net()]
-        twins = [ByHand(model) for model in models]
-        scaler = scaler_of()
-        pairs = [attached(model, scaler=scaler) for model in models]
-        scale = scaler.get_scale()
-        for step in range(4):
-            for (_, optimizer), twin in zip(pairs, twins, strict=True):
-                optimizer.zero_grad()
-                twin.optimizer.zero_grad()
-            for number, (model, twin) in enumerate(zip(models, twins, strict=True)):
-                at = step if number == 0 else step + 10
-                scaler.scale(half_loss(model, at)).backward()
-                (half_loss(twin.model, at) * scale).backward()
-            for _, optimizer in pairs:
-                scaler.step(optimizer)
-            scaler.update()
-            for twin in twins:
-                step_by_hand(twin, scaler, scale, None)
-            scale = scaler.get_scale()
-        for model, twin in zip(models, twins, strict=True):
-            same(model, twin.model)
-        pairs[first_detached][0].detach()
-        other = pairs[1 - first_detached]
-        twins[1 - first_detached].optimizer.zero_grad()
-        other[1].zero_grad()
-        scaler.scale(half_loss(models[1 - first_detached], 20)).backward()
-        (half_loss(twins[1 - first_detached].model, 20) * scale).backward()
-        scaler.step(other[1])
-        step_by_hand(twins[1 - first_detached], scaler, scale, None)
-        same(models[1 - first_detached], twins[1 - first_detached].model)
-        other[0].detach()
-        before = [param.grad.clone() for param in models[0].parameters()]
+    models = [net(), net()]
+    twins = [ByHand(model) for model in models]
+    scaler = scaler_of()
+    pairs = [attached(model, scaler=scaler) for model in models]
+    scale = scaler.get_scale()
+    for step in range(4):
+        for (_, optimizer), twin in zip(pairs, twins, strict=True):
+            optimizer.zero_grad()
+            twin.optimizer.zero_grad()
+        for number, (model, twin) in enumerate(zip(models, twins, strict=True)):
+            at = step if number == 0 else step + 10
+            scaler.scale(half_loss(model, at)).backward()
+            (half_loss(twin.model, at) * scale).backward()
+        for _, optimizer in pairs:
+            scaler.step(optimizer)
         scaler.update()
+        for twin in twins:
+            step_by_hand(twin, scaler, scale, None)
         scale = scaler.get_scale()
-        scaler.unscale_(pairs[0][1])  # as torch does it
-        for param, scaled_one in zip(models[0].parameters(), before, strict=True):
-            assert torch.equal(param.grad, scaled_one / scale)
+    for model, twin in zip(models, twins, strict=True):
+        same(model, twin.model)
+    pairs[first_detached][0].detach()
+    other = pairs[1 - first_detached]
+    twins[1 - first_detached].optimizer.zero_grad()
+    other[1].zero_grad()
+    scaler.scale(half_loss(models[1 - first_detached], 20)).backward()
+    (half_loss(twins[1 - first_detached].model, 20) * scale).backward()
+    scaler.step(other[1])
+    step_by_hand(twins[1 - first_detached], scaler, scale, None)
+    same(models[1 - first_detached], twins[1 - first_detached].model)
+    other[0].detach()
+    before = [param.grad.clone() for param in models[0].parameters()]
+    scaler.update()
+    scale = scaler.get_scale()
+    scaler.unscale_(pairs[0][1])  # as torch does it
+    for param, scaled_one in zip(models[0].parameters(), before, strict=True):
+        assert torch.equal(param.grad, scaled_one / scale)
 
 
-def bfloat16_without_a_scaler():
-    for options in METHODS.values():
-        for wrap in (lambda model: model, DistributedDataParallel):
-            model = net()
-            twin = ByHand(model, **options)
-            module, optimizer = wrap(model), sgd(model)
-            comm = ab.attach(module, optimizer, **options)
-            for step in range(3):
-                optimizer.zero_grad()
-                twin.optimizer.zero_grad()
-                half_loss(module, step + 10, torch.bfloat16).backward()
-                half_loss(twin.model, step + 10, torch.bfloat16).backward()
-                optimizer.step()
-                twin.mean()
-                twin.step()
-            same(model, twin.model)
-            comm.detach()
+def bfloat16_without_a_scaler(options, ddp):
+    model = net()
+    twin = ByHand(model, **options)
+    module, optimizer = DistributedDataParallel(model) if ddp else model, sgd(model)
+    comm = ab.attach(module, optimizer, **options)
+    for step in range(3):
+        optimizer.zero_grad()
+        twin.optimizer.zero_grad()
+        half_loss(module, step + 10, torch.bfloat16).backward()
+        half_loss(twin.model, step + 10, torch.bfloat16).backward()
+        optimizer.step()
+        twin.mean()
+        twin.step()
+    same(model, twin.model)
+    comm.detach()
 
 
-def test_scaler(tmp_path):
-    play(
-        tmp_path,
-        [
-            plain_modules,
-            distributed_data_parallel,
-            clipped_after_unscaling,
-            several_micro_batches,
-            a_scaler_that_is_switched_off,
-            one_scaler_for_two_models,
-            bfloat16_without_a_scaler,
-        ],
-    )
+VIEWS = ({}, {"gradient_as_bucket_view": True})
+WHOLE = {"compressor": "topk", "density": 0.5, "scope": "model"}
+ALONE = [a_scaler_that_is_switched_off, *each(one_scaler_for_two_models, (0, 1))]  # none repeats another
+CASES = [
+    *each(without_clipping, (None, *VIEWS), METHODS.values()),
+    *each(without_clipping, [None], (WHOLE, {**METHODS["topk"], "overlap": False}, {"bucket_cap_mb": 1e-4})),
+    *each(without_clipping, [{"bucket_cap_mb": 1e-4, "static_graph": True}], [WHOLE]),
+    *each(clipped_after_unscaling, (None, *VIEWS), [METHODS[name] for name in METHODS if name not in OWNERS]),
+    *each(several_micro_batches, (None, {}), METHODS.values()),
+    *each(bfloat16_without_a_scaler, METHODS.values(), (False, True)),
+]
+PARTS = 7  # without a common factor with the lengths of the axes, so that the cases of a part vary in each
+
+
+@pytest.mark.sample(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_scaler(tmp_path, part):
+    """One part of the cases by default, all in one pair of processes, which takes longer to start than they do."""
+    play(tmp_path, CASES[part::PARTS] + (ALONE if part == 0 else []))

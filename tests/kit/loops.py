@@ -1,8 +1,10 @@
 """Training loops of a user, and the same training by hand, without hooks in autograd."""
 
 import copy
+import functools
+import itertools
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +209,11 @@ def same_on_all(model: nn.Module, group: dist.ProcessGroup | None = None) -> Non
 Case = Callable[[], None]
 
 
+def each(case: Callable[..., None], *axes: Iterable[Any]) -> list[Case]:
+    """Return a case `case(*values)` per combination of the axes' values; the last axis varies fastest."""
+    return [functools.partial(case, *values) for values in itertools.product(*axes)]
+
+
 def play(folder: Path, cases: Sequence[Case], workers: int = 2) -> None:
     """Run cases one after another in one group of processes, which must all succeed.
 
@@ -227,7 +234,8 @@ def _played(rank: int, folder: str, workers: int, cases: Sequence[Case]) -> None
                 case()
                 dist.barrier()
             except BaseException:
-                (Path(folder) / f"failed.{rank}").write_text(f"{case.__name__}, rank {rank}:\n{traceback.format_exc()}")
+                name = getattr(case, "func", case).__name__, *getattr(case, "args", ())
+                (Path(folder) / f"failed.{rank}").write_text(f"{name}, rank {rank}:\n{traceback.format_exc()}")
                 raise SystemExit(1) from None
 
 

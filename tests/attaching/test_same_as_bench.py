@@ -30,8 +30,8 @@ POLICIES: list[tuple[str, list[str], dict[str, Any]]] = [
     ),
     (
         "alq",
-        ["compressor=nuqsgd", "adaptive=alq", "adaptive.alq.update_at=[0,5]"],
-        {"compressor": "nuqsgd", "adaptive": {"alq": {"update_at": [0, 5]}}},
+        ["compressor=nuqsgd", "compressor.bits=3", "adaptive=alq", "adaptive.alq.update_at=[0,5]"],
+        {"compressor": {"nuqsgd": {"bits": 3}}, "adaptive": {"alq": {"update_at": [0, 5]}}},
     ),
     ("adaqs", ["compressor=qsgd", "adaptive=adaqs", "epochs=3"], {"compressor": "qsgd", "adaptive": "adaqs"}),
     ("gravac", ["compressor=topk", "adaptive=gravac"], {"compressor": "topk", "adaptive": "gravac"}),

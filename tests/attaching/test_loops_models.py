@@ -21,6 +21,7 @@ from tests.kit.loops import (
     Net,
     attached,
     close,
+    each,
     loss_of,
     net,
     play,
@@ -63,53 +64,47 @@ def equal_to_by_hand(
 # ---- torch.compile
 
 
-def compiled(ways: list[str], backend: str, **options: Any) -> None:
-    for way in ways:
-        torch._dynamo.reset()
-        model = net()
-        twin = ByHand(model, **options)
-        optimizer = sgd(model)
-        module: Any = model
-        if way == "before":
-            module = torch.compile(model, backend=backend)
-            comm = ab.attach(module, optimizer, **options)
-        elif way == "after":
-            comm = ab.attach(model, optimizer, **options)
-            module = torch.compile(model, backend=backend)
-        elif way == "in place":
-            comm = ab.attach(model, optimizer, **options)
-            model.compile(backend=backend)
-        elif way == "then wrapped":
-            module = DistributedDataParallel(torch.compile(model, backend=backend))
-            comm = ab.attach(module, optimizer, **options)
-        else:
-            module = torch.compile(DistributedDataParallel(model), backend=backend)
-            comm = ab.attach(module, optimizer, **options)
-        assert [spec.name for spec in comm.axis.specs] == [name for name, _ in twin.named]
-        twin.train(range(3))
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(module, step).backward()
-            optimizer.step()
-        close(model, twin.model, 1e-6)  # graphs may fuse
-        same_on_all(model)
-        comm.detach()
+def compiled(way: str, backend: str, **options: Any) -> None:
+    torch._dynamo.reset()
+    model = net()
+    twin = ByHand(model, **options)
+    optimizer = sgd(model)
+    module: Any = model
+    if way == "before":
+        module = torch.compile(model, backend=backend)
+        comm = ab.attach(module, optimizer, **options)
+    elif way == "after":
+        comm = ab.attach(model, optimizer, **options)
+        module = torch.compile(model, backend=backend)
+    elif way == "in place":
+        comm = ab.attach(model, optimizer, **options)
+        model.compile(backend=backend)
+    elif way == "then wrapped":
+        module = DistributedDataParallel(torch.compile(model, backend=backend))
+        comm = ab.attach(module, optimizer, **options)
+    else:
+        module = torch.compile(DistributedDataParallel(model), backend=backend)
+        comm = ab.attach(module, optimizer, **options)
+    assert [spec.name for spec in comm.axis.specs] == [name for name, _ in twin.named]
+    twin.train(range(3))
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(module, step).backward()
+        optimizer.step()
+    close(model, twin.model, 1e-6)  # graphs may fuse
+    same_on_all(model)
+    comm.detach()
 
 
 WAYS = ["before", "after", "in place", "then wrapped", "wrapped"]
 
 
-def compiled_eagerly():
-    compiled(WAYS, "eager")
+def compiled_eagerly(way):
+    compiled(way, "eager")
 
 
-def compiled_with_aot():
-    compiled(WAYS, "aot_eager", **METHODS["powersgd"])
-
-
-def compiled_with_every_method():
-    for options in METHODS.values():
-        compiled(WAYS, "aot_eager", **options)
+def compiled_with_aot(way, name):
+    compiled(way, "aot_eager", **METHODS[name])
 
 
 def attached_once():
@@ -129,43 +124,42 @@ def a_wrapped_part_is_refused():
 
 @pytest.mark.slow
 def test_compiled_with_every_method(tmp_path):
-    play(tmp_path, [compiled_with_every_method])
+    play(tmp_path, each(compiled_with_aot, WAYS, METHODS))
 
 
 # ---- types
 
 
-def bfloat16_parameters():
+def bfloat16_parameters(name):
     """The mean is taken in float32 and rounded once."""
-    for name, options in METHODS.items():
-        model = net(torch.bfloat16)
-        twin = ByHand(model.float() if name == "none" else model, **options)
-        model = net(torch.bfloat16)
-        comm, optimizer = attached(model, **options)
-        twin.model = copy.deepcopy(model)
-        twin.named = list(twin.model.named_parameters())
-        twin.optimizer = sgd(twin.model, momentum=optimizer.param_groups[0]["momentum"])
-        for step in range(3):
-            for trained, stepped in ((model, optimizer), (twin.model, twin.optimizer)):
-                stepped.zero_grad()
-                loss_of(trained, step, torch.bfloat16).backward()
-            optimizer.step()
-            if name == "none":
-                for _, param in twin.named:
-                    wide = param.grad.float() / 2
-                    dist.all_reduce(wide)
-                    param.grad = wide.bfloat16()
-            else:
-                twin.mean()
-            twin.step()
-        same(model, twin.model)
-        assert {param.dtype for param in model.parameters()} == {torch.bfloat16}
-        comm.detach()
+    options = METHODS[name]
+    model = net(torch.bfloat16)
+    twin = ByHand(model.float() if name == "none" else model, **options)
+    model = net(torch.bfloat16)
+    comm, optimizer = attached(model, **options)
+    twin.model = copy.deepcopy(model)
+    twin.named = list(twin.model.named_parameters())
+    twin.optimizer = sgd(twin.model, momentum=optimizer.param_groups[0]["momentum"])
+    for step in range(3):
+        for trained, stepped in ((model, optimizer), (twin.model, twin.optimizer)):
+            stepped.zero_grad()
+            loss_of(trained, step, torch.bfloat16).backward()
+        optimizer.step()
+        if name == "none":
+            for _, param in twin.named:
+                wide = param.grad.float() / 2
+                dist.all_reduce(wide)
+                param.grad = wide.bfloat16()
+        else:
+            twin.mean()
+        twin.step()
+    same(model, twin.model)
+    assert {param.dtype for param in model.parameters()} == {torch.bfloat16}
+    comm.detach()
 
 
-def float64_parameters():
-    for name in ("none", "topk", "signum"):
-        equal_to_by_hand(dtype=torch.float64, **METHODS[name])
+def float64_parameters(name):
+    equal_to_by_hand(dtype=torch.float64, **METHODS[name])
 
 
 class Mixed(nn.Module):
@@ -189,26 +183,19 @@ def mixed(first: torch.dtype, norm: torch.dtype) -> nn.Module:
     return model
 
 
-def parameters_of_two_types():
+def parameters_of_two_types(dtypes, name):
     """Half precision travels as float32, and so does double precision in its company."""
-    for first, norm in (
-        (torch.bfloat16, torch.float32),
-        (torch.float32, torch.bfloat16),
-        (torch.float32, torch.float64),
-        (torch.float64, torch.float32),
-    ):
-        for options in METHODS.values():
-            model = mixed(first, norm)
-            twin = ByHand(model, **options)
-            comm, optimizer = attached(model, **options)
-            twin.train(range(3))
-            for step in range(3):
-                optimizer.zero_grad()
-                loss_of(model, step).backward()
-                optimizer.step()
-            close(model, twin.model, 1e-7)
-            same_on_all(model)
-            comm.detach()
+    model = mixed(*dtypes)
+    twin = ByHand(model, **METHODS[name])
+    comm, optimizer = attached(model, **METHODS[name])
+    twin.train(range(3))
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    close(model, twin.model, 1e-7)
+    same_on_all(model)
+    comm.detach()
 
 
 def buffers_start_as_rank_0_has_them():
@@ -232,7 +219,7 @@ def buffers_start_as_rank_0_has_them():
 # ---- groups, optimizers, schedules
 
 
-def parameter_groups():
+def parameter_groups(name, falling):
     """With learning rates of their own, that change alike or apart."""
 
     def grouped(model: nn.Module) -> torch.optim.Optimizer:
@@ -243,9 +230,7 @@ def parameter_groups():
     def fall(optimizer: torch.optim.Optimizer, step: int) -> None:
         optimizer.param_groups[0]["lr"] *= 0.5
 
-    for options in METHODS.values():
-        equal_to_by_hand(grouped, **options)
-        equal_to_by_hand(grouped, before=fall, **options)
+    equal_to_by_hand(grouped, before=fall if falling else lambda optimizer, step: None, **METHODS[name])
 
 
 def a_rate_set_between_backward_and_step():
@@ -270,20 +255,21 @@ def a_rate_set_between_backward_and_step():
             comm.detach()
 
 
-def optimizers():
-    for make in (
-        lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
-        lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1),
-        lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01, momentum=0.5),
-        lambda model: torch.optim.Adam(model.parameters(), lr=0.01, foreach=False),
-        lambda model: torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01),
-    ):
-        for name in METHODS:
-            if name not in OWNERS:
-                equal_to_by_hand(make, **METHODS[name])
+OPTIMIZERS = [
+    (torch.optim.Adam, {"lr": 0.01}),
+    (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5}),
+    (torch.optim.Adam, {"lr": 0.01, "foreach": False}),
+    (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.01}),
+]
 
 
-def muon():
+def optimizers(kind, name):
+    make, options = kind
+    equal_to_by_hand(lambda model: make(model.parameters(), **options), **METHODS[name])
+
+
+def muon(name):
     """torch's, where all parameters are matrices, and ours."""
 
     def bare() -> nn.Module:
@@ -293,19 +279,16 @@ def muon():
         kinds = parameter_kinds(model)
         return Muon(model.parameters(), kinds=list(kinds.values()))
 
-    for name in METHODS:
-        if name not in OWNERS:
-            equal_to_by_hand(ours, **METHODS[name])
-            equal_to_by_hand(lambda model: torch.optim.Muon(model.parameters(), lr=0.02), made=bare, **METHODS[name])
-        else:
-            with refused("optimizer must be sgd"):
-                attached(net(make=bare), lambda model: torch.optim.Muon(model.parameters()), **METHODS[name])
+    if name not in OWNERS:
+        equal_to_by_hand(ours, **METHODS[name])
+        equal_to_by_hand(lambda model: torch.optim.Muon(model.parameters(), lr=0.02), made=bare, **METHODS[name])
+    else:
+        with refused("optimizer must be sgd"):
+            attached(net(make=bare), lambda model: torch.optim.Muon(model.parameters()), **METHODS[name])
 
 
-def owners_take_what_is_sgds():
-    for options in ({"nesterov": True}, {"weight_decay": 0.01}):
-        for name in OWNERS:
-            equal_to_by_hand(lambda model, options=options: sgd(model, **options), **METHODS[name])
+def owners_take_what_is_sgds(options, name):
+    equal_to_by_hand(lambda model: sgd(model, **options), **METHODS[name])
 
 
 def owners_refuse_other_optimizers():
@@ -314,31 +297,31 @@ def owners_refuse_other_optimizers():
             attached(net(), lambda model: torch.optim.Adam(model.parameters()), **METHODS[name])
 
 
-def schedulers():
-    kinds: list[Callable[[torch.optim.Optimizer], Any]] = [
-        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=6),
-        lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1)),
-        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4),
-    ]
-    for kind in kinds:
-        for made_first in (True, False):
-            for name, options in METHODS.items():
-                model = net()
-                twin = ByHand(model, **({} if name in OWNERS else options))
-                optimizer = sgd(model)
-                schedule = kind(optimizer) if made_first else None
-                comm = ab.attach(model, optimizer, **({} if name in OWNERS else options))
-                schedule = schedule or kind(optimizer)
-                by_hand = kind(twin.optimizer)
-                for step in range(4):
-                    optimizer.zero_grad()
-                    loss_of(model, step).backward()
-                    optimizer.step()
-                    schedule.step()
-                    twin.train([step])
-                    by_hand.step()
-                same(model, twin.model)
-                comm.detach()
+SCHEDULERS: list[Callable[[torch.optim.Optimizer], Any]] = [
+    lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=6),
+    lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1)),
+    lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4),
+]
+
+
+def schedulers(number, made_first, name):
+    kind, options = SCHEDULERS[number], {} if name in OWNERS else METHODS[name]
+    model = net()
+    twin = ByHand(model, **options)
+    optimizer = sgd(model)
+    schedule = kind(optimizer) if made_first else None
+    comm = ab.attach(model, optimizer, **options)
+    schedule = schedule or kind(optimizer)
+    by_hand = kind(twin.optimizer)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+        schedule.step()
+        twin.train([step])
+        by_hand.step()
+    same(model, twin.model)
+    comm.detach()
 
 
 # ---- what is never compressed
@@ -394,29 +377,39 @@ def an_unknown_word_is_refused():
         attached(net(), compressor="topk", exempt="norms")
 
 
-CASES = [
-    compiled_eagerly,
-    compiled_with_aot,
+TYPES = [
+    (torch.bfloat16, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float64),
+    (torch.float64, torch.float32),
+]
+BY_TORCH = [name for name in METHODS if name not in OWNERS]  # the optimizer takes the step
+ALONE = [  # none repeats another
     attached_once,
     a_wrapped_part_is_refused,
-    bfloat16_parameters,
-    float64_parameters,
-    parameters_of_two_types,
     buffers_start_as_rank_0_has_them,
-    parameter_groups,
-    a_rate_set_between_backward_and_step,
-    optimizers,
-    owners_take_what_is_sgds,
     owners_refuse_other_optimizers,
-    schedulers,
-    exempt_tensors,
-    muon,
     an_unknown_word_is_refused,
 ]
+CASES = [
+    a_rate_set_between_backward_and_step,
+    *each(compiled_eagerly, WAYS),
+    *each(compiled_with_aot, WAYS, ["powersgd"]),
+    *each(bfloat16_parameters, METHODS),
+    *each(float64_parameters, ("none", "topk", "signum")),
+    *each(parameters_of_two_types, TYPES, METHODS),
+    *each(parameter_groups, METHODS, (False, True)),
+    *each(optimizers, OPTIMIZERS, BY_TORCH),
+    *each(owners_take_what_is_sgds, ({"nesterov": True}, {"weight_decay": 0.01}), OWNERS),
+    *each(schedulers, range(len(SCHEDULERS)), (True, False), METHODS),
+    *each(muon, METHODS),
+    exempt_tensors,
+]
+PARTS = 7  # without a common factor with the lengths of the axes, so that the cases of a part vary in each
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.sample(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
 def test_loops_by_model_and_optimizer(tmp_path, part):
-    """Every fifth case by default, all in one pair of processes, which takes longer to start than they do."""
-    play(tmp_path, CASES[part::5])
+    """One part of the cases by default, all in one pair of processes, which takes longer to start than they do."""
+    play(tmp_path, CASES[part::PARTS] + (ALONE if part == 0 else []))

@@ -155,10 +155,10 @@ def by_default(names) -> list[tuple[str, list[str], dict[str, Any]]]:
     ]
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("part", range(3))
 def test_every_compressor(tmp_path, part):
-    together(2, attached_as_bench, tmp_path, by_default(COMPRESSORS[part::2]), [False])
+    together(2, attached_as_bench, tmp_path, by_default(COMPRESSORS[part::3]), [False])
 
 
 def test_some_compressors_with_ddp(tmp_path):
@@ -189,13 +189,15 @@ def test_some_local_methods(tmp_path):
 UNEQUAL = ["batch_size=[12,4]"]
 
 
-def test_batches_that_differ(tmp_path):
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("ddp", [False, True], ids=["plain", "ddp"])
+def test_batches_that_differ(tmp_path, ddp):
     cases = [
         ("dense", [*UNEQUAL], {"compressor": "none"}),
         ("powersgd", ["compressor=powersgd", *UNEQUAL], {"compressor": "powersgd"}),
         ("accordion", [*POLICIES[0][1], *UNEQUAL], POLICIES[0][2]),
     ]
-    together(2, attached_as_bench, tmp_path, cases)
+    together(2, attached_as_bench, tmp_path, cases, [ddp])
 
 
 def test_local_methods_with_batches_that_differ(tmp_path):

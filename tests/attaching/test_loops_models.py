@@ -123,8 +123,9 @@ def a_wrapped_part_is_refused():
 
 
 @pytest.mark.slow
-def test_compiled_with_every_method(tmp_path):
-    play(tmp_path, each(compiled_with_aot, WAYS, METHODS))
+@pytest.mark.parametrize("name", METHODS)
+def test_compiled_with_every_method(tmp_path, name):
+    play(tmp_path, each(compiled_with_aot, WAYS, [name]))
 
 
 # ---- types

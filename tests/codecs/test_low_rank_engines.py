@@ -82,6 +82,7 @@ def test_factors_are_multiplied_and_subtracted(triton, rank, workers, dtype):
         assert torch.equal(own_W[2], rows_W[t][:, (last + 1) * size :])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("transposed", ["none", "all"])
 def test_sums_are_those_of_a_worker_alone_wherever_it_lies(triton, transposed):
     matrices_W, factors = batches(2, 2)

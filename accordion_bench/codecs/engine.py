@@ -20,10 +20,10 @@ from accordion_bench.codecs.bucket import Bucket, NonFiniteRow, Target, refuse_n
 from accordion_bench.codecs.coding import LARGEST, SIGNS, BlockNumbers, Coding, codes_of, factors_of, finished, norms_of
 from accordion_bench.codecs.index_codes import decode_indices, encode_indices
 from accordion_bench.codecs.layout import KEPT, Layout, Message, in_blocks, per_tensor, whole_layout
+from accordion_bench.codecs.matrix_tiles import TileForm, add_largest_, encode_largest
 from accordion_bench.codecs.orthonormal import MatrixOperations, unit_columns_batched
 from accordion_bench.codecs.packed_codes import floats_in, look_up, pack_codes
 from accordion_bench.codecs.selection import IndexSelection, Sampling, Selection, at_least, sampled_top, top_indices
-from accordion_bench.codecs.tiles import TileForm, add_largest_, encode_largest
 from accordion_bench.tensors.kernels.dense_kernels import BlockRule
 from accordion_bench.tensors.keyed_rng import BLOCK, blocks_of, integers_of
 from accordion_bench.tensors.permutations import draws_of, images, words_of
@@ -312,7 +312,7 @@ class Engine(MatrixOperations):
         return sent_W, torch.stack(scales, dim=1)
 
     def encode_tiles(self, bucket: Bucket, message: Message, forms: Sequence[TileForm]) -> None:
-        """Write the largest magnitudes of each tile of matrices, see `tiles.encode_largest`.
+        """Write the largest magnitudes of each tile of matrices, see `matrix_tiles.encode_largest`.
 
         Raises:
             NonFiniteRow: as `encode`, for selected values.

@@ -15,14 +15,14 @@ from accordion_bench.codecs.bucket import Bucket, NonFiniteRow, Target
 from accordion_bench.codecs.compiled import Compiled
 from accordion_bench.codecs.engine import Sampling, Selection
 from accordion_bench.codecs.layout import Message, SparseLayout
+from accordion_bench.codecs.matrix_tiles import BINS, SIGMAS, TileForm
 from accordion_bench.codecs.selection import EXPECTED, stride_of
-from accordion_bench.codecs.tiles import BINS, SIGMAS, TileForm
 from accordion_bench.tensors.kernels import on_cpu
 from accordion_bench.tensors.kernels.bins import send_lifted
 from accordion_bench.tensors.kernels.index_codes import add_entries, messages, write_entries
 from accordion_bench.tensors.kernels.table import contiguous
 from accordion_bench.tensors.kernels.tiles import add_tiles, encode_tiles
-from accordion_bench.tensors.kernels.top import ChosenKeys, N, Rows, choose_from, choose_largest, key, sampled_keys
+from accordion_bench.tensors.kernels.top import ChosenKeys, N, Rows, choose_by_key, choose_largest, key, sampled_keys
 
 HEADER = 8  # bytes of scale and count in messages of signs
 
@@ -41,7 +41,7 @@ class OnCpu(Compiled):
     def above(self, rows_W: Sequence[Tensor], threshold: float, most: Sequence[int]) -> Selection:
         rows = _rows(rows_W)
         chosen, enough = ChosenKeys(rows), np.tile(most, rows.workers)
-        choose_from(chosen, np.full(rows.count, key(threshold, rows.dtype)))
+        choose_by_key(chosen, np.full(rows.count, key(threshold, rows.dtype)))
         return choose_largest(rows, np.where(chosen.kept > enough, enough, -1), chosen)
 
     def about(self, rows_W: Sequence[Tensor], counts: Sequence[int], sampling: Sampling) -> Selection:
@@ -49,7 +49,7 @@ class OnCpu(Compiled):
 
     def nonzero(self, rows_W: Sequence[Tensor]) -> Selection:
         chosen = ChosenKeys(_rows(rows_W))
-        choose_from(chosen, np.ones(chosen.rows.count, np.int64))
+        choose_by_key(chosen, np.ones(chosen.rows.count, np.int64))
         return chosen
 
     def encode_sparse(self, bucket: Bucket, selection: Selection, message: Message) -> None:
@@ -128,7 +128,7 @@ def choose_about(rows: Rows, k: np.ndarray, sampling: Sampling) -> ChosenKeys:
     chosen, pending, largest = ChosenKeys(rows), ~exact, exact.copy()
     while True:  # at least once, so that small tensors also compile all kernels
         threshold = np.maximum(sampled_keys(rows, np.where(pending, rank, 0), first, stride), smallest_sent)
-        choose_from(chosen, np.where(pending, threshold, -1))
+        choose_by_key(chosen, np.where(pending, threshold, -1))
         pending &= (chosen.kept < sampling.least * k) & (threshold > smallest_sent)
         largest |= pending & (rank == sampled)  # the sample contains none of the large entries
         pending &= ~largest
@@ -138,5 +138,5 @@ def choose_about(rows: Rows, k: np.ndarray, sampling: Sampling) -> ChosenKeys:
             break
     largest |= chosen.kept > sampling.most * k
     choose_largest(rows, np.where(largest, k, -1), chosen)
-    choose_from(chosen, np.where(exact & (chosen.least == 0) & (chosen.kept > 0), 1, -1))  # no zeros
+    choose_by_key(chosen, np.where(exact & (chosen.least == 0) & (chosen.kept > 0), 1, -1))  # no zeros
     return chosen

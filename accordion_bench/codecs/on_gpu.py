@@ -19,9 +19,9 @@ from accordion_bench.codecs.compiled import Compiled, measurable, table_of, valu
 from accordion_bench.codecs.engine import Momenta, MomentumSteps, Sampling, Selection
 from accordion_bench.codecs.layout import KEPT, Layout, Message, SparseLayout
 from accordion_bench.codecs.low_rank_on_gpu import LowRankOnGpu
+from accordion_bench.codecs.matrix_tiles import BINS, TileForm, quantised
 from accordion_bench.codecs.packed_codes import pack_codes
 from accordion_bench.codecs.selection import EXPECTED, stride_of
-from accordion_bench.codecs.tiles import BINS, TileForm, quantised
 from accordion_bench.tensors.kernels.dense_kernels import BlockRule, Encoding
 from accordion_bench.tensors.kernels.on_gpu import (
     bins,

@@ -277,7 +277,7 @@ class ElasticMembership(Membership):
                 raise LeftBehind("a run must go on for a worker to enter, got one that is over; begin another one")
             number, old = self.number + 1, self._newest.ids
             founding = len(register.beats.silent(old)) == len(old)
-            if founding and not self.terms.founds:
+            if founding and not self.terms.may_found:
                 raise LeftBehind("a worker must be left for another one to enter, got none; begin the run again")
             if came < number and (founding or register.forming(number)):
                 register.come(number, knows=False)

@@ -38,7 +38,7 @@ class Terms:
         timeout: seconds for which members wait for each other.
         same: options that must be equal on all processes, as JSON values.
         rank: rank from the launcher, which orders the processes of the first generation.
-        founds: whether this process may form a first generation, or only enter an existing one.
+        may_found: whether this process may form a first generation, or only enter an existing one.
     """
 
     expected: int
@@ -46,7 +46,7 @@ class Terms:
     timeout: float
     same: Mapping[str, Any]
     rank: int = 0
-    founds: bool = True
+    may_found: bool = True
 
 
 class Generation(NamedTuple):

@@ -156,7 +156,7 @@ def zeros_in_state(state: State, key: str, specs: Sequence[TensorSpec], comm: Co
     return state
 
 
-def remembered(method: Callable[..., Any]) -> Callable[..., Any]:
+def cached_by_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
     """Cache the results of a compressor's method by its arguments, until `forget`."""
 
     @functools.wraps(method)
@@ -170,7 +170,7 @@ def remembered(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forget(compressor: "Compressor") -> None:
-    """Clear the results cached by `remembered`, after a change of what they depend on."""
+    """Clear the results cached by `cached_by_arguments`, after a change of what they depend on."""
     compressor.__dict__.pop("_answers", None)
 
 

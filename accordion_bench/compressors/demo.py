@@ -18,7 +18,7 @@ from accordion_bench.codecs import index_codes
 from accordion_bench.codecs.bucket import NonFiniteRow, rates_of, refuse_non_finite
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
-from accordion_bench.codecs.tiles import Tiles
+from accordion_bench.codecs.matrix_tiles import Tiles
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, State, zeros_in_state
 from accordion_bench.compressors.description import WhyDense, shorter_messages
@@ -111,7 +111,7 @@ class ChunkGroup:
         return dict(zip(self.ids, views_W, strict=True))
 
 
-class SentChunks(NamedTuple):
+class SentCoefficients(NamedTuple):
     """Coefficients sent of a group, as decoded: positions and values [W, C, K], or None and all of T d [W, C, N]."""
 
     positions: Tensor | None
@@ -286,7 +286,9 @@ class DeMo(Compressor):
         ks = [int(level) if level is not None and self.compresses(spec, level) else None for spec, level in pairs]
         return [ChunkGroup(ids, [cut[i] for i in ids], ks[ids[0]]) for ids in _of_equal_sides(cut, ks)]
 
-    def _take(self, group: ChunkGroup, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> SentChunks:
+    def _take(
+        self, group: ChunkGroup, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm
+    ) -> SentCoefficients:
         """Update d of a group's tensors, and remove from it the coefficients to send, which are returned."""
         deltas_W = [state[ctx.specs[i].name]["delta_W"] for i in group.ids]
         beside_W = side_by_side(deltas_W)
@@ -305,14 +307,14 @@ class DeMo(Compressor):
             for i, signs_W in ahead_W.items():
                 state[ctx.specs[i].name]["ahead_W"].copy_(signs_W.view(xs_W[i].shape))
         if group.k is None:
-            sent = SentChunks(None, rows_W.clone())
+            sent = SentCoefficients(None, rows_W.clone())
             rows_W.zero_()
         else:
             # ascending, as the index codes require
             positions_W = rows_W.abs().topk(group.k, dim=2, sorted=False).indices.sort(dim=2).values
             values_W = rows_W.gather(2, positions_W)
             self._refuse_non_finite(values_W, group, ctx, comm)
-            sent = SentChunks(positions_W, values_W if self.signs else self._as_sent(values_W))
+            sent = SentCoefficients(positions_W, values_W if self.signs else self._as_sent(values_W))
             rows_W.scatter_add_(2, positions_W, -sent.values)
         if beside_W is None:
             torch._foreach_copy_(deltas_W, list(rows_W.split(group.counts, dim=1)))
@@ -333,7 +335,7 @@ class DeMo(Compressor):
             g = bisect.bisect_right(list(itertools.accumulate(group.counts)), chunk)
             raise non_finite(ctx, group.ids[g], comm.first_named + worker) from None
 
-    def _signs(self, groups: Sequence[ChunkGroup], sent: Sequence[SentChunks], comm: Comm) -> list[Tensor]:
+    def _signs(self, groups: Sequence[ChunkGroup], sent: Sequence[SentCoefficients], comm: Comm) -> list[Tensor]:
         """Return the common signs of each group, chunk by chunk: [C, N]."""
         signs: list[Tensor] = [own.values for own in sent]
         whole = [number for number, group in enumerate(groups) if group.k is None]
@@ -362,7 +364,7 @@ class DeMo(Compressor):
         sizes_A = [(stop - start) * answer_bytes(group.shape) for start, stop in shares]
         return unpack_signs(torch.cat(comm.all_gather_uneven(answers, sizes_A)), group.shape, dtype)
 
-    def _pack(self, sent: SentChunks, group: ChunkGroup) -> Tensor:
+    def _pack(self, sent: SentCoefficients, group: ChunkGroup) -> Tensor:
         """Return the messages [W, C, B] of a group: values, then positions, per chunk."""
         assert sent.positions is not None
         (W, _, k), N = sent.values.shape, group.shape.numel

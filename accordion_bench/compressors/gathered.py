@@ -24,8 +24,8 @@ from accordion_bench.compressors.compressor import (
     Kept,
     NonFinite,
     State,
+    cached_by_arguments,
     compressed_levels,
-    remembered,
     subtract_,
 )
 from accordion_bench.compressors.description import WhyDense, shorter_messages
@@ -100,7 +100,7 @@ class Gathered(Compressor):
 
     # ---- derived from these
 
-    @remembered
+    @cached_by_arguments
     def message_bytes(self, spec: TensorSpec, level: float) -> int:
         """Return the length of one tensor's message, or the largest possible length if `fixed_size` is false."""
         return self.layout((spec,), (level,)).nbytes
@@ -155,7 +155,7 @@ class Gathered(Compressor):
 
 
 class OwnerMeans(NamedTuple):
-    """Result of `reduce_to_owners`.
+    """Result of `average_at_owners`.
 
     message: of the local workers, with all tensors.
     layouts: layout of each owner's part of a message.
@@ -167,7 +167,7 @@ class OwnerMeans(NamedTuple):
     means_W: list[list[Tensor]]
 
 
-def reduce_to_owners(compressor: Gathered, bucket: Bucket, counts: Sequence[int], comm: Comm) -> OwnerMeans:
+def average_at_owners(compressor: Gathered, bucket: Bucket, counts: Sequence[int], comm: Comm) -> OwnerMeans:
     """Encode all tensors on every worker, send each to its owner, and average it there.
 
     Args:

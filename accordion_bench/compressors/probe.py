@@ -10,7 +10,7 @@ from torch import Tensor
 from accordion_bench.codecs.bucket import Context
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Compressor, Kept, State, remembered
+from accordion_bench.compressors.compressor import Compressor, Kept, State, cached_by_arguments
 from accordion_bench.plan import Measured, TensorSpec
 from accordion_bench.tensors.same_shape import in_rows
 
@@ -47,7 +47,7 @@ def wire(transfers: Sequence[Transfer], workers: int) -> float:
     return sum(transfer.wire(workers) for transfer in transfers)
 
 
-@remembered
+@cached_by_arguments
 def cheaper_than_dense(compressor: Compressor, spec: TensorSpec, level: float, workers: int) -> bool:
     """Whether a tensor's messages cost fewer wire bytes than a dense all-reduce; one worker counts as two."""
     workers = max(workers, 2)

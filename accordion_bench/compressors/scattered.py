@@ -12,7 +12,7 @@ from accordion_bench.codecs.bucket import Bucket, Target
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context, Exchanged, Kept, State, paying_levels, subtract_
-from accordion_bench.compressors.gathered import Gathered, naming, reduce_to_owners
+from accordion_bench.compressors.gathered import Gathered, average_at_owners, naming
 from accordion_bench.compressors.probe import dense_bytes
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.option import with_options
@@ -55,7 +55,7 @@ class Scattered(Wrapper):
         if ids:
             assert isinstance(self.inner, Gathered)
             with naming(ctx, ids, comm.first_named):
-                handed = reduce_to_owners(self.inner, bucket, list(map(len, coded)), comm)
+                handed = average_at_owners(self.inner, bucket, list(map(len, coded)), comm)
             for owner, means in zip(comm.local, handed.means_W, strict=True):
                 for i, mean in zip(coded[owner], means, strict=True):
                     update[i] = mean.view(ctx.specs[i].shape)

@@ -15,9 +15,9 @@ from accordion_bench.codecs.bucket import Bucket, Context, Target
 from accordion_bench.codecs.engine import Engine, Selection
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import KEPT, Layout, Message
+from accordion_bench.codecs.matrix_tiles import BINS, TileForm, Tiles, in_order
 from accordion_bench.codecs.packed_codes import floats_in, unpack_codes
 from accordion_bench.codecs.selection import kept_at_least, kept_entries
-from accordion_bench.codecs.tiles import BINS, TileForm, Tiles, in_order
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Exchanged, State
 from accordion_bench.compressors.description import FEEDBACK, TRAVEL
@@ -34,7 +34,7 @@ class TiledMessages:
     """Messages of the k = ceil(density N) largest magnitudes per tile; ties are resolved in favour of the lower index.
 
     Tiles are a x b: each side is the largest divisor of its dimension, in the matrix view, that is at most `chunk`.
-    See `codecs.tiles.encode_largest` for values of two bits (`value_bits`).
+    See `codecs.matrix_tiles.encode_largest` for values of two bits (`value_bits`).
 
     Source: Sarfi et al. 2025, SparseLoCo (arXiv 2508.15706), and its authors' code.
     """

@@ -27,7 +27,7 @@ from accordion_bench.compressors.compressor import (
     subtract_,
 )
 from accordion_bench.compressors.description import WhyDense, shorter_messages
-from accordion_bench.compressors.gathered import Gathered, naming, reduce_to_owners, target_like
+from accordion_bench.compressors.gathered import Gathered, average_at_owners, naming, target_like
 from accordion_bench.compressors.probe import Probed, cheaper_than_dense, payload_bytes, probe_exchanged, wire_bytes
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.component import Idle, RunContext
@@ -260,7 +260,7 @@ class TwoWay(Wrapper):
 
         # 2. the owner of a piece receives it from all workers, and averages
         with naming(ctx, [i for _, i in everything], named):
-            handed = reduce_to_owners(self.inner, bucket, list(map(len, owned)), comm)
+            handed = average_at_owners(self.inner, bucket, list(map(len, owned)), comm)
         sent, sizes = handed.message, [layout.nbytes for layout in handed.layouts]
 
         # 3. the owner adds its residual, and compresses again

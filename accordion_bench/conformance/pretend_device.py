@@ -27,7 +27,7 @@ from accordion_bench.codecs.compiled import measurable
 from accordion_bench.codecs.engine import Engine, OnDevice, Selection
 from accordion_bench.codecs.layout import Message
 from accordion_bench.codecs.low_rank_on_gpu import HIGHEST
-from accordion_bench.codecs.tiles import TileForm
+from accordion_bench.codecs.matrix_tiles import TileForm
 from accordion_bench.tensors import sixteen_bits
 
 DEVICE = torch.device("meta")

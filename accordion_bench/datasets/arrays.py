@@ -18,7 +18,7 @@ from accordion_bench.datasets.counted import (
     NULL,
     SHARE,
     CountedImages,
-    Found,
+    FileContents,
     held_out,
     name_or_null,
     part_of,
@@ -238,7 +238,7 @@ class Arrays(CountedImages):
     def in_channels(self) -> int:  # type: ignore[override]
         return known(self, "channels")
 
-    def look(self, root: str) -> Found:
+    def look(self, root: str) -> FileContents:
         place = find(Path(root), self.file)
         arrays = arrays_in(place)
         first = arrays["train"]["x"]
@@ -254,7 +254,9 @@ class Arrays(CountedImages):
         labels = self._labels(place, arrays)
         own_test = "test" in labels or "validation" in labels
         chosen_by = len(labels["validation"]) if "test" in labels and "validation" in labels else 0
-        return Found(str(place), labels["train"], own_test, chosen_by, {"channels": channels, "image_size": size})
+        return FileContents(
+            str(place), labels["train"], own_test, chosen_by, {"channels": channels, "image_size": size}
+        )
 
     def _form(self, x: Stored) -> tuple[str, int, int]:
         """Return layout (`nhw` without channels), number of channels and side length of images."""

@@ -23,7 +23,7 @@ NAMES = {"train": ("train", "training"), "test": ("test", "testing"), "validatio
 
 
 @dataclass(frozen=True)
-class Found:
+class FileContents:
     """Contents of users' files.
 
     Args:
@@ -85,7 +85,7 @@ class CountedImages(ImageDataset):
         known(self, "image_size")
         return super().example(samples)
 
-    def look(self, root: str) -> Found:
+    def look(self, root: str) -> FileContents:
         """Examine the files under `root`."""
         raise NotImplementedError
 
@@ -122,7 +122,7 @@ class CountedImages(ImageDataset):
             typed = " ".join(f"dataset.{key}={show(counted[key])}" for key in declared)
             raise ConfigError(f"{keys} must be those of {found.place}, got {given}; type {typed}")
 
-    def _counted(self, found: Found) -> dict[str, Any]:
+    def _counted(self, found: FileContents) -> dict[str, Any]:
         """Return each number counted in the files, by option name."""
         if (classes := int(found.labels.max(initial=-1)) + 1) < 2:
             raise ConfigError(

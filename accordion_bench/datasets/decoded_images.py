@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from accordion_bench.datasets import pictures
-from accordion_bench.datasets.counted import SHARE, CountedImages, Found, held_out
+from accordion_bench.datasets.counted import SHARE, CountedImages, FileContents, held_out
 from accordion_bench.datasets.pictures import FolderData, Pictures, Views
 from accordion_bench.options.option import option, with_options
 from accordion_bench.tensors import keyed_rng
@@ -22,7 +22,7 @@ MEASURED = 1_000  # pictures whose sides determine the default image_size
 SIZE = {"image_size": "pixels; null = 224, or the median shorter side of the pictures if that is less"}
 
 
-class Sorted(NamedTuple):
+class PicturesByPart(NamedTuple):
     """Pictures of each part.
 
     Args:
@@ -40,7 +40,7 @@ class Sorted(NamedTuple):
     told: bytes = b""
 
     @classmethod
-    def of(cls, place: Path, parts: Mapping[str, Pictures], told: bytes = b"") -> "Sorted":
+    def of(cls, place: Path, parts: Mapping[str, Pictures], told: bytes = b"") -> "PicturesByPart":
         """Build from a mapping of parts. Without a test part, the validation pictures are the test part."""
         test, validation = parts.get("test"), parts.get("validation")
         return cls(place, parts["train"], test or validation, validation if test else None, told)
@@ -65,14 +65,14 @@ class DecodedImages(CountedImages):
 
     in_channels = 3
 
-    def sorted(self, root: str) -> Sorted:
+    def sorted(self, root: str) -> PicturesByPart:
         """Return the pictures of each part; all parts have the classes of the training part."""
         raise NotImplementedError
 
-    def look(self, root: str) -> Found:
+    def look(self, root: str) -> FileContents:
         here = self.sorted(root)
         chosen_by = 0 if here.validation is None else len(here.validation.labels)
-        return Found(str(here.place), here.train.labels, here.test is not None, chosen_by)
+        return FileContents(str(here.place), here.train.labels, here.test is not None, chosen_by)
 
     def count(self, root: str) -> dict[str, Any]:
         if self.image_size is None:

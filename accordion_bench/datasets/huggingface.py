@@ -23,7 +23,7 @@ from accordion_bench.datasets.counted import (
     part_of,
 )
 from accordion_bench.datasets.dataset import known
-from accordion_bench.datasets.decoded_images import SIZE, DecodedImages, Sorted
+from accordion_bench.datasets.decoded_images import SIZE, DecodedImages, PicturesByPart
 from accordion_bench.datasets.fetch import refusal
 from accordion_bench.datasets.image_folder import LABEL
 from accordion_bench.datasets.token_windows import ByteDataset
@@ -171,7 +171,7 @@ class HuggingFaceImages(DecodedImages):
         for key in ("name", "config", "revision", "image", "label"):
             name_or_null(key, getattr(self, key))
 
-    def sorted(self, root: str) -> Sorted:
+    def sorted(self, root: str) -> PicturesByPart:
         source = Origin(self.name, self.config, self.revision, root)
         parts = tables(source)
         import datasets  # `tables` has checked that it is installed
@@ -199,7 +199,7 @@ class HuggingFaceImages(DecodedImages):
                 table = parts[part] if len(kept) == len(own) else parts[part].select(kept)
                 table = table.cast_column(image, datasets.Image(decode=False))
                 found[part] = EncodedRows(table, image, np.searchsorted(kinds, own[kept]), str(source))
-        return Sorted.of(Path(str(source)), found)
+        return PicturesByPart.of(Path(str(source)), found)
 
 
 @with_options

@@ -10,7 +10,7 @@ import numpy as np
 
 from accordion_bench.datasets import pictures
 from accordion_bench.datasets.counted import BY_OWN, name_or_null, part_of
-from accordion_bench.datasets.decoded_images import SIZE, WORKERS, DecodedImages, Sorted
+from accordion_bench.datasets.decoded_images import SIZE, WORKERS, DecodedImages, PicturesByPart
 from accordion_bench.datasets.fetch import refusal, why
 from accordion_bench.datasets.pictures import Files
 from accordion_bench.options.checks import ConfigError, ValueRefused
@@ -152,13 +152,13 @@ class ImageFolder(DecodedImages):
         """Return the phrase that error messages use for the expected files."""
         return "pictures in a folder for each class, or folders train and test that contain these"
 
-    def sorted(self, root: str) -> Sorted:
+    def sorted(self, root: str) -> PicturesByPart:
         own = Path(root, self.folder or "")
         table = table_in(own) if self.labels is None else own / self.labels
         if self.labels is not None and not (own / self.labels).is_file():
             raise ValueRefused("dataset.labels", f"the name of a .csv file in {own}", self.labels, None)
         if table is not None:
-            return Sorted.of(*sorted_files(table), table.read_bytes())
+            return PicturesByPart.of(*sorted_files(table), table.read_bytes())
         try:
             place, folders = parts(own)
         except OSError as error:
@@ -175,7 +175,7 @@ class ImageFolder(DecodedImages):
                     f"{place} must have the same classes in {train.name} and {other.name}, got {strange} in one only; "
                     f"sort the images of {other.name} into folders of classes"
                 )
-        return Sorted.of(place, {part: files_of(place, folder) for part, folder in folders.items()})
+        return PicturesByPart.of(place, {part: files_of(place, folder) for part, folder in folders.items()})
 
 
 @with_options

@@ -50,7 +50,7 @@ NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGXCPU")
 SIGNALS = {getattr(signal, name) for name in NAMES if hasattr(signal, name)}
 
 
-class Told(Dataset):
+class ErrorsAsItems(Dataset):
     """Data set that returns a `ConfigError` instead of raising it, which would add the traceback of the process."""
 
     def __init__(self, items: Dataset) -> None:
@@ -114,7 +114,7 @@ class Loader:
         if self.workers:
             options |= {"multiprocessing_context": "spawn", "worker_init_fn": _obey, "persistent_workers": True}
         next_batches = NextBatches()
-        return DataLoader(Told(self.items), batch_sampler=next_batches, **options), next_batches
+        return DataLoader(ErrorsAsItems(self.items), batch_sampler=next_batches, **options), next_batches
 
 
 @contextlib.contextmanager

@@ -83,14 +83,14 @@ def meet(timeout: float, elastic: bool = False) -> Iterator[Watch | None]:
     store, state = find_attempt(store) if elastic else (store, NEW)
     watch = Watch(store, rank, processes, local_rank, timeout, hosts_store=rank == 0 and not _agent_hosts_store())
     watch.joins, watch.over = state == RUNNING, state == OVER
-    watch.publishes = state == NEW
+    watch.shares_errors = state == NEW
     with contextlib.nullcontext() if elastic else watch:
         try:
             if new and rank == 0:
                 _let_all_in(watch)
             yield watch
         except BaseException as error:
-            first = watch.first_error(error) if watch.publishes else own_error(error, rank, timeout)
+            first = watch.first_error(error) if watch.shares_errors else own_error(error, rank, timeout)
             if first is error:
                 raise
             raise first from None

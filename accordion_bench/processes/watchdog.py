@@ -170,12 +170,12 @@ class Watch:
 
     Attributes:
         last_words: function called with the error before the thread ends the process.
-        publishes: whether an error of this process ends the others.
+        shares_errors: whether an error of this process ends the others.
         joins: whether this process joins an elastic run that the others continue.
         over: whether the run had ended when this process was restarted.
     """
 
-    publishes = True
+    shares_errors = True
     joins = over = False
 
     def __init__(

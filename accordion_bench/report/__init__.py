@@ -112,11 +112,11 @@ def _settings(runs: Runs) -> "dict[str, list[Arm]]":
     from accordion_bench.report.compare.columns import tidy
     from accordion_bench.report.read import Run, read_runs
     from accordion_bench.report.render.captions import headings
-    from accordion_bench.report.render.write import sound
+    from accordion_bench.report.render.write import group_sound_runs
 
     given = [runs] if isinstance(runs, str | Path | Run) else list(runs)
     read = [run for one in given for run in ([one] if isinstance(one, Run) else read_runs([one]))]
-    _, parts, _, _ = sound(read, lambda parts: list(map(tidy, parts)))
+    _, parts, _, _ = group_sound_runs(read, lambda parts: list(map(tidy, parts)))
     return dict(zip(headings(parts), parts, strict=True))
 
 

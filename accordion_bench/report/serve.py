@@ -26,7 +26,7 @@ from accordion_bench.report.read import FILES, METRICS_FILE, Run, find_runs, no_
 from accordion_bench.report.read.metrics_rows import summary_of
 from accordion_bench.report.read.schema import problem, problem_of_rows
 from accordion_bench.report.render.page import Section, page
-from accordion_bench.report.render.write import left_out, sound, texts
+from accordion_bench.report.render.write import group_sound_runs, left_out, texts
 from accordion_bench.runs.untrusted import printable
 
 PATIENCE, EPOCHS = 300, 3  # seconds, or epochs of the run, without a new row after which it no longer counts as running
@@ -111,7 +111,7 @@ def live_page(
         folders: names of folders without a run, with the reason; see `read.no_runs`.
         follow: script that reloads the page when its runs change.
     """
-    ended, parts, repeats, _ = sound(ended, texts)
+    ended, parts, repeats, _ = group_sound_runs(ended, texts)
     absent = left_out(ended, repeats, folders)
     if running:
         lines = [f"{run.name} ({run.label}, seed {run.seed}): {how_far(run)}" for run in running]

@@ -187,7 +187,7 @@ class Sync(Component, Stateful):
         return None
 
     def refuse_driven(self, drivers: Mapping[str, str], run: RunFacts) -> None:
-        """Check the options against the policies of the run, given their names by the property that they drive.
+        """Check the options against the policies of the run, whose names `drivers` maps from properties.
 
         Raises:
             ValueRefused: a policy would contradict an option; the message suggests a value.
@@ -217,11 +217,11 @@ class Sync(Component, Stateful):
         return 0
 
     def buffer_averagings(self, steps: int, period: int, key: str) -> int:
-        """Return how often the inner optimizers' buffers of a name are averaged in local steps, with the first H."""
+        """Return how often buffers `key` of the inner optimizers are averaged in these steps; first H = `period`."""
         return 0
 
     def ends_apart(self, steps: int, period: int) -> bool:
-        """Whether a run of some local steps ends with an exact average, with the first H."""
+        """Whether a run of this many local steps ends with an exact average; the first H = `period`."""
         return False
 
     def start(self, plan: Plan) -> Plan:
@@ -235,7 +235,7 @@ class Sync(Component, Stateful):
         self.inner, self.comm, self.clock = context.inner, context.axis.comm, context.axis.comm.clock
 
     def samples_used(self, batches: Sequence[int]) -> list[int]:
-        """Return how many samples of each worker's batch count in the mean of the next step; [] = all. Called once."""
+        """Return how many samples of each worker's batch count in the next mean; [] = all. Called once per step."""
         return []
 
     def comes(self, worker: int) -> None:

@@ -129,7 +129,7 @@ def train(
     if elastic and watch is not None:
         least = math.ceil((config.sync.get("min_workers") or 1) / where.workers_per_process)
         same = {"run": str(folder.path)}
-        terms = Terms(where.processes, least, comm.timeout, same, where.rank, founds=not watch.joins)
+        terms = Terms(where.processes, least, comm.timeout, same, where.rank, may_found=not watch.joins)
         membership = ElasticMembership(watch.store, comm, terms)
         if where.launcher == "environment":
             guard = Guard(watch.store, membership.register.me)
@@ -149,7 +149,7 @@ def train(
                 assert watch is not None
                 trainer.runner.preload()  # before the others wait for this worker
                 comm.membership.enter(trainer.shared_state())
-                watch.publishes = False  # from now on, the others continue after an error of this process
+                watch.shares_errors = False  # from now on, the others continue after an error of this process
             summary = trainer.fit()
             if comm.leader:
                 folder.finish(summary)

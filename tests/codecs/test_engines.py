@@ -10,8 +10,8 @@ import torch
 from accordion_bench.codecs.bucket import NonFiniteRow, Target
 from accordion_bench.codecs.engine import Engine, Momenta, MomentumSteps
 from accordion_bench.codecs.layout import Message
+from accordion_bench.codecs.matrix_tiles import TileForm, Tiles
 from accordion_bench.codecs.orthonormal import MatrixOperations
-from accordion_bench.codecs.tiles import TileForm, Tiles
 from accordion_bench.compressors.topk import tiled_layout
 from accordion_bench.plan import TensorSpec
 from tests.codecs.conftest import There

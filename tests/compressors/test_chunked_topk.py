@@ -8,7 +8,7 @@ from torch import Tensor
 
 from accordion_bench import conformance
 from accordion_bench.codecs.layout import Message
-from accordion_bench.codecs.tiles import Tiles, in_order, pack_numbers, quantised, unpack_numbers
+from accordion_bench.codecs.matrix_tiles import Tiles, in_order, pack_numbers, quantised, unpack_numbers
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.members import Present
 from accordion_bench.compressors.probe import payload_bytes

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 import accordion_bench as ab
 from accordion_bench import train
 from accordion_bench.codecs import index_codes
-from accordion_bench.codecs.tiles import largest_divisor
+from accordion_bench.codecs.matrix_tiles import largest_divisor
 from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.compressors.demo import (
     ChunkGroup,
     Chunks,
     DeMo,
-    SentChunks,
+    SentCoefficients,
     answer_bytes,
     dct_matrix,
     pack_signs,
@@ -175,7 +175,7 @@ def test_a_coefficient_is_averaged_over_its_senders():
     positions = torch.tensor([[0, 3], [3, 5], [3, 7]]).view(3, 1, 2)
     values = torch.tensor([[1.0, 6.0], [0.0, 5.0], [3.0, -2.0]]).view(3, 1, 2)
     group = ChunkGroup([0], [chunks], 2)
-    message_A = demo._pack(SentChunks(positions, values), group)
+    message_A = demo._pack(SentCoefficients(positions, values), group)
     mean = demo._over_senders(message_A, group, torch.float32)
     expected = torch.zeros(16)
     expected[[0, 3, 5, 7]] = torch.tensor([1.0, 3.0, 5.0, -2.0])  # at 3, the zero that was sent counts

@@ -100,7 +100,7 @@ def test_a_loss_needs_no_traceback() -> None:
 
 def test_a_worker_that_joins_never_begins_a_run(store: SealedStore) -> None:
     """It has not loaded the checkpoint from which a run would begin again."""
-    membership = ElasticMembership(store, Comm(1, 2), Terms(2, 1, 5.0, {}, founds=False))
+    membership = ElasticMembership(store, Comm(1, 2), Terms(2, 1, 5.0, {}, may_found=False))
     try:
         with pytest.raises(LeftBehind, match="a worker must be left for another one to enter, got none"):
             membership.enter(None)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from accordion_bench.report.compare.intervals import beaten, front, half_width
+from accordion_bench.report.compare.intervals import beaten, half_width, pareto_front
 from accordion_bench.report.render import looks
 from accordion_bench.report.render.figures import sheet
 from accordion_bench.report.render.figures.curves import tradeoff
@@ -84,7 +84,7 @@ def test_an_arm_is_pale_where_another_is_shown_better_and_costs_no_more():
     ]
     arms = arms_of(*itertools.chain(*made))
     assert [arms[i].label for i in beaten(arms, "wire_bytes")] == ["dense"]
-    assert [arm.label for arm in front(arms, "wire_bytes")] == ["PowerSGD rank 2", "TopK 10 %"]
+    assert [arm.label for arm in pareto_front(arms, "wire_bytes")] == ["PowerSGD rank 2", "TopK 10 %"]
     figure = drawn(arms, ["tradeoff"])["tradeoff"]
     pale = [line for line in figure.axes[0].lines if line.get_gid() == "end" and line.get_alpha()]
     assert [line.get_color() for line in pale] == ["#000000"] and "pale: another arm is shown better" in note(figure)
@@ -102,7 +102,7 @@ def test_no_arm_of_the_front_is_beaten_and_each_is_separated_from_all_cheaper_on
     ]
     arms = arms_of(*made)
     losers = {arms[i].label for i in beaten(arms, "wire_bytes")}
-    corners = front(arms, "wire_bytes")
+    corners = pareto_front(arms, "wire_bytes")
     assert losers and not losers & {arm.label for arm in corners}
     for arm, other in itertools.product(corners, arms):
         if other is not arm and other.mean("wire_bytes") <= arm.mean("wire_bytes"):

@@ -14,7 +14,7 @@ from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.compare import arms, columns, grouping, times, verdicts
 from accordion_bench.report.compare.arms import own_commands
 from accordion_bench.report.render import captions, figures, write
-from accordion_bench.report.render.write import sound
+from accordion_bench.report.render.write import group_sound_runs
 from accordion_bench.runs import untrusted
 from tests.report.hostile.test_fuzz import damaged
 from tests.report.test_report import no_figures, node, run_folder  # noqa: F401
@@ -573,7 +573,7 @@ def test_texts_are_printable_and_secrets_masked(tmp_path):
     file = rows_file(tmp_path / "a.jsonl", run, note=evil, my_token="hunter2")
     found = of_file(file)
     assert found.finished
-    _, _, _, (markdown, latex) = sound([found], write.texts)
+    _, _, _, (markdown, latex) = group_sound_runs([found], write.texts)
     assert all(line.isprintable() for text in [*markdown, *latex] for line in text.splitlines())
     for text in (found.label, json.dumps([found.config, found.environment, found.summary], ensure_ascii=False)):
         assert text.isprintable() and "hunter2" not in text
@@ -633,7 +633,7 @@ def test_strange_values_are_a_result_or_a_sentence(tmp_path, place):
             line[place[-1]] = value
         (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         for run in read.read_runs([tmp_path / "a.jsonl"]):
-            said, parts, _, (markdown, latex) = sound([run], write.texts)
+            said, parts, _, (markdown, latex) = group_sound_runs([run], write.texts)
             assert bool(said[0].problem) != bool(parts)
             assert all(line.isprintable() for text in [*markdown, *latex] for line in text.splitlines())
 
@@ -657,7 +657,7 @@ def fuzz(root, cases, seed):
         read.no_runs([root / "a.jsonl"])
         for run in read.read_runs([root / "a.jsonl"]):
             assert run.problem.isprintable() and run.label.isprintable()
-            runs, _, _, (markdown, _) = sound([bench, run], write.texts)
+            runs, _, _, (markdown, _) = group_sound_runs([bench, run], write.texts)
             assert runs[0].finished  # the honest one beside it
             assert all(line.isprintable() for text in markdown for line in text.splitlines())
             finished += runs[1].finished

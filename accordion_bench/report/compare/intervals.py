@@ -150,7 +150,7 @@ def beaten(arms: Sequence[Arm], cost: str) -> list[int]:
     ]
 
 
-def front(arms: Sequence[Arm], cost: str) -> list[Arm]:
+def pareto_front(arms: Sequence[Arm], cost: str) -> list[Arm]:
     """Return, by ascending `cost` (a column of the summary), the arms shown to be better than all that cost no more."""
     cheaper = {arm.label: [other for other in arms if other is not arm and not _less(arm, other, cost)] for arm in arms}
     best = [arm for arm in arms if all(shown_better(arm, other) for other in cheaper[arm.label])]

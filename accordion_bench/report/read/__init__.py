@@ -14,7 +14,14 @@ from accordion_bench.methods.labels import label
 from accordion_bench.options import instantiate
 from accordion_bench.options.override import translate_renamed_config
 from accordion_bench.report.parallel import each
-from accordion_bench.report.read.metrics_rows import ENDING, MetricsRows, cut_short, is_rows_file, made_of, why_not
+from accordion_bench.report.read.metrics_rows import (
+    ENDING,
+    MetricsRows,
+    derive_run_files,
+    foreign_rows_problem,
+    is_rows_file,
+    why_not,
+)
 from accordion_bench.report.read.schema import EnvironmentFile, problem, problem_of_rows, wrong_keys
 from accordion_bench.run_config import is_label
 from accordion_bench.runs import untrusted
@@ -227,7 +234,7 @@ def trust_classes(paths: Paths) -> None:
     for path in find_runs(paths):
         config = _mapping(path / "config.yaml", [])
         if os.path.isfile(path) and (rows := _rows(path, [])):
-            config = made_of(rows).config
+            config = derive_run_files(rows).config
         instantiate.trust(translate_renamed_config(config))
 
 
@@ -253,9 +260,9 @@ def _read_file(path: Path) -> Run:
     if refused or not found or not isinstance(found[0].get("run"), dict):
         why = refused[0] if refused else "its first line is not a row of metrics"
         return Run(path, problem=printable(why, longest=500), attached=True)
-    config, environment, summary, rows = made_of(found)
+    config, environment, summary, rows = derive_run_files(found)
     config, summary = masked(translate_renamed_config(config)), masked(summary)
-    why = cut_short(path, found) or problem_of_rows(config, summary, rows, path.name)
+    why = foreign_rows_problem(path, found) or problem_of_rows(config, summary, rows, path.name)
     return Run(
         path, config, _shown(environment), summary, MetricsRows.of(rows), printable(why, longest=500), attached=True
     )

@@ -143,7 +143,7 @@ def why_not(path: Path) -> str:
     return ""
 
 
-def made_of(rows: Sequence[dict[str, Any]]) -> RowsAsFiles:
+def derive_run_files(rows: Sequence[dict[str, Any]]) -> RowsAsFiles:
     """Derive the content of a run folder from at least one row; the first one has its `run`, each one an epoch.
 
     A loop that was stopped and restarted repeats epochs; the later rows of an epoch replace the earlier ones.
@@ -159,7 +159,7 @@ def made_of(rows: Sequence[dict[str, Any]]) -> RowsAsFiles:
     return RowsAsFiles(_config(first, kept), {"gpus": gpus, **run}, summary_of(run, kept), kept)
 
 
-def cut_short(path: Path, rows: Sequence[dict[str, Any]]) -> str:
+def foreign_rows_problem(path: Path, rows: Sequence[dict[str, Any]]) -> str:
     """Return why the rows of a file are not those of one loop; "" if they are. An incomplete last line is ignored.
 
     `rows` are the rows as read, up to the first damaged line.

@@ -284,7 +284,7 @@ def problem_of_rows(
 
     It has no done marker, so it counts as unfinished only if its rows give the loop's number of epochs. Any column but
     the epoch may be null or missing; the metric may be missing in all rows but the last. The other arguments than
-    `file`, its name, are derived from it, see `metrics_rows.made_of`.
+    `file`, its name, are derived from it, see `metrics_rows.derive_run_files`.
     """
     judged = metric(summary["metric_name"])
     values = [row[judged.name] for row in rows if is_number(row.get(judged.name))]

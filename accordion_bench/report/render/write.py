@@ -114,7 +114,7 @@ T = TypeVar("T")
 Parts = list[list[Arm]]
 
 
-def sound(runs: Sequence[Run], say: Callable[[Parts], T]) -> tuple[list[Run], Parts, list[Run], T]:
+def group_sound_runs(runs: Sequence[Run], say: Callable[[Parts], T]) -> tuple[list[Run], Parts, list[Run], T]:
     """Group the runs by setting and create the texts about them; runs that fail become unfinished.
 
     Args:
@@ -194,7 +194,7 @@ def write(
     Raises:
         OSError: the folder cannot be written; an existing report is unchanged.
     """
-    runs, parts, repeats, (said, latex_texts) = sound(runs, texts)
+    runs, parts, repeats, (said, latex_texts) = group_sound_runs(runs, texts)
     absent = left_out(runs, repeats, folders)
     without_page = missing() if "html" in formats else ""
     names = names_of(every or "html" not in formats or bool(without_page), printed.bandwidths != BANDWIDTHS)

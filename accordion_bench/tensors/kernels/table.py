@@ -23,7 +23,7 @@ N, SIZE, BUCKET, TILE, PIECE, HEADER, CODES, MORE = range(8)
 first byte in a message of the scales, of the codes and of the second stream of codes."""
 
 LONGEST = 1 << 16  # coordinates of a piece of a long bucket
-LEAST = 16  # fewest tiles per thread; fewer take less time than waking a thread
+LEAST_TILES = 16  # fewest tiles per thread; fewer take less time than waking a thread
 ONE, DIFFERENT = 0, -1  # results of `bucket_size`: each tensor is one bucket; sizes differ
 
 
@@ -112,7 +112,7 @@ def over_tiles(kernel: Callable[..., Any], tiles: int, *args: Any) -> None:
         tiles: number of tiles.
         args: arguments of the kernel.
     """
-    threads = min(torch.get_num_threads(), max(1, tiles // LEAST))
+    threads = min(torch.get_num_threads(), max(1, tiles // LEAST_TILES))
     if threads == 1:
         kernel(*args, 0, tiles)
         return

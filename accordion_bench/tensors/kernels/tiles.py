@@ -1,7 +1,7 @@
 """Largest entries of each tile of matrices on a CPU: encoding, and sums of decoded messages.
 
-The format is that of `codecs/tiles.py`: numbers as float32, then indices within their tiles, then codes of two bits if
-the numbers are a table of four.
+The format is that of `codecs/matrix_tiles.py`: numbers as float32, then indices within their tiles, then codes of two
+bits if the numbers are a table of four.
 
 Tensor suffixes: W workers, A all workers, R rows of sums, T tensors.
 """

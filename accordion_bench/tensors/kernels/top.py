@@ -113,7 +113,7 @@ def choose_largest(rows: Rows, k: Sequence[int] | np.ndarray, chosen: ChosenKeys
     return chosen
 
 
-def choose_from(chosen: ChosenKeys, least: np.ndarray) -> None:
+def choose_by_key(chosen: ChosenKeys, least: np.ndarray) -> None:
     """Select all magnitudes with keys of at least `least` [R]; -1 = leave the row unchanged."""
     rows = chosen.rows
     chosen.least[least >= 0] = least[least >= 0]

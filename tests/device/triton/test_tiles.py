@@ -10,7 +10,7 @@ from accordion_bench.codecs import engines
 from accordion_bench.codecs.bucket import Target
 from accordion_bench.codecs.engine import Engine
 from accordion_bench.codecs.layout import Message
-from accordion_bench.codecs.tiles import TileForm, Tiles
+from accordion_bench.codecs.matrix_tiles import TileForm, Tiles
 from accordion_bench.compressors.topk import tiled_layout
 from accordion_bench.plan import TensorSpec
 from tests.codecs.kit import bucket_of

@@ -8,7 +8,7 @@ import pytest
 
 from accordion_bench.report import read
 from accordion_bench.report.render import write
-from accordion_bench.report.render.write import sound
+from accordion_bench.report.render.write import group_sound_runs
 from tests.report.hostile.corpus import FASTER, MODELLED, environment, several, summary
 from tests.report.test_report import accordion, run_folder
 
@@ -76,7 +76,7 @@ def fuzz(root: Path, cases: int, seed: int) -> dict[str, int]:
         run = read.read_run(folder)
         assert run.problem.isprintable() and run.label.isprintable()
         if run.finished:
-            runs, _, _, (markdown, _) = sound([run], write.texts)
+            runs, _, _, (markdown, _) = group_sound_runs([run], write.texts)
             assert all(line.isprintable() for text in markdown for line in text.splitlines())
             run = runs[0]
         assert time.monotonic() - start < SECONDS

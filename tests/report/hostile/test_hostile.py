@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 from accordion_bench.report import read
 from accordion_bench.report.__main__ import main as report_main
 from accordion_bench.report.render import figures, write
-from accordion_bench.report.render.write import sound
+from accordion_bench.report.render.write import group_sound_runs
 from accordion_bench.runs.untrusted import TEXT
 from tests.report.hostile import corpus
 from tests.report.test_report import run_folder
@@ -44,7 +44,7 @@ def test_a_folder_from_a_stranger_is_a_result_or_a_sentence(name, tmp_path, payl
     folder = corpus.make(tmp_path / "runs", name)
     start = time.monotonic()
     run = read.read_run(folder)
-    said, parts, _, (markdown, latex) = sound([run], write.texts)
+    said, parts, _, (markdown, latex) = group_sound_runs([run], write.texts)
     assert time.monotonic() - start < SECONDS
     assert not payload.exists()
     for text in [run.name, run.label, run.problem, *texts_of([run.config, run.environment, run.summary])]:

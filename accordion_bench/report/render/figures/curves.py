@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from accordion_bench.network.links import show_link
 from accordion_bench.options.units import human_rate
 from accordion_bench.report.compare.arms import Arm
-from accordion_bench.report.compare.intervals import apart, beaten, front
+from accordion_bench.report.compare.intervals import apart, beaten, pareto_front
 from accordion_bench.report.compare.times import communicates, modelled_seconds, unlike
 from accordion_bench.report.render import Drawn, with_looks
 from accordion_bench.report.render.captions import heading, hidden, without_bytes
@@ -265,7 +265,7 @@ def tradeoff(arms: Sequence[Arm]) -> Figure | None:
         return None
     xs = [x for x in AXES if all(arm.values(x) for arm in placed)]
     apart = _apart(placed) if len(xs) > 1 else ""
-    sheet, fronts = Sheet(len(xs)), {x: front(placed, x) for x in xs if x == "wire_bytes" or not apart}
+    sheet, fronts = Sheet(len(xs)), {x: pareto_front(placed, x) for x in xs if x == "wire_bytes" or not apart}
     for axes, x in zip(sheet.panels, xs, strict=True):
         costs = [arm.values(x) for arm in placed]
         AXES[x](axes, costs)

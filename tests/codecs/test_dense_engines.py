@@ -339,7 +339,7 @@ def test_threads_change_nothing(coding, monkeypatch):
     from accordion_bench.codecs.on_cpu import OnCpu
     from accordion_bench.tensors.kernels import table
 
-    monkeypatch.setattr(table, "LEAST", 1)
+    monkeypatch.setattr(table, "LEAST_TILES", 1)
     there, dense, before, found = (
         There(OnCpu(), torch.device("cpu")),
         Dense.of(coding, (100_055, 40, 4097), 512),

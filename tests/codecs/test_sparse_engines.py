@@ -206,7 +206,7 @@ def test_threads_change_nothing(numba, monkeypatch):
     """Messages are equal bit for bit, however small the threads' shares."""
     from accordion_bench.tensors.kernels import table
 
-    monkeypatch.setattr(table, "LEAST", 1)
+    monkeypatch.setattr(table, "LEAST_TILES", 1)
     before = torch.get_num_threads()
     found = []
     try:

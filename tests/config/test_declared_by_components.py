@@ -210,7 +210,7 @@ ALLOWED = {
         ["advising/text.py", "advising/verdict.py", "report/render/figures/speed_ups.py"],
         "dense bf16 is the baseline beside dense fp32",
     ),
-    **dict.fromkeys(["codecs/coding.py", "codecs/reference.py"], "int8 is a format of numbers, too"),
+    "codecs/coding.py": "int8 is a format of numbers, too",
     **dict.fromkeys(["__main__.py", "cli/demo.py", "cli/help.py"], "the command `demo`, which shows Accordion"),
     "network/link_model.py": "hierarchical collectives are a kind of their own",
     "cli/example.py": "the data of a model whose user names none",

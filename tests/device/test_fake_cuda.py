@@ -50,8 +50,8 @@ def test_every_compressor(name, monkeypatch):
     monkeypatch.setattr(on_gpu, "usable", lambda xs: False)  # a kernel asks for addresses, which fake tensors lack
     # the one thing that a host may read of a bucket
     monkeypatch.setattr(sparse, "read_counts", one_of_each)
-    for made in (*map(eight_bit.numbers_of, FORMATS), *map(natural.powers, (7, 8))):
-        assert made  # what codes stand for: numbers, also where tensors have none
+    for made in (*(eight_bit.coding_of(name, False) for name in FORMATS), *map(natural.coding_of, (7, 8))):
+        assert made.values  # what codes stand for: numbers, also where tensors have none
     wrapped = conformance.from_yaml(name)()
     comm = Comm(1, 8, 0, "cpu")  # whose clock asks no driver
     comm.device = torch.device(DEVICE)

@@ -13,6 +13,7 @@ from accordion_bench.tensors.kernels.on_gpu.norms import above, constants_of, fa
 from accordion_bench.tensors.kernels.on_gpu.packing import (
     GROUPS,
     group_of,
+    left_of,
     pack,
     places,
     read_slice,
@@ -248,7 +249,7 @@ def _encode(  # type: ignore[no-untyped-def]
             u = read_slice(row_at(addresses, 2 * W + 2, T, t, TYPE, ALIGNED) + begin + j, begin, j, n, exists, K)
         whole = with_residuals(whole, kept, u, weight, decay, momentum, rate, FED, DECAYED, LED)
     r = whole.to(tl.float32)
-    exists = exists & (begin + j < n)
+    exists = exists & (j < left_of(begin, n))
     negative = (r < 0).to(tl.int32)
     before = tl.load(row + BUCKET)
     bucket, first, there = buckets_at(slice, begin, j, n, tl.load(row + SIZE), group_of(K), BUCKET_SIZE)

@@ -47,15 +47,21 @@ def places(K: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def left_of(begin, n):  # type: ignore[no-untyped-def]
+    """Number of coordinates, or bytes, from `begin` to the end n, at most that of a slice; int32."""
+    return tl.minimum(n - begin, GROUPS * 8).to(tl.int32)
+
+
+@triton.jit
 def read_slice(x, begin, j, n, exists, K: tl.constexpr):  # type: ignore[no-untyped-def]
     """Read coordinates at addresses `x` [groups, 8]; full slices without a mask, 16 bytes per load."""
     if K == 3:
-        return tl.load(x, mask=exists & (begin + j < n), other=0)
+        return tl.load(x, mask=exists & (j < left_of(begin, n)), other=0)
     else:
         if begin + GROUPS * 8 <= n:
             r = tl.load(x)
         else:
-            r = tl.load(x, mask=begin + j < n, other=0)
+            r = tl.load(x, mask=j < left_of(begin, n), other=0)
         return r
 
 
@@ -63,12 +69,12 @@ def read_slice(x, begin, j, n, exists, K: tl.constexpr):  # type: ignore[no-unty
 def write_slice(x, values, begin, j, n, exists, K: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write coordinates; inverse of `read_slice`."""
     if K == 3:
-        tl.store(x, values, mask=exists & (begin + j < n))
+        tl.store(x, values, mask=exists & (j < left_of(begin, n)))
     else:
         if begin + GROUPS * 8 <= n:
             tl.store(x, values)
         else:
-            tl.store(x, values, mask=begin + j < n)
+            tl.store(x, values, mask=j < left_of(begin, n))
 
 
 @triton.jit
@@ -84,20 +90,22 @@ def packed_bytes(n, K: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def byte_places(begin, n, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Offsets of the bytes of a slice, and which exist.
+    """First byte of a slice, offsets of its bytes from there, and which exist.
 
-    [bytes] if a byte contains whole codes or a group, otherwise [groups, 8].
+    Offsets are [bytes] if a byte contains whole codes or a group, otherwise [groups, 8].
     """
+    first = packed_bytes(begin, K)
+    left = left_of(first, packed_bytes(n, K))
     if codes_in_byte(K):
-        at = begin // codes_in_byte(K) + tl.arange(0, GROUPS * 8 // codes_in_byte(K))
-        return at, at < packed_bytes(n, K)
+        at = tl.arange(0, GROUPS * 8 // codes_in_byte(K))
+        return first, at, at < left
     elif K == 3:
-        at = begin // 5 + tl.arange(0, GROUPS)
-        return at, at < packed_bytes(n, K)
+        at = tl.arange(0, GROUPS)
+        return first, at, at < left
     else:
         b = tl.arange(0, 8)[None, :]
-        at = packed_bytes(begin, K) + tl.arange(0, GROUPS)[:, None] * group_bytes(K) + b
-        return at, (b < group_bytes(K)) & (at < packed_bytes(n, K))
+        at = tl.arange(0, GROUPS)[:, None] * group_bytes(K) + b
+        return first, at, (b < group_bytes(K)) & (at < left)
 
 
 @triton.jit
@@ -123,7 +131,8 @@ def by_power_of_3(byte, k):  # type: ignore[no-untyped-def]
 def pack(codes, exists, begin, n, K: tl.constexpr, out):  # type: ignore[no-untyped-def]
     """Write codes, int32 [groups, 8], of a tensor of n coordinates whose first byte is at `out`."""
     k = tl.arange(0, 8)[None, :]
-    at, any_byte = byte_places(begin, n, K)
+    first, at, any_byte = byte_places(begin, n, K)
+    out += first
     codes = tl.where(exists, codes, 0)
     if codes_in_byte(K):
         per: tl.constexpr = codes_in_byte(K)
@@ -141,8 +150,8 @@ def pack(codes, exists, begin, n, K: tl.constexpr, out):  # type: ignore[no-unty
 def unpack(message, begin, n, K: tl.constexpr):  # type: ignore[no-untyped-def]
     """Read codes, int32 [groups, 8]; inverse of `pack`."""
     k = tl.arange(0, 8)[None, :]
-    at, any_byte = byte_places(begin, n, K)
-    own = tl.load(message + at, mask=any_byte, other=0)
+    first, at, any_byte = byte_places(begin, n, K)
+    own = tl.load(message + first + at, mask=any_byte, other=0)
     if codes_in_byte(K):
         per: tl.constexpr = codes_in_byte(K)
         parts = own.to(tl.int32)[:, None] >> (width_of(K) * tl.arange(0, per))[None, :]

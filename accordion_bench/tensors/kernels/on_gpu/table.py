@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accordion_bench.tensors import upload
 from accordion_bench.tensors.kernels import table
-from accordion_bench.tensors.kernels.on_gpu.packing import GROUPS
+from accordion_bench.tensors.kernels.on_gpu.packing import GROUPS, left_of
 from accordion_bench.tensors.kernels.table import Table
 from accordion_bench.tensors.permutations import Draws
 
@@ -98,17 +98,17 @@ def buckets_at(own, begin, j, n, size, GROUP: tl.constexpr, BUCKET: tl.constexpr
         quotient = tl.where(size == 1, past, quotient)
         bucket = tl.load(own + OF_BUCKET)
         first = tl.where(behind < 0, (j == 0) & (begin == bucket * size), past == quotient * size.to(tl.int32))
-        return bucket + tl.where(behind < 0, 0, 1 + quotient), first, begin + j < n
+        return bucket + tl.where(behind < 0, 0, 1 + quotient), first, j < left_of(begin, n)
     elif BUCKET % GROUP == 0:
         at = (begin % BUCKET).to(tl.int32) + tl.min(j, axis=1, keep_dims=True)
-        return begin // BUCKET + at // BUCKET, at % BUCKET == 0, begin + tl.min(j, axis=1, keep_dims=True) < n
+        return begin // BUCKET + at // BUCKET, at % BUCKET == 0, tl.min(j, axis=1, keep_dims=True) < left_of(begin, n)
     elif in_two(GROUP, BUCKET):
         bucket = begin // BUCKET + tl.arange(0, 2)[None, :]
         first = bucket * BUCKET
         return bucket, (first >= begin) & (first < begin + GROUPS * GROUP), first < n
     else:
         at = (begin % BUCKET).to(tl.int32) + j
-        return begin // BUCKET + at // BUCKET, at % BUCKET == 0, begin + j < n
+        return begin // BUCKET + at // BUCKET, at % BUCKET == 0, j < left_of(begin, n)
 
 
 @triton.constexpr_function

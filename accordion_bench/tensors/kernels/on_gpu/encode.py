@@ -204,12 +204,12 @@ def encode(x: Coordinates, table: Table, message: Tensor, encoding: Encoding) ->
 
 @triton.jit
 def norms_of(x, NORM: tl.constexpr, BUCKET: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Norms of the buckets of a slice [groups, 8], float64."""
+    """Norms of the buckets of a slice [groups, 8], float64; largest magnitudes are float32."""
     if NORM == "linf":
         # by the bits of float32: their order is that of magnitudes, with NaN above infinity
         most = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
         most = tl.max(tl.reshape(most, [GROUPS * 8 // BUCKET, BUCKET // 8]), axis=1)
-        return most.to(tl.float32, bitcast=True).to(tl.float64)
+        return most.to(tl.float32, bitcast=True)
     else:
         wide = x.to(tl.float64)
         squares = tl.sum(wide * wide, axis=1)

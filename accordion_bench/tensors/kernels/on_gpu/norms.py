@@ -329,13 +329,17 @@ def _of_pieces(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def scale_of(norm, n, OVER: tl.constexpr, MOST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Scales, float32, of norms, float64, of blocks of n coordinates."""
+    """Scales, float32, of norms of blocks of n coordinates.
+
+    Norms are float64, or float32 if they are divided by the largest code: the division in float64, rounded to float32,
+    has the same bits, because float64 has more than twice the digits.
+    """
     if OVER == "n":
         norm = norm / n
     elif OVER == "root n":
         norm = norm / tl.sqrt(n)
     elif OVER == "largest" and MOST != 1:
-        norm = norm / MOST
+        norm = tl.div_rn(norm, tl.full(norm.shape, MOST, tl.float32)) if norm.dtype == tl.float32 else norm / MOST
     scale = norm.to(tl.float32)
     if OVER == "largest":
         scale = tl.where(scale < SMALLEST_NORMAL, 0.0, scale)  # NaN stays

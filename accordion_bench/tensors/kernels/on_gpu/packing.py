@@ -128,11 +128,40 @@ def by_power_of_3(byte, k):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def write_bytes(out, codes, left):  # type: ignore[no-untyped-def]
+    """Write the first `left` codes, one byte each; four per store where their address allows it."""
+    parts = tl.reshape(codes, [GROUPS * 2, 4]).to(tl.uint32) << (8 * tl.arange(0, 4))[None, :]
+    words, i = tl.sum(parts, axis=1), tl.arange(0, GROUPS * 2)
+    if (left == GROUPS * 8) & (out.to(tl.int64) % 4 == 0):
+        tl.store(out.to(tl.pointer_type(tl.uint32)) + i, words)
+    else:
+        for byte in tl.static_range(4):
+            tl.store(out + 4 * i + byte, (words >> (8 * byte)).to(tl.uint8), mask=4 * i < left - byte)
+
+
+@triton.jit
+def read_bytes(message, left):  # type: ignore[no-untyped-def]
+    """Read `left` codes of one byte each, as words of four; inverse of `write_bytes`."""
+    i = tl.arange(0, GROUPS * 2)
+    if (left == GROUPS * 8) & (message.to(tl.int64) % 4 == 0):
+        words = tl.load(message.to(tl.pointer_type(tl.uint32)) + i)
+    else:
+        words = tl.zeros([GROUPS * 2], tl.uint32)
+        for byte in tl.static_range(4):
+            own = tl.load(message + 4 * i + byte, mask=4 * i < left - byte, other=0)
+            words |= own.to(tl.uint32) << (8 * byte)
+    return words
+
+
+@triton.jit
 def pack(codes, exists, begin, n, K: tl.constexpr, out):  # type: ignore[no-untyped-def]
     """Write codes, int32 [groups, 8], of a tensor of n coordinates whose first byte is at `out`."""
     k = tl.arange(0, 8)[None, :]
     first, at, any_byte = byte_places(begin, n, K)
     out += first
+    if codes_in_byte(K) == 1:
+        write_bytes(out, codes, left_of(begin, n))
+        return
     codes = tl.where(exists, codes, 0)
     if codes_in_byte(K):
         per: tl.constexpr = codes_in_byte(K)
@@ -149,6 +178,7 @@ def pack(codes, exists, begin, n, K: tl.constexpr, out):  # type: ignore[no-unty
 @triton.jit
 def unpack(message, begin, n, K: tl.constexpr):  # type: ignore[no-untyped-def]
     """Read codes, int32 [groups, 8]; inverse of `pack`."""
+    tl.static_assert(codes_in_byte(K) != 1)  # see `read_bytes`
     k = tl.arange(0, 8)[None, :]
     first, at, any_byte = byte_places(begin, n, K)
     own = tl.load(message + first + at, mask=any_byte, other=0)

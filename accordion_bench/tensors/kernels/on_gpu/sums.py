@@ -10,7 +10,17 @@ from torch import Tensor
 
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Decoding
 from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
-from accordion_bench.tensors.kernels.on_gpu.packing import group_of, places, read_slice, slice_size, unpack, write_slice
+from accordion_bench.tensors.kernels.on_gpu.packing import (
+    GROUPS,
+    group_of,
+    left_of,
+    places,
+    read_bytes,
+    read_slice,
+    slice_size,
+    unpack,
+    write_slice,
+)
 from accordion_bench.tensors.kernels.on_gpu.table import (
     BUCKET,
     CODES,
@@ -128,6 +138,17 @@ def value_of(values, codes, K: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def values_of_bytes(values, words):  # type: ignore[no-untyped-def]
+    """Values of codes of one byte, four in a word, [groups, 8].
+
+    A look-up for each byte of a word assigns the coordinates to the threads that read them.
+    """
+    one, two = tl.load(values + (words & 255)), tl.load(values + ((words >> 8) & 255))
+    three, four = tl.load(values + ((words >> 16) & 255)), tl.load(values + (words >> 24))
+    return tl.reshape(tl.join(tl.join(one, three), tl.join(two, four)), [GROUPS, 8])
+
+
+@triton.jit
 def _add_values(  # type: ignore[no-untyped-def]
     targets, T, rows, slices, scales, row_scales, alpha, middles, M, message, row_bytes, A, R, values, signs, divisor,
     COLUMNS: tl.constexpr, TYPE: tl.constexpr, K: tl.constexpr, ALIGNED: tl.constexpr, BUCKET_SIZE: tl.constexpr,
@@ -150,8 +171,10 @@ def _add_values(  # type: ignore[no-untyped-def]
     for a in range(r, A, R):
         sender = tl.cast(a, tl.int64)
         own = message + sender * row_bytes
-        codes = unpack(own + tl.load(row + CODES), begin, n, K)
-        value = value_of(values, codes, K)
+        if K == 256:
+            value = values_of_bytes(values, read_bytes(own + tl.load(row + CODES) + begin, left_of(begin, n)))
+        else:
+            value = value_of(values, unpack(own + tl.load(row + CODES), begin, n, K), K)
         if SIGNED:
             negative = unpack(own + tl.load(row + MORE), begin, n, 2)
             value = value * value_of(signs, negative, 2)

@@ -99,13 +99,13 @@ def buckets_at(own, begin, j, n, size, GROUP: tl.constexpr, BUCKET: tl.constexpr
         bucket = tl.load(own + OF_BUCKET)
         first = tl.where(behind < 0, (j == 0) & (begin == bucket * size), past == quotient * size.to(tl.int32))
         return bucket + tl.where(behind < 0, 0, 1 + quotient), first, j < left_of(begin, n)
-    elif BUCKET % GROUP == 0:
-        at = (begin % BUCKET).to(tl.int32) + tl.min(j, axis=1, keep_dims=True)
-        return begin // BUCKET + at // BUCKET, at % BUCKET == 0, tl.min(j, axis=1, keep_dims=True) < left_of(begin, n)
     elif in_two(GROUP, BUCKET):
         bucket = begin // BUCKET + tl.arange(0, 2)[None, :]
         first = bucket * BUCKET
         return bucket, (first >= begin) & (first < begin + GROUPS * GROUP), first < n
+    elif BUCKET % GROUP == 0:
+        at = (begin % BUCKET).to(tl.int32) + tl.min(j, axis=1, keep_dims=True)
+        return begin // BUCKET + at // BUCKET, at % BUCKET == 0, tl.min(j, axis=1, keep_dims=True) < left_of(begin, n)
     else:
         at = (begin % BUCKET).to(tl.int32) + j
         return begin // BUCKET + at // BUCKET, at % BUCKET == 0, j < left_of(begin, n)
@@ -113,8 +113,9 @@ def buckets_at(own, begin, j, n, size, GROUP: tl.constexpr, BUCKET: tl.constexpr
 
 @triton.constexpr_function
 def in_two(GROUP, BUCKET):  # type: ignore[no-untyped-def]
-    """Whether buckets end within groups, but a slice contains coordinates of at most two buckets."""
-    return BUCKET not in (table.ONE, table.DIFFERENT) and BUCKET % GROUP != 0 and GROUPS.value * GROUP <= BUCKET
+    """Whether buckets of a known size are so long that a slice contains coordinates of at most two."""
+    slice = GROUPS.value * GROUP
+    return BUCKET not in (table.ONE, table.DIFFERENT) and (slice <= BUCKET or slice == 2 * BUCKET)
 
 
 @triton.jit
@@ -122,6 +123,8 @@ def of_lanes(numbers, begin, j, GROUP: tl.constexpr, BUCKET: tl.constexpr):  # t
     """Return numbers of buckets, in the shape of `buckets_at`, in a shape that broadcasts to `j`."""
     if in_two(GROUP, BUCKET):
         one, other = tl.split(numbers)
-        return tl.where((begin % BUCKET).to(tl.int32) + j < BUCKET, one[:, None], other[:, None])
+        if BUCKET % GROUP == 0:
+            j = tl.arange(0, GROUPS)[:, None] * GROUP
+        return tl.where(j < BUCKET - (begin % BUCKET).to(tl.int32), one[:, None], other[:, None])
     else:
         return numbers

@@ -451,6 +451,18 @@ def test_slices_of_two_blocks_by_triton(triton, name, size, n):
     residuals_hold_what_is_lost(triton, dense, 1.0)
 
 
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("size", [1024, 2048, 4096, None])
+@pytest.mark.parametrize("name", ["int8 at random", "e4m3", "power"])
+def test_codes_of_one_byte_by_triton(triton, name, size):
+    """Four at once in full slices whose bytes are aligned, one by one elsewhere; a slice of one, two or more scales."""
+    dense = Dense.of(CODINGS[name], (2048, 2051, 4300), size)
+    messages_are_equal(triton, dense, torch.float32, LAID[2])
+    codes_are_equal_for_the_same_scales(triton, dense, torch.float32)
+    sums_are_equal(triton, dense, torch.float32, 2)
+    residuals_hold_what_is_lost(triton, dense, 1.0)
+
+
 @pytest.mark.slow
 @every_coding
 def test_messages_and_sums_of_long_tensors_by_triton(triton, coding):

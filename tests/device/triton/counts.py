@@ -58,6 +58,7 @@ CASES = {  # coordinates of a block, rounding, whether scales are made in the sa
     "ternary": (8192, TERNARY, None),
     "ternary, shared": (N, TERNARY, None),
 }
+BOOKS = {"int8": sums.INTEGERS, "powers": sums.POWERS}
 FED = {  # the same, of coordinates to which residuals are added
     "sign, fed": (N, SIGNS, None, "l1"),
     "sign, fed at a rate, masked": (N, SIGNS, None, "l2"),
@@ -107,7 +108,7 @@ def main() -> None:
         encoding = Encoding(rounding, given, shared if given is None else given, streams, measured)
         encode.encode(Coordinates([x]), table, message, encoding)
         if not measured:
-            own, books = None if scales is not None else shared, [np.zeros(rounding.K, np.float32)]
+            own, books = None if scales is not None else shared, [BOOKS.get(case, np.zeros(rounding.K, np.float32))]
             books += [np.zeros(2, np.float32)] if rounding.kind == kinds.POWERS else []
             sums.add_values(Coordinates([x]), table, message, Decoding(books, own))
     for case, (size, rounding, measured, norm) in FED.items():

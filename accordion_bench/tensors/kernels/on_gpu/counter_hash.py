@@ -6,6 +6,7 @@ import triton.language as tl
 from accordion_bench.tensors import keyed_rng
 
 BLOCK = tl.constexpr(keyed_rng.BLOCK)
+assert keyed_rng.BLOCK & (keyed_rng.BLOCK - 1) == 0
 
 
 @triton.jit
@@ -31,6 +32,6 @@ def draw(lanes, stream, begin, j, exists, BITS: tl.constexpr, WITHIN: tl.constex
         lane = (begin % BLOCK).to(tl.int32) + j
         next_word, next_odd = block_key(stream, first + 1)
         beyond = lane >= BLOCK
-        own = tl.load(lanes + lane % BLOCK, mask=exists, other=0).to(tl.uint32, bitcast=True)
+        own = tl.load(lanes + (lane & (BLOCK - 1)), mask=exists, other=0).to(tl.uint32, bitcast=True)
         hashed = (own ^ tl.where(beyond, next_word, word)) * tl.where(beyond, next_odd, odd)
     return (hashed >> (32 - BITS)).to(tl.int32).to(tl.float32)

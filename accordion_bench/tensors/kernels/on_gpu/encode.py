@@ -285,11 +285,13 @@ def _encode(  # type: ignore[no-untyped-def]
         codes = round_to_e3m0(r)
     elif KIND == POWERS:
         codes = round_to_powers(r, v, K)
-        pack(negative, exists, begin, n, 2, out + tl.load(row + MORE))
+        pack(negative, begin, n, 2, out + tl.load(row + MORE))
     else:
         tl.static_assert(KIND == SIGNS)
         codes = negative
-    pack(codes, exists, begin, n, K, out + tl.load(row + CODES))
+    if K != 256 and KIND != SIGNS:  # signs of what does not exist are those of zeros
+        codes = tl.where(exists, codes, 0)
+    pack(codes, begin, n, K, out + tl.load(row + CODES))
     if FED != NOT:
         value = value_of(values, codes.to(tl.int32) & 255, K)  # the code of NaN is arbitrary
         if SIGNED:

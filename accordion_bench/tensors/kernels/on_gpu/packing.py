@@ -154,15 +154,17 @@ def read_bytes(message, left):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def pack(codes, exists, begin, n, K: tl.constexpr, out):  # type: ignore[no-untyped-def]
-    """Write codes, int32 [groups, 8], of a tensor of n coordinates whose first byte is at `out`."""
+def pack(codes, begin, n, K: tl.constexpr, out):  # type: ignore[no-untyped-def]
+    """Write codes, int32 [groups, 8], of a tensor of n coordinates whose first byte is at `out`.
+
+    Codes of coordinates that do not exist must be 0 if a byte contains several codes.
+    """
     k = tl.arange(0, 8)[None, :]
     first, at, any_byte = byte_places(begin, n, K)
     out += first
     if codes_in_byte(K) == 1:
         write_bytes(out, codes, left_of(begin, n))
         return
-    codes = tl.where(exists, codes, 0)
     if codes_in_byte(K):
         per: tl.constexpr = codes_in_byte(K)
         parts = tl.reshape(codes, [GROUPS * 8 // per, per]) << (width_of(K) * tl.arange(0, per))[None, :]

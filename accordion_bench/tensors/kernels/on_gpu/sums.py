@@ -41,6 +41,8 @@ from accordion_bench.tensors.kernels.on_gpu.table import (
 from accordion_bench.tensors.kernels.table import Table, bucket_size
 
 TOGETHER = 256  # buckets per program
+INTEGERS = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)  # values of the codes of int8
+POWERS = (np.arange(256, dtype=np.int32) << 23).view(np.float32)  # values of the exponents of float32
 
 
 def write_headers(scales: Tensor, table: Table, message: Tensor) -> None:
@@ -111,6 +113,7 @@ def add_values(targets: Coordinates, table: Table, message: Tensor, decoding: De
         COLUMNS=table.rows.shape[1],
         TYPE=TYPES[targets.like.dtype],
         K=K,
+        BOOK=book_of(decoding.values[0]),
         ALIGNED=aligned(targets.addresses, targets.like.dtype),
         BUCKET_SIZE=bucket_size(table),
         HEADED=scales is None,
@@ -128,6 +131,11 @@ def books_on(values: Sequence[np.ndarray], there: torch.device) -> tuple[Tensor,
     return on_device(book.tobytes(), there), on_device(values[-1].tobytes(), there)
 
 
+def book_of(values: np.ndarray) -> str:
+    """Return the name of a codebook of one byte whose values are computed from codes; otherwise ""."""
+    return {INTEGERS.tobytes(): "integers", POWERS.tobytes(): "powers"}.get(values.tobytes(), "")
+
+
 @triton.jit
 def value_of(values, codes, K: tl.constexpr):  # type: ignore[no-untyped-def]
     """Values of codes; two values are selected without a look-up per coordinate."""
@@ -138,21 +146,36 @@ def value_of(values, codes, K: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def values_of_bytes(values, words):  # type: ignore[no-untyped-def]
+def values_of_bytes(values, words, BOOK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Values of codes of one byte, four in a word, [groups, 8].
 
-    A look-up for each byte of a word assigns the coordinates to the threads that read them.
+    One expression for each byte of a word assigns the coordinates to the threads that read them.
     """
-    one, two = tl.load(values + (words & 255)), tl.load(values + ((words >> 8) & 255))
-    three, four = tl.load(values + ((words >> 16) & 255)), tl.load(values + (words >> 24))
+    if BOOK == "integers":
+        words ^= 0x80808080
+    one, two = value_of_byte(values, words, 0, BOOK), value_of_byte(values, words, 1, BOOK)
+    three, four = value_of_byte(values, words, 2, BOOK), value_of_byte(values, words, 3, BOOK)
     return tl.reshape(tl.join(tl.join(one, three), tl.join(two, four)), [GROUPS, 8])
+
+
+@triton.jit
+def value_of_byte(values, words, BYTE: tl.constexpr, BOOK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Values of one byte of each word; of integers, 128 is added to the bytes."""
+    if BOOK == "powers":
+        exponents = words << 23 if BYTE == 0 else words << 15 if BYTE == 1 else words << 7 if BYTE == 2 else words >> 1
+        return (exponents & 0x7F800000).to(tl.float32, bitcast=True)
+    elif BOOK == "integers":
+        bits = ((words >> (8 * BYTE)) & 255) | 0x4B000000  # 2^23 + byte
+        return bits.to(tl.float32, bitcast=True) - (2.0**23 + 128)
+    else:
+        return tl.load(values + ((words >> (8 * BYTE)) & 255))
 
 
 @triton.jit
 def _add_values(  # type: ignore[no-untyped-def]
     targets, T, rows, slices, scales, row_scales, alpha, middles, M, message, row_bytes, A, R, values, signs, divisor,
-    COLUMNS: tl.constexpr, TYPE: tl.constexpr, K: tl.constexpr, ALIGNED: tl.constexpr, BUCKET_SIZE: tl.constexpr,
-    HEADED: tl.constexpr, SCALED: tl.constexpr, SIGNED: tl.constexpr, CENTRED: tl.constexpr, DIVIDED: tl.constexpr,
+    COLUMNS: tl.constexpr, TYPE: tl.constexpr, K: tl.constexpr, BOOK: tl.constexpr, ALIGNED: tl.constexpr,
+    BUCKET_SIZE: tl.constexpr, HEADED: tl.constexpr, SCALED: tl.constexpr, SIGNED: tl.constexpr, CENTRED: tl.constexpr, DIVIDED: tl.constexpr,
     EMPTY: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(1)
@@ -172,7 +195,8 @@ def _add_values(  # type: ignore[no-untyped-def]
         sender = tl.cast(a, tl.int64)
         own = message + sender * row_bytes
         if K == 256:
-            value = values_of_bytes(values, read_bytes(own + tl.load(row + CODES) + begin, left_of(begin, n)))
+            words = read_bytes(own + tl.load(row + CODES) + begin, left_of(begin, n))
+            value = values_of_bytes(values, words, BOOK)
         else:
             value = value_of(values, unpack(own + tl.load(row + CODES), begin, n, K), K)
         if SIGNED:

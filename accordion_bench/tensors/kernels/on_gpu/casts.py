@@ -76,7 +76,7 @@ def _add_up(  # type: ignore[no-untyped-def]
             total = share if ALONE else total + share  # of one worker -0 as well
         tl.store(out + start + begin + j, _narrow(total, HALF))
     else:
-        exists = begin + j < n
+        exists = j < tl.minimum(n - begin, SLICE).to(tl.int32)
         for w in range(W):
             x = tl.load(addresses + w * T + t).to(tl.pointer_type(TYPE))
             share = _share(tl.load(x + begin + j, mask=exists, other=0), workers, most, HALF, DIVIDED)
@@ -124,6 +124,6 @@ def _widen(narrow, wide, n, HALF: tl.constexpr, SLICE: tl.constexpr):  # type: i
     if begin + SLICE <= n:
         tl.store(wide + begin + j, _wide(tl.load(narrow + begin + j), HALF).to(wide.dtype.element_ty))
     else:
-        exists = begin + j < n
+        exists = j < tl.minimum(n - begin, SLICE).to(tl.int32)
         own = tl.load(narrow + begin + j, mask=exists, other=0)
         tl.store(wide + begin + j, _wide(own, HALF).to(wide.dtype.element_ty), mask=exists)

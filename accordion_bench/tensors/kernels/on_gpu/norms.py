@@ -273,7 +273,7 @@ def _with(totals, some, MASK: tl.constexpr):  # type: ignore[no-untyped-def]
         elif kind == L1:
             more += (totals[kind] + tl.abs(wide),)  # type: ignore[assignment]
         elif kind == L2:
-            more += (totals[kind] + wide * wide,)  # type: ignore[assignment]
+            more += (tl.fma(wide, wide, totals[kind]),)  # type: ignore[assignment] # squares are exact in float64
         elif kind == SUM:
             more += (totals[kind] + wide,)  # type: ignore[assignment]
         elif kind == BELOW:

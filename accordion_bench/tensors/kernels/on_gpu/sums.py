@@ -175,8 +175,8 @@ def value_of_byte(values, words, BYTE: tl.constexpr, BOOK: tl.constexpr):  # typ
 def _add_values(  # type: ignore[no-untyped-def]
     targets, T, rows, slices, scales, row_scales, alpha, middles, M, message, row_bytes, A, R, values, signs, divisor,
     COLUMNS: tl.constexpr, TYPE: tl.constexpr, K: tl.constexpr, BOOK: tl.constexpr, ALIGNED: tl.constexpr,
-    BUCKET_SIZE: tl.constexpr, HEADED: tl.constexpr, SCALED: tl.constexpr, SIGNED: tl.constexpr, CENTRED: tl.constexpr, DIVIDED: tl.constexpr,
-    EMPTY: tl.constexpr,
+    BUCKET_SIZE: tl.constexpr, HEADED: tl.constexpr, SCALED: tl.constexpr, SIGNED: tl.constexpr,
+    CENTRED: tl.constexpr, DIVIDED: tl.constexpr, EMPTY: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(1)
     slice, t, begin = slice_of(slices, 8 if K != 3 else 1)

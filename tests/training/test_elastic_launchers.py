@@ -30,17 +30,21 @@ def ended(runs: Path, steps: int, epochs: int = EPOCHS) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_restarted_worker_joins_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "rank"), [(2, 0), *(pytest.param(3, rank, marks=pytest.mark.slow) for rank in (0, 2))]
+)
+def test_a_restarted_worker_joins_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, rank: int
+) -> None:
     """Whichever it is; nobody else is restarted."""
     processes.start_forking()
     monkeypatch.setenv("TINY_TROUBLE", f"kill:{rank}:9")
-    agents = Agents(tiny.cfg(tmp_path, *ELASTIC, "workers=3", f"epochs={EPOCHS}"), 3)
-    assert agents.run() == [0, 0, 0]
-    assert agents.begun == [2 if other == rank else 1 for other in range(3)]
-    rows = ended(tmp_path, steps=8)
-    assert {row["members"] for row in rows} <= {2, 3}
-    assert [rows[-1][name] for name in ("members", "joined", "lost")] == [3, 1, 1]
+    agents = Agents(tiny.cfg(tmp_path, *ELASTIC, f"workers={workers}", f"epochs={EPOCHS}"), workers)
+    assert agents.run() == [0] * workers
+    assert agents.begun == [2 if other == rank else 1 for other in range(workers)]
+    rows = ended(tmp_path, steps=24 // workers)
+    assert {row["members"] for row in rows} <= {workers - 1, workers}
+    assert [rows[-1][name] for name in ("members", "joined", "lost")] == [workers, 1, 1]
 
 
 def test_a_first_process_that_is_restarted_before_the_start_keeps_the_folder(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ ENOUGH = 20.0  # seconds after which no further step starts
 
 
 @dataclass(frozen=True)
-class ExchangeKind:
+class DryExchanges:
     """Exchanges of one kind in a run. Means are over the compressor's cycle (`Traits.cycle`).
 
     Args:
@@ -148,7 +148,7 @@ def training_of(config: RunConfig, where: Placement, parts: Components) -> Train
     return TrainingStep(config, Comm(where.workers, 1, 0, where.device), parts)
 
 
-def exchanges(training: TrainingStep, parts: Components) -> list[ExchangeKind]:
+def exchanges(training: TrainingStep, parts: Components) -> list[DryExchanges]:
     """Make an exchange of each kind of the run with random tensors, and return all kinds."""
     run, runner, plan, device = parts.run, training.communicating.runner, training.position.plan, training.device.type
     local = training.sync.local_steps(run)
@@ -206,7 +206,7 @@ def _phases(exchange: Exchange, plan: Plan, steps: int, per_epoch: int) -> list[
     return found
 
 
-def _made(exchange: Exchange, times: int, info: StepInfo) -> ExchangeKind:
+def _made(exchange: Exchange, times: int, info: StepInfo) -> DryExchanges:
     generator = keyed_rng.generator(0, "dry run")
     workers, ledger = exchange.comm.workers, exchange.comm.ledger
     shapes = [(workers, *spec.shape) for spec in exchange.specs]
@@ -218,7 +218,7 @@ def _made(exchange: Exchange, times: int, info: StepInfo) -> ExchangeKind:
         exchange(xs_W, info)
     took, after = time.perf_counter() - start, ledger.columns()
     wire, rounds = ((after[key] - before[key]) / turns for key in ("wire_bytes", "rounds"))
-    return ExchangeKind(exchange, times, info, took / turns, wire, round(rounds))
+    return DryExchanges(exchange, times, info, took / turns, wire, round(rounds))
 
 
 def plan_lines(training: TrainingStep, parts: Components) -> Iterator[str]:
@@ -239,7 +239,7 @@ def plan_lines(training: TrainingStep, parts: Components) -> Iterator[str]:
             yield f"{'':<11}adaptive={name} may change the {policy.drives}, and thus the numbers below"
 
 
-def byte_lines(training: TrainingStep, parts: Components, made: list[ExchangeKind]) -> Iterator[str]:
+def byte_lines(training: TrainingStep, parts: Components, made: list[DryExchanges]) -> Iterator[str]:
     """Yield lines on payload and wire bytes of each exchange and of the run, compared with dense."""
     dense = 4 * sum(spec.numel for spec in training.axis.specs)
     workers, run = training.comm.workers, parts.run
@@ -276,7 +276,7 @@ def averages_at_the_end(training: TrainingStep, parts: Components) -> bool:
 
 
 def totals(
-    training: TrainingStep, parts: Components, made: list[ExchangeKind], plan: Plan | None = None
+    training: TrainingStep, parts: Components, made: list[DryExchanges], plan: Plan | None = None
 ) -> tuple[float, float]:
     """Return (payload, wire) bytes of one worker over the run, with the given or the initial plan."""
     dense = 4 * sum(spec.numel for spec in training.axis.specs) * averages_at_the_end(training, parts)
@@ -285,7 +285,7 @@ def totals(
     return sum(one.times * one.payload(plan) for one in made) + dense, wire + ring * dense
 
 
-def memory_lines(training: TrainingStep, where: Placement, made: list[ExchangeKind]) -> Iterator[str]:
+def memory_lines(training: TrainingStep, where: Placement, made: list[DryExchanges]) -> Iterator[str]:
     """Yield the line on the estimated bytes of persistent tensors per process, without activations and libraries."""
     axis, inner, share = training.axis, training.inner, where.workers_per_process / where.workers
     params = size_of(axis.params)

@@ -309,6 +309,22 @@ def clip(model: nn.Module, norm: float) -> None:
     torch._foreach_mul_(gradients, norm / total)
 
 
+def train_clipped(model: nn.Module, optimizer: torch.optim.Optimizer, twin: ByHand, clip_at: str) -> None:
+    """Train with gradients or means that the attachment clips to a norm of 0.1, and the twin by hand, in float64."""
+    for step in range(4):
+        optimizer.zero_grad()
+        twin.optimizer.zero_grad()
+        loss_of(model, step, torch.float64).backward()
+        loss_of(twin.model, step, torch.float64).backward()
+        if clip_at == "before":
+            clip(twin.model, 0.1)
+        twin.mean()
+        if clip_at == "after":
+            clip(twin.model, 0.1)
+        optimizer.step()
+        twin.step()
+
+
 def clipped_by_the_attachment():
     """In float64: the norm is a sum in another order."""
     cases = [(name, at) for name in METHODS for at in ("before", "after") if at == "before" or name not in OWNERS]
@@ -318,18 +334,7 @@ def clipped_by_the_attachment():
             model = net(torch.float64)
             twin = ByHand(model, **options, **({"scope": "model"} if "scope" in more else {}))
             comm, optimizer = attached(model, clip_norm=0.1, clip_at=clip_at, **options, **more)
-            for step in range(3):
-                optimizer.zero_grad()
-                twin.optimizer.zero_grad()
-                loss_of(model, step, torch.float64).backward()
-                loss_of(twin.model, step, torch.float64).backward()
-                if clip_at == "before":
-                    clip(twin.model, 0.1)
-                twin.mean()
-                if clip_at == "after":
-                    clip(twin.model, 0.1)
-                optimizer.step()
-                twin.step()
+            train_clipped(model, optimizer, twin, clip_at)
             close(model, twin.model)
             comm.detach()
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import accordion_bench as ab
-from tests.attaching.test_loops import Branches, branched_loss, clip
+from tests.attaching.test_loops import Branches, branched_loss, train_clipped
 from tests.kit.loops import (
     METHODS,
     OWNERS,
@@ -188,18 +188,7 @@ def clipped_after_backward(name, ddp):
 def clipped_by_the_attachment(clip_at, name, ddp):
     options = {**METHODS[name], **({"scope": "model"} if name == "topk" else {})}
     module, comm, optimizer, twin = wrapped(ddp, dtype=torch.float64, clip_norm=0.1, clip_at=clip_at, **options)
-    for step in STEPS:
-        optimizer.zero_grad()
-        twin.optimizer.zero_grad()
-        loss_of(module, step, torch.float64).backward()
-        loss_of(twin.model, step, torch.float64).backward()
-        if clip_at == "before":
-            clip(twin.model, 0.1)
-        twin.mean()
-        if clip_at == "after":
-            clip(twin.model, 0.1)
-        optimizer.step()
-        twin.step()
+    train_clipped(module, optimizer, twin, clip_at)
     close(module.module, twin.model)
     comm.detach()
 

@@ -13,6 +13,11 @@ from accordion_bench.run_config import RunConfig
 
 DEFAULT_WORKERS = 4
 # local-rank variables of launchers, the innermost launcher first
+RANKS = (  # number of processes, rank
+    ("WORLD_SIZE", "RANK"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),  # the former is set by srun, not by sbatch
+)
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 PER_CORE = 16  # maximum number of training processes per core; more of them only wait for each other
 
@@ -50,17 +55,19 @@ def environment_ranks(environ: Mapping[str, str]) -> tuple[int, int, int] | None
     """Return (processes, rank, local rank) as set by torchrun, Slurm or OpenMPI, or None; the default local rank is 0.
 
     Raises:
-        ConfigError: a variable is no number.
+        ConfigError: a variable is no number, or the rank is not below the number of processes.
     """
     local = local_rank(environ) or 0
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        return number_in(environ, "WORLD_SIZE"), number_in(environ, "RANK"), local
-    tasks = number_in(environ, "OMPI_COMM_WORLD_SIZE")
-    if tasks > 1 and "OMPI_COMM_WORLD_RANK" in environ:
-        return tasks, number_in(environ, "OMPI_COMM_WORLD_RANK"), local
-    tasks = number_in(environ, "SLURM_STEP_NUM_TASKS")  # set by srun, not by sbatch
-    if tasks > 1 and "SLURM_PROCID" in environ:
-        return tasks, number_in(environ, "SLURM_PROCID"), local
+    for size, name in RANKS:
+        if name not in environ or size not in environ:
+            continue
+        processes, rank = number_in(environ, size), number_in(environ, name)
+        if processes == 1 and name != "RANK":  # a job's only task may start several processes itself
+            continue
+        if rank >= processes:
+            rule = f"{name} must be below {size}={processes}, as launchers set it, got {rank}"
+            raise ConfigError(f"{rule}; type export {name}={max(0, processes - 1)}")
+        return processes, rank, local
     return None
 
 

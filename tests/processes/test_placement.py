@@ -145,6 +145,20 @@ def test_what_contradicts_the_launcher_is_refused(overrides, environ, told):
         placement.place(composed.config(*overrides.split()), environ, gpus=0)
 
 
+@pytest.mark.parametrize(
+    ("environ", "size", "name"),
+    [
+        (torchrun(2, 2, 2), "WORLD_SIZE", "RANK"),
+        (slurm(2, 2, 2), "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+        (openmpi(2, 2, 2), "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ],
+)
+def test_a_rank_that_is_none_of_the_processes_is_refused(environ, size, name):
+    """It would wait for the others, and they for the missing one, until the timeout."""
+    with pytest.raises(ConfigError, match=f"^{name} must be below {size}=2, .*, got 2; type export {name}=1$"):
+        placement.environment_ranks(environ)
+
+
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"])
 def test_what_is_no_number_in_the_environment_is_a_sentence(name):
     told = f"^{name} must be a whole number, as launchers set it, got 'two'; type unset {name}$"

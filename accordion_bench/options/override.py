@@ -53,21 +53,26 @@ RENAMED: dict[str, tuple[str, str]] = {}
 
 # modules whose classes have moved since version 0.2; its run folders contain the old paths as `_target_`
 MOVED = {
-    "onebit": "compressors.sign",
-    **dict.fromkeys(("noloco", "overlap_local_sgd", "sparta", "streaming_diloco"), "sync.local_sgd"),
-    **dict.fromkeys(("accordion_batch", "accordion_sync"), "adaptive.accordion"),
-    **dict.fromkeys(("adabatch", "grow_batch", "noise_scale"), "adaptive.batch_policies"),
-    **dict.fromkeys(("adacomm", "qsr", "scheme_alias"), "adaptive.period_policies"),
-    **dict.fromkeys(("adaqs", "gravac"), "adaptive.level_policies"),
-    "advised": "adaptive.lgreco",
-    "imagenet": "datasets.image_folder",
-    "svhn": "datasets.cifar",
-    **dict.fromkeys(("digits", "synthetic"), "datasets.images"),
-    "synthetic_text": "datasets.text",
-    "senet": "models.resnet",
-    **dict.fromkeys(("gpt", "vit"), "models.transformer"),
-    "csv": "trackers.tracker",
-    **dict.fromkeys(("constant", "cosine", "multistep", "warmup_cosine"), "schedules.learning_rate"),
+    "compressors.onebit": "compressors.sign",
+    **dict.fromkeys(
+        ("sync.noloco", "sync.overlap_local_sgd", "sync.sparta", "sync.streaming_diloco"), "sync.local_sgd"
+    ),
+    **dict.fromkeys(("adaptive.accordion_batch", "adaptive.accordion_sync"), "adaptive.accordion"),
+    **dict.fromkeys(("adaptive.adabatch", "adaptive.grow_batch", "adaptive.noise_scale"), "adaptive.batch_policies"),
+    **dict.fromkeys(("adaptive.adacomm", "adaptive.qsr", "adaptive.scheme_alias"), "adaptive.period_policies"),
+    **dict.fromkeys(("adaptive.adaqs", "adaptive.gravac"), "adaptive.level_policies"),
+    "adaptive.advised": "adaptive.lgreco",
+    "datasets.imagenet": "datasets.image_folder",
+    "datasets.svhn": "datasets.cifar",
+    **dict.fromkeys(("datasets.digits", "datasets.synthetic"), "datasets.images"),
+    "datasets.synthetic_text": "datasets.text",
+    "models.senet": "models.resnet",
+    **dict.fromkeys(("models.gpt", "models.vit"), "models.transformer"),
+    "trackers.csv": "trackers.tracker",
+    **dict.fromkeys(
+        ("schedules.constant", "schedules.cosine", "schedules.multistep", "schedules.warmup_cosine"),
+        "schedules.learning_rate",
+    ),
 }
 
 
@@ -112,10 +117,8 @@ def _with_moved_classes(config: Any) -> Any:
 
 def _class_of_today(name: str) -> str:
     module, _, cls = name.rpartition(".")
-    package, _, last = module.rpartition(".")
-    new = MOVED.get(last, "")
-    moved = package == f"accordion_bench.{new.partition('.')[0]}"
-    return f"accordion_bench.{new}.{cls}" if moved else name
+    new = MOVED.get(module.removeprefix("accordion_bench."), "") if module.startswith("accordion_bench.") else ""
+    return f"accordion_bench.{new}.{cls}" if new else name
 
 
 def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 from accordion_bench.codecs.bucket import Bucket, Context, Target
 from accordion_bench.codecs.layout import Message
 from accordion_bench.compressors.compressor import Saved, State
-from accordion_bench.compressors.eight_bit import Blockwise
 from accordion_bench.compressors.gathered import naming
+from accordion_bench.compressors.number_formats import Blockwise
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import Blocks
 

@@ -73,6 +73,7 @@ MOVED = {
         ("schedules.constant", "schedules.cosine", "schedules.multistep", "schedules.warmup_cosine"),
         "schedules.learning_rate",
     ),
+    **dict.fromkeys(("compressors.eight_bit", "compressors.fp4", "compressors.natural"), "compressors.number_formats"),
 }
 
 

@@ -14,7 +14,7 @@ from accordion_bench.codecs.coding import LARGEST, LEVELS, MEANS, SIGNS, BlockNu
 from accordion_bench.codecs.engine import Engine
 from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.layout import Layout, Message
-from accordion_bench.compressors import eight_bit, fp4, natural
+from accordion_bench.compressors import number_formats
 from accordion_bench.compressors.dense import dense_layout
 from accordion_bench.compressors.quantiser import exponential, uniform
 from accordion_bench.conformance.pretend_device import Pretend
@@ -45,11 +45,11 @@ CODINGS = {
     "symmetric, zero level": to_levels(exponential(3, True), "l2", "s"),
     "any levels": to_levels(ANY, "l2", "s"),
     "any of 100 levels": to_levels(LARGER, "linf", "s"),
-    **{kind: eight_bit.coding_of(kind, False) for kind in ("e4m3", "e5m2", "int8")},
-    "int8 at random": eight_bit.coding_of("int8", True),
-    "e3m0": fp4.CODING,
-    "power": natural.coding_of(8),
-    "power, 7 bits": natural.coding_of(7),
+    **{kind: number_formats.coding_of(kind, False) for kind in ("e4m3", "e5m2", "int8")},
+    "int8 at random": number_formats.coding_of("int8", True),
+    "e3m0": number_formats.FP4_CODING,
+    "power": number_formats.powers_of_two(8),
+    "power, 7 bits": number_formats.powers_of_two(7),
 }
 every_coding = pytest.mark.parametrize("coding", CODINGS.values(), ids=list(CODINGS))
 every_size = pytest.mark.parametrize("size", SIZES.values(), ids=list(SIZES))
@@ -105,8 +105,8 @@ def by(there: There, lengths, size, kind, rows_W) -> Tensor:
 RULES = {
     **{f"{scale} of {norm}": Coding("sign", SIGNS, norm, scale).rule for norm, scale in SCALES},
     "levels": to_levels(uniform(3, True), "l2").rule,
-    "largest code": eight_bit.coding_of("e4m3", False).rule,
-    "largest code of 1": fp4.CODING.rule,
+    "largest code": number_formats.coding_of("e4m3", False).rule,
+    "largest code of 1": number_formats.FP4_CODING.rule,
     "means": MEANS,
     "largest": LARGEST,
     "clipped": BlockRule("largest", ("linf", "l2", "sum"), clip=1.5),

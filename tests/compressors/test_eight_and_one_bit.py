@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from accordion_bench.codecs.coding import FORMATS
-from accordion_bench.compressors.eight_bit import Blockwise, coding_of
-from accordion_bench.compressors.natural import Natural
+from accordion_bench.compressors.number_formats import Blockwise, Natural, coding_of
 from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.compressors.sign import OneBit, Sign
 from accordion_bench.compressors.terngrad import TernGrad

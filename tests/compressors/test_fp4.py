@@ -7,7 +7,7 @@ import torch
 
 from accordion_bench.codecs.coding import E3M0_MAGNITUDES as MAGNITUDES
 from accordion_bench.codecs.layout import in_blocks
-from accordion_bench.compressors.fp4 import FP4
+from accordion_bench.compressors.number_formats import FP4
 from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from accordion_bench import conformance
 from accordion_bench.codecs.coding import FORMATS
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import eight_bit, natural, sparse
+from accordion_bench.compressors import number_formats, sparse
 from accordion_bench.conformance.subject import SPECS, Setup
 from accordion_bench.tensors.kernels import on_gpu
 from scripts.echo import echoed
@@ -50,7 +50,10 @@ def test_every_compressor(name, monkeypatch):
     monkeypatch.setattr(on_gpu, "usable", lambda xs: False)  # a kernel asks for addresses, which fake tensors lack
     # the one thing that a host may read of a bucket
     monkeypatch.setattr(sparse, "read_counts", one_of_each)
-    for made in (*(eight_bit.coding_of(name, False) for name in FORMATS), *map(natural.coding_of, (7, 8))):
+    for made in (
+        *(number_formats.coding_of(name, False) for name in FORMATS),
+        *map(number_formats.powers_of_two, (7, 8)),
+    ):
         assert made.values  # what codes stand for: numbers, also where tensors have none
     wrapped = conformance.from_yaml(name)()
     comm = Comm(1, 8, 0, "cpu")  # whose clock asks no driver

@@ -15,11 +15,10 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.compressors.assemble import CompressorSetup, wrapped_compressor
-from accordion_bench.compressors.cast import Cast
 from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.compressors.gathered import Gathered
-from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.scattered import Scattered
+from accordion_bench.compressors.uncoded import Cast, Dense
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.partition import levelled
 from accordion_bench.methods.compatibility import ladder_of

@@ -6,11 +6,10 @@ from typing import Any
 
 from accordion_bench.comm.graphs import EVALUATION, EXCHANGE, UPDATE, WORKERS
 from accordion_bench.compressors.assemble import optimizer_node
-from accordion_bench.compressors.cast import Cast
 from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.compressors.error_feedback import ErrorFeedback
-from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.powersgd import PowerSGD
+from accordion_bench.compressors.uncoded import Cast, Dense
 from accordion_bench.config.components import Components
 from accordion_bench.exchange.ddp import DDPExchange, bare, wants_one_bucket
 from accordion_bench.exchange.foreign_hook import ForeignHook, can_be_saved

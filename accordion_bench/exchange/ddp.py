@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.compressors.assemble import wrapped_compressor
-from accordion_bench.compressors.cast import Cast
 from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.compressors.powersgd import PowerSGD
+from accordion_bench.compressors.uncoded import Cast
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.foreign_hook import ForeignHook, can_be_saved
 from accordion_bench.exchange.partition import MB

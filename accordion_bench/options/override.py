@@ -74,6 +74,7 @@ MOVED = {
         "schedules.learning_rate",
     ),
     **dict.fromkeys(("compressors.eight_bit", "compressors.fp4", "compressors.natural"), "compressors.number_formats"),
+    **dict.fromkeys(("compressors.cast", "compressors.none"), "compressors.uncoded"),
 }
 
 

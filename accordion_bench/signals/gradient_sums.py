@@ -8,7 +8,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.on_device import copy_on_cpu
-from accordion_bench.compressors.none import Dense
+from accordion_bench.compressors.uncoded import Dense
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.plan import WHOLE_MODEL, SquareNorms, TensorSpec
 from accordion_bench.tensors.same_shape import Blocks

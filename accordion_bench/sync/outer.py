@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.replicas import Replicas
-from accordion_bench.compressors.none import Dense
+from accordion_bench.compressors.uncoded import Dense
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.optimizers.inner import Optimizers, is_sgd, without_dynamo
 from accordion_bench.options.checks import ValueRefused

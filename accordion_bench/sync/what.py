@@ -16,7 +16,7 @@ from torch import Tensor
 from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import NonFinite
-from accordion_bench.compressors.none import Dense
+from accordion_bench.compressors.uncoded import Dense
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.finite import Look, largest
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner

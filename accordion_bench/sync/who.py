@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context
-from accordion_bench.compressors.none import Dense
+from accordion_bench.compressors.uncoded import Dense
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner
 from accordion_bench.options.checks import ValueRefused

@@ -56,7 +56,7 @@ def test_the_optimizer_that_was_given_is_kept():
 def test_two_files_from_outside_are_looked_at(tmp_path, monkeypatch):
     (tmp_path / "compressor").mkdir()
     (tmp_path / "looked_at.py").write_text(
-        "from dataclasses import replace\n\nfrom accordion_bench.compressors.none import Dense\n\n\n"
+        "from dataclasses import replace\n\nfrom accordion_bench.compressors.uncoded import Dense\n\n\n"
         'class Outside(Dense):\n    traits = replace(Dense.traits, knob="strength")\n'
         "    description = replace(Dense.description, advised_levels=(1, 5),\n"
         '        requires={"optimizer": {"momentum": 0.0}})\n\n'

@@ -229,7 +229,7 @@ def test_shards_are_equal_and_of_whole_bytes():
 def trained(workers, schedule, momentum, nesterov, decay, steps=60, **options):
     """Parameters after `steps` of EveryStep around a wrapped compressor, and of torch's SGD on the mean gradient."""
     optimizer = {"_target_": "torch.optim.SGD", "momentum": momentum, "nesterov": nesterov, "weight_decay": decay}
-    node = {"_target_": "accordion_bench.compressors.none.Dense", "worker_momentum": True, **options}
+    node = {"_target_": "accordion_bench.compressors.uncoded.Dense", "worker_momentum": True, **options}
     around = assemble.wrapped_compressor(node, optimizer)
     mine, reference = ([torch.nn.Parameter(torch.ones(s.shape, dtype=torch.float64)) for s in SPECS] for _ in range(2))
     left = assemble.optimizer_node(optimizer, around.compressor)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from accordion_bench import conformance
-from accordion_bench.compressors.none import Dense
 from accordion_bench.compressors.two_way import cut_shards
+from accordion_bench.compressors.uncoded import Dense
 from accordion_bench.config.components import build_components
 from accordion_bench.conformance.randomness import check_contraction
 from accordion_bench.optimizers.adamw import AdamW, Decay

@@ -27,7 +27,7 @@ CODE = '''
 from dataclasses import replace
 
 from accordion_bench.adaptive.policy import Policy
-from accordion_bench.compressors.none import Dense
+from accordion_bench.compressors.uncoded import Dense
 from accordion_bench.datasets.images import Synthetic
 from accordion_bench.sync.round import Round, When
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import NonFinite
-from accordion_bench.compressors.none import Dense
+from accordion_bench.compressors.uncoded import Dense
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.finite import Finite, Look, largest
 from accordion_bench.plan import Ladder, Plan, TensorSpec

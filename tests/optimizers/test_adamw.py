@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from accordion_bench.compressors.none import Dense
+from accordion_bench.compressors.uncoded import Dense
 from accordion_bench.config.components import build_optimizer
 from accordion_bench.optimizers.adamw import AdamW
 from accordion_bench.options.checks import ConfigError

@@ -1,7 +1,8 @@
-"""Casts: exchange the gradient in 16 bits."""
+"""`none` and the casts: gradients are summed as they are, or in 16 bits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, State, subtract_
 from accordion_bench.compressors.description import KEPT, NO_EF21, with_claims
 from accordion_bench.compressors.traits import Traits
+from accordion_bench.options.component import Idle, RunContext
+from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.sixteen_bits import subtract_shares_
@@ -59,3 +62,27 @@ class Cast(Compressor):
 
     def transfers(self, spec: TensorSpec, level: float, workers: int, kept: Kept = None) -> Sequence[Transfer]:
         return [Transfer("all_reduce", 2 * spec.numel)]
+
+
+def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
+    yield from Compressor.description.idle(cls, options, context)
+    yield "error_feedback", "nothing is lost"
+
+
+@with_options
+class Dense(Compressor):
+    """Uncompressed all-reduce of the gradient: update = mean_w g_w."""
+
+    chosen_as = {"none": Choice("the dense baseline: fp32 all-reduce")}
+
+    description = replace(
+        Compressor.description, idle=_idle, paper_floats=lambda compressor, spec, level, workers: spec.numel
+    )
+
+    traits = Traits(whole_model=True, unbiased=True, contracts=True, grouping="alone", replays=True)
+
+    def compresses(self, spec: TensorSpec, level: float | None) -> bool:
+        return False
+
+    def exchange(self, xs_W: Sequence[Tensor], ctx: Context, state: State, comm: Comm) -> Exchanged:
+        return Exchanged(comm.all_reduce_mean(xs_W, may_alias=True), lambda targets_W: subtract_(targets_W, xs_W))

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from accordion_bench.compressors.compressor import Compressor
-from accordion_bench.compressors.traits import Traits
+from accordion_bench.compressors.description import Traits
 
 PACKAGE = Path(__file__).parents[1] / "accordion_bench"
 FEW = 6  # parameters; more become an object

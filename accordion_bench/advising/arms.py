@@ -30,8 +30,8 @@ from accordion_bench.advising.rehearsal import (
 )
 from accordion_bench.advising.step_times import MakeOptimizer, counted, is_out_of_memory, timed, usual
 from accordion_bench.attaching.chosen_options import choose
+from accordion_bench.compressors.description import declared_by
 from accordion_bench.compressors.probe import payload_bytes
-from accordion_bench.compressors.traits import declared_by
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.methods.compatibility import MethodOptions
 from accordion_bench.methods.labels import label

@@ -16,10 +16,9 @@ from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.selection import kept_at_least
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, State, paying_levels, subtract_
-from accordion_bench.compressors.description import FEEDBACK, TRAVEL, WhyDense, shorter_messages
+from accordion_bench.compressors.description import FEEDBACK, TRAVEL, Traits, WhyDense, shorter_messages
 from accordion_bench.compressors.low_rank import batches, keyed_normal
 from accordion_bench.compressors.probe import cheaper_than_dense
-from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.upload import fresh

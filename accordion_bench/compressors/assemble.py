@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from accordion_bench.compressors.compressor import Compressor
-from accordion_bench.compressors.description import OF_COMPRESSORS
+from accordion_bench.compressors.description import COLLECTIVES, OF_COMPRESSORS, OptimizerPart, Traits, declared_by
 from accordion_bench.compressors.ef21 import EF21
 from accordion_bench.compressors.error_feedback import ErrorFeedback, LoCo
 from accordion_bench.compressors.gathered import Gathered
 from accordion_bench.compressors.sparse import Sparse
-from accordion_bench.compressors.traits import COLLECTIVES, OptimizerPart, Traits, declared_by
 from accordion_bench.compressors.tree import Tree
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import WorkerMomentum

@@ -14,8 +14,7 @@ from torch import Tensor
 from accordion_bench.codecs.bucket import Context
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.description import OF_COMPRESSORS, CompressorDescription
-from accordion_bench.compressors.traits import Traits
+from accordion_bench.compressors.description import OF_COMPRESSORS, CompressorDescription, Traits
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.component import Component
 from accordion_bench.options.option import options_of

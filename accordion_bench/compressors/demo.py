@@ -21,10 +21,9 @@ from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.matrix_tiles import Tiles
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, State, zeros_in_state
-from accordion_bench.compressors.description import WhyDense, shorter_messages
+from accordion_bench.compressors.description import OptimizerPart, Traits, WhyDense, shorter_messages
 from accordion_bench.compressors.gathered import non_finite
 from accordion_bench.compressors.probe import Probed, probe_exchanged
-from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import NEAREST, Choice, option, with_options

@@ -11,8 +11,8 @@ from accordion_bench.codecs.engine import Momenta
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context, Exchanged, State, zeros_in_state
+from accordion_bench.compressors.description import OptimizerPart
 from accordion_bench.compressors.threshold import Threshold
-from accordion_bench.compressors.traits import OptimizerPart
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec

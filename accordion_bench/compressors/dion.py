@@ -24,10 +24,9 @@ from accordion_bench.compressors.compressor import (
     subtract_,
     zeros_in_state,
 )
-from accordion_bench.compressors.description import WhyDense, shorter_messages
+from accordion_bench.compressors.description import OptimizerPart, Traits, WhyDense, shorter_messages
 from accordion_bench.compressors.low_rank import batches, keep_queries, keyed_normal, of_batches, together, with_columns
 from accordion_bench.compressors.probe import Probed, probe_exchanged
-from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import NEAREST, Choice, option, with_options

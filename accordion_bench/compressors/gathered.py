@@ -28,9 +28,8 @@ from accordion_bench.compressors.compressor import (
     compressed_levels,
     subtract_,
 )
-from accordion_bench.compressors.description import WhyDense, shorter_messages
+from accordion_bench.compressors.description import Traits, WhyDense, shorter_messages
 from accordion_bench.compressors.probe import cheaper_than_dense
-from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.same_shape import zero_rows

@@ -13,9 +13,8 @@ from torch import Tensor
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, State, paying_levels
-from accordion_bench.compressors.description import FEEDBACK, TRAVEL, WhyDense, shorter_messages
+from accordion_bench.compressors.description import FEEDBACK, TRAVEL, Traits, WhyDense, shorter_messages
 from accordion_bench.compressors.probe import dense_bytes
-from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec

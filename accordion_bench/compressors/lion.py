@@ -12,9 +12,8 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, State, zeros_in_state
 from accordion_bench.compressors.demo import signs_of
-from accordion_bench.compressors.description import TRAVEL
+from accordion_bench.compressors.description import TRAVEL, OptimizerPart
 from accordion_bench.compressors.sign import Sign
-from accordion_bench.compressors.traits import OptimizerPart
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks

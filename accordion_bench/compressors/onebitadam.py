@@ -15,9 +15,9 @@ from accordion_bench.codecs.engine import MomentumSteps
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context, Exchanged, State
+from accordion_bench.compressors.description import OptimizerPart, Traits
 from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.sign import Sign
-from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.options import checks

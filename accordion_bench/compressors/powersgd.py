@@ -12,7 +12,7 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Context, Exchanged, State, subtract_
-from accordion_bench.compressors.description import FEEDBACK, TRAVEL
+from accordion_bench.compressors.description import FEEDBACK, TRAVEL, Traits
 from accordion_bench.compressors.low_rank import (
     LowRank,
     LowRankInput,
@@ -23,7 +23,6 @@ from accordion_bench.compressors.low_rank import (
     together,
     with_columns,
 )
-from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options

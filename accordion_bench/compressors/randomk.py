@@ -14,9 +14,8 @@ from accordion_bench.codecs.layout import Transfer
 from accordion_bench.codecs.selection import kept_entries
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Compressor, Exchanged, Kept, State, subtract_
-from accordion_bench.compressors.description import FEEDBACK, TRAVEL
+from accordion_bench.compressors.description import FEEDBACK, TRAVEL, OptimizerPart, Traits
 from accordion_bench.compressors.gathered import target_like
-from accordion_bench.compressors.traits import OptimizerPart, Traits
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors import keyed_rng

@@ -12,10 +12,9 @@ from accordion_bench.codecs.layout import Transfer, whole_layout
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, NonFinite, State, paying_levels
 from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
-from accordion_bench.compressors.description import KEPT, NO_EF21, TRAVEL, WhyDense
+from accordion_bench.compressors.description import KEPT, NO_EF21, TRAVEL, Traits, WhyDense
 from accordion_bench.compressors.entropy import METHODS, check_entropy
 from accordion_bench.compressors.probe import cheaper_than_dense
-from accordion_bench.compressors.traits import Traits
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.units import counted
 from accordion_bench.plan import TensorSpec

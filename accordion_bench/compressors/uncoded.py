@@ -10,8 +10,7 @@ from torch import Tensor
 from accordion_bench.codecs.layout import Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, State, subtract_
-from accordion_bench.compressors.description import KEPT, NO_EF21, with_claims
-from accordion_bench.compressors.traits import Traits
+from accordion_bench.compressors.description import KEPT, NO_EF21, Traits, with_claims
 from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options

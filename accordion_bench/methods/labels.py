@@ -7,7 +7,7 @@ name is used. Importing a class with torch takes half a gigabyte of memory, so t
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from accordion_bench.compressors.traits import Traits, declared_by
+from accordion_bench.compressors.description import Traits, declared_by
 from accordion_bench.options.checks import show
 from accordion_bench.options.component import Description
 from accordion_bench.options.instantiate import Config, is_trusted, target

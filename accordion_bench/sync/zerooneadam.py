@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from accordion_bench.compressors.assemble import CompressorSetup
+from accordion_bench.compressors.description import OptimizerPart
 from accordion_bench.compressors.onebitadam import AdamSigns, OneBitAdam, declare_dead, inverse_root, warm_up_steps
-from accordion_bench.compressors.traits import OptimizerPart
 from accordion_bench.compressors.uncoded import Dense
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from accordion_bench.compressors.assemble import CompressorSetup
+from accordion_bench.compressors.description import OptimizerPart
 from accordion_bench.compressors.probe import payload_bytes
-from accordion_bench.compressors.traits import OptimizerPart
 from accordion_bench.compressors.uncoded import Dense
 from accordion_bench.config.components import build_components
 from accordion_bench.options.checks import ConfigError

@@ -9,7 +9,7 @@ import torch
 from accordion_bench import train
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import optimizer_node
-from accordion_bench.compressors.dgc import DGC, clipped
+from accordion_bench.compressors.threshold import DGC, clipped
 from accordion_bench.config.components import build_components
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.partition import levelled

@@ -6,7 +6,7 @@ import torch
 
 from accordion_bench.codecs import index_codes
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.dgc import clipped
+from accordion_bench.compressors.threshold import clipped
 from accordion_bench.conformance.pretend_device import DEVICE, Pretend, pretended
 from accordion_bench.conformance.subject import Setup, from_yaml, plain
 from accordion_bench.plan import TensorSpec

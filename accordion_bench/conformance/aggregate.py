@@ -14,9 +14,8 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import CompressorSetup
 from accordion_bench.compressors.description import COLLECTIVES
-from accordion_bench.compressors.error_feedback import ErrorFeedback
+from accordion_bench.compressors.error_feedback import FLOATS, ErrorFeedback
 from accordion_bench.compressors.probe import payload_bytes
-from accordion_bench.compressors.residuals import FLOATS
 from accordion_bench.compressors.two_way import TwoWay
 from accordion_bench.conformance.subject import (
     SPECS,

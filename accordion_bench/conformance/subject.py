@@ -14,9 +14,8 @@ from torch import Tensor
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import CompressorSetup, wrapped_compressor
 from accordion_bench.compressors.compressor import Compressor, Context
-from accordion_bench.compressors.error_feedback import ErrorFeedback
+from accordion_bench.compressors.error_feedback import FLOATS, EightBits, ErrorFeedback
 from accordion_bench.compressors.probe import next_payload_bytes, payload_bytes
-from accordion_bench.compressors.residuals import FLOATS, EightBits
 from accordion_bench.compressors.wrapper import Wrapper
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.partition import levelled

@@ -1,4 +1,7 @@
-"""Error feedback: add the compression error of each message, or a moving average of them, to the next gradient."""
+"""Error feedback: add the compression error of each message, or a moving average of them, to the next gradient.
+
+Tensor suffixes: W local workers, B bytes.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -76,6 +76,7 @@ MOVED = {
     **dict.fromkeys(("compressors.eight_bit", "compressors.fp4", "compressors.natural"), "compressors.number_formats"),
     **dict.fromkeys(("compressors.cast", "compressors.none"), "compressors.uncoded"),
     "compressors.dgc": "compressors.threshold",
+    "compressors.lion": "compressors.sign",
 }
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from accordion_bench.compressors.lion import DistributedLion
 from accordion_bench.compressors.probe import payload_bytes
+from accordion_bench.compressors.sign import DistributedLion
 from accordion_bench.optimizers.adamw import Decay
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec

@@ -77,6 +77,7 @@ MOVED = {
     **dict.fromkeys(("compressors.cast", "compressors.none"), "compressors.uncoded"),
     "compressors.dgc": "compressors.threshold",
     "compressors.lion": "compressors.sign",
+    "compressors.terngrad": "compressors.quantiser",
 }
 
 

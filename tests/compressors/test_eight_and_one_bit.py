@@ -8,8 +8,8 @@ import torch
 from accordion_bench.codecs.coding import FORMATS
 from accordion_bench.compressors.number_formats import Blockwise, Natural, coding_of
 from accordion_bench.compressors.probe import payload_bytes
+from accordion_bench.compressors.quantiser import TernGrad
 from accordion_bench.compressors.sign import OneBit, Sign
-from accordion_bench.compressors.terngrad import TernGrad
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo
 from tests.codecs.kit import bucket_of

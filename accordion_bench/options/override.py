@@ -78,6 +78,7 @@ MOVED = {
     "compressors.dgc": "compressors.threshold",
     "compressors.lion": "compressors.sign",
     "compressors.terngrad": "compressors.quantiser",
+    "compressors.acpsgd": "compressors.powersgd",
 }
 
 

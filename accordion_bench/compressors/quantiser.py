@@ -16,9 +16,8 @@ from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer, in_blocks, whole_layout
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Compressor, Exchanged, Kept, NonFinite, State, paying_levels
-from accordion_bench.compressors.dense import NONE_FITTED, Codebooks, DenseCodes
+from accordion_bench.compressors.dense import METHODS, NONE_FITTED, Codebooks, DenseCodes, check_entropy
 from accordion_bench.compressors.description import KEPT, NO_EF21, TRAVEL, Traits, WhyDense
-from accordion_bench.compressors.entropy import METHODS, check_entropy
 from accordion_bench.compressors.probe import Buckets, cheaper_than_dense
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, RunContext

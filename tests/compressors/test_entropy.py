@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench.compressors import entropy
+from accordion_bench.compressors import dense
 from tests.kit.bitstreams import ans_decode, shannon_bits
 
 
@@ -28,29 +28,29 @@ def test_huffman_is_an_optimal_prefix_code():
             counts = generator.integers(0, 12, size) ** 2
             counts[generator.integers(size)] += 1
             table = torch.from_numpy(counts)
-            assert entropy.huffman_bits(table) == best_prefix_code(counts.tolist())
+            assert dense.huffman_bits(table) == best_prefix_code(counts.tolist())
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 16, 255, 256])
 def test_huffman_fills_kraft_and_brackets_the_entropy(size):
     counts = torch.randint(0, 1000, (size,), generator=torch.Generator().manual_seed(size)) ** 2
     counts[:2] += 1
-    lengths = entropy.huffman_lengths(counts)
+    lengths = dense.huffman_lengths(counts)
     assert lengths.dtype == torch.int64 and torch.equal(lengths > 0, counts > 0)
     assert float((2.0 ** -lengths[counts > 0].double()).sum()) == 1
     total = int(counts.sum())
-    assert shannon_bits(counts) <= entropy.huffman_bits(counts) < shannon_bits(counts) + total
+    assert shannon_bits(counts) <= dense.huffman_bits(counts) < shannon_bits(counts) + total
 
 
 def test_huffman_edges():
     def lengths(*counts):
-        return entropy.huffman_lengths(torch.tensor(counts, dtype=torch.int64)).tolist()
+        return dense.huffman_lengths(torch.tensor(counts, dtype=torch.int64)).tolist()
 
     assert lengths(0, 7, 0) == [0, 1, 0]
     assert lengths(0, 0) == [0, 0] and lengths() == []
     assert lengths(5, 5) == [1, 1] and lengths(1, 1, 2, 4) == [3, 3, 2, 1]
     assert lengths(*[1] * 8) == [3] * 8
-    assert entropy.huffman_bits(torch.tensor([0, 9])) == 9
+    assert dense.huffman_bits(torch.tensor([0, 9])) == 9
     assert shannon_bits(torch.tensor([0, 0])) == 0 == shannon_bits(torch.tensor([0, 9]))
     assert shannon_bits(torch.tensor([4, 4, 8])) == pytest.approx(24)
 
@@ -66,12 +66,12 @@ def omega_by_construction(n: int) -> int:
 def test_elias_lengths_equal_the_codes():
     numbers = [*range(1, 300), *(2**k + shift for k in range(9, 63) for shift in (-1, 0, 1)), 2**63 - 1]
     n = torch.tensor(numbers)
-    assert entropy.elias_omega_length(n).tolist() == [omega_by_construction(i) for i in numbers]
-    assert entropy._floor_log2(n).tolist() == [i.bit_length() - 1 for i in numbers]
+    assert dense.elias_omega_length(n).tolist() == [omega_by_construction(i) for i in numbers]
+    assert dense._floor_log2(n).tolist() == [i.bit_length() - 1 for i in numbers]
     table = {1: 1, 2: 3, 3: 3, 4: 6, 7: 6, 8: 7, 15: 7, 16: 11, 31: 11}
-    assert entropy.elias_omega_length(torch.tensor(list(table))).tolist() == list(table.values())
+    assert dense.elias_omega_length(torch.tensor(list(table))).tolist() == list(table.values())
     assert torch.equal(n, torch.tensor(numbers))  # the argument is left alone
-    assert entropy.elias_omega_length(torch.tensor([[1, 2], [4, 8]], dtype=torch.uint8)).tolist() == [[1, 3], [6, 7]]
+    assert dense.elias_omega_length(torch.tensor([[1, 2], [4, 8]], dtype=torch.uint8)).tolist() == [[1, 3], [6, 7]]
 
 
 @pytest.mark.parametrize("counts", [[5], [0, 7], [3, 4, 5], [1, 10**12, 0, 7], [0] * 8, list(range(256))])
@@ -80,7 +80,7 @@ def test_bitstream_round_trip(counts):
     generator = np.random.default_rng(0)
     for n in (0, 1, 5, 1000):
         codes = generator.integers(0, len(counts), n).astype(np.uint8)
-        stream = entropy.ans_encode(codes, counts)
+        stream = dense.ans_encode(codes, counts)
         decoded = ans_decode(stream, counts, n)
         assert decoded.dtype == np.uint8 and np.array_equal(decoded, codes)
 
@@ -91,14 +91,14 @@ def test_bitstream_is_as_long_as_the_entropy_says():
     shares = np.array([0.005, 0.045, 0.15, 0.3, 0.3, 0.15, 0.045, 0.005])
     codes = generator.choice(8, 100_000, p=shares).astype(np.uint8)
     counts = np.bincount(codes, minlength=8)
-    stream = entropy.ans_encode(codes, counts)
+    stream = dense.ans_encode(codes, counts)
     assert 8 * len(stream) == pytest.approx(shannon_bits(torch.from_numpy(counts)), rel=1e-3)
-    assert entropy.ans_encode(codes, counts.tolist()) == stream == entropy.ans_encode(codes, torch.from_numpy(counts))
+    assert dense.ans_encode(codes, counts.tolist()) == stream == dense.ans_encode(codes, torch.from_numpy(counts))
     with pytest.raises(TypeError, match="integers"):
-        entropy.ans_encode(codes, counts / counts.sum())
+        dense.ans_encode(codes, counts / counts.sum())
 
 
 def test_missing_package_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "constriction", None)
     with pytest.raises(ImportError, match="pip install constriction"):
-        entropy.ans_encode(np.zeros(3, np.uint8), [3, 1])
+        dense.ans_encode(np.zeros(3, np.uint8), [3, 1])

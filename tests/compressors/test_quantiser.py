@@ -13,7 +13,7 @@ from accordion_bench.adaptive.level_solvers import alq
 from accordion_bench.codecs import packed_codes
 from accordion_bench.codecs.bucket import Bucket
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors import entropy
+from accordion_bench.compressors import dense
 from accordion_bench.compressors.compressor import Context, NonFinite
 from accordion_bench.compressors.probe import Buckets, bucket_table, buckets_of
 from accordion_bench.compressors.quantiser import Quantiser, exponential, uniform
@@ -139,7 +139,7 @@ def test_impossible_pairs_are_refused(overrides, told):
 
 @pytest.mark.parametrize("zero_level", [True, False])
 def test_elias_lengths_count_levels_from_zero(zero_level):
-    lengths = entropy.elias_code_lengths(uniform(3, zero_level)).tolist()
+    lengths = dense.elias_code_lengths(uniform(3, zero_level)).tolist()
     # omega: 1, 2-3, 4-7 take 1, 3, 6 bits; a sign bit where there are two signs
     assert lengths == ([7, 4, 4, 1, 4, 4, 7] if zero_level else [7, 4, 4, 2, 2, 4, 4, 7])
 
@@ -170,7 +170,7 @@ def test_entropy_column_recounts_the_real_codes(method):
             continue
         message = quantiser.encode_bucket(Bucket(0, [spec], [level], ctx.seed, xs_W=[x_W], workers=range(4)))
         rows, book, header = codes_of(message, spec, quantiser.codebook(3))
-        total += sum(header + entropy.coded_bytes(row, book, method) for row in rows)
+        total += sum(header + dense.coded_bytes(row, book, method) for row in rows)
     assert columns["entropy_bytes"] == round(total / 4)
 
 
@@ -190,7 +190,7 @@ def test_huffman_shortens_what_is_peaked():
     x = torch.randn(1, 16 * d, generator=torch.Generator().manual_seed(0))
     bucket = bucket_of(x, level=3, codebooks={3: book})
     rows, _, _ = codes_of(quantiser.encode_bucket(bucket), bucket.specs[0], book)
-    assert 8 * entropy.coded_bytes(rows[0], book, "huffman") / (16 * d) == pytest.approx(2.2420, rel=0.01)
+    assert 8 * dense.coded_bytes(rows[0], book, "huffman") / (16 * d) == pytest.approx(2.2420, rel=0.01)
     assert packed_codes.code_bytes(16 * d, 8) == 3 * 16 * d // 8
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accordion_bench.compressors.entropy import _constriction, _model
+from accordion_bench.compressors.dense import _constriction, _model
 
 
 def shannon_bits(counts: Tensor) -> float:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench.codecs import packed_codes, rounding
+from accordion_bench.codecs import coding, packed_codes
 from accordion_bench.codecs.bucket import NonFiniteRow
-from accordion_bench.codecs.rounding import rounding_to
+from accordion_bench.codecs.coding import rounding_to
 from accordion_bench.compressors.sign import Sign
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.kernels.encode import LANES, block_key
@@ -286,7 +286,7 @@ def test_thresholds_never_reach_the_next_level():
             fused = np.float32(np.float64(start) + np.float64(width) * np.float64(u))  # the product is exact
             assert max(np.float32(width * u) + start, fused) < above[0]
             rounding_u = torch.tensor([0.0, float(u)])
-            assert rounding._threshold(rounding_u, start, width).tolist() == [start, np.float32(width * u) + start]
+            assert coding._threshold(rounding_u, start, width).tolist() == [start, np.float32(width * u) + start]
 
 
 @pytest.mark.parametrize("book", CODEBOOKS.values(), ids=CODEBOOKS.keys())

@@ -13,7 +13,7 @@ from triton import compile as compiled
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from accordion_bench.codecs.rounding import rounding_to
+from accordion_bench.codecs.coding import rounding_to
 from accordion_bench.tensors.kernels import dense_kernels as kinds
 from accordion_bench.tensors.kernels.dense_kernels import (
     BlockRule,

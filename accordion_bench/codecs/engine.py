@@ -18,11 +18,10 @@ from torch import Tensor
 
 from accordion_bench.codecs.bucket import Bucket, NonFiniteRow, Target, refuse_non_finite
 from accordion_bench.codecs.coding import LARGEST, SIGNS, BlockNumbers, Coding, codes_of, factors_of, finished, norms_of
-from accordion_bench.codecs.index_codes import decode_indices, encode_indices
 from accordion_bench.codecs.layout import KEPT, Layout, Message, in_blocks, per_tensor, whole_layout
 from accordion_bench.codecs.matrix_tiles import TileForm, add_largest_, encode_largest
 from accordion_bench.codecs.orthonormal import MatrixOperations, unit_columns_batched
-from accordion_bench.codecs.packed_codes import floats_in, look_up, pack_codes
+from accordion_bench.codecs.packed_codes import decode_indices, encode_indices, floats_in, look_up, pack_codes
 from accordion_bench.codecs.selection import IndexSelection, Sampling, Selection, at_least, sampled_top, top_indices
 from accordion_bench.tensors.kernels.dense_kernels import BlockRule
 from accordion_bench.tensors.keyed_rng import BLOCK, blocks_of, integers_of

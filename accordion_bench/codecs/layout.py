@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from accordion_bench.codecs.index_codes import code_shapes
+from accordion_bench.codecs.packed_codes import code_shapes
 
 KEPT = 256  # cached layouts of each kind: one for each bucket, level and method of a run
 

@@ -11,8 +11,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.index_codes import pack_bits, unpack_bits
-from accordion_bench.codecs.packed_codes import code_bytes, floats_in, pack_codes, unpack_codes
+from accordion_bench.codecs.packed_codes import code_bytes, floats_in, pack_bits, pack_codes, unpack_bits, unpack_codes
 from accordion_bench.codecs.selection import top_positions
 from accordion_bench.plan import TensorSpec
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs import index_codes
+from accordion_bench.codecs import packed_codes
 from accordion_bench.codecs.bucket import NonFiniteRow, rates_of, refuse_non_finite
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
@@ -223,7 +223,7 @@ class DeMo(Compressor):
 
     def chunk_bytes(self, chunks: Chunks, k: int) -> int:
         """Return B, the bytes of the message of one chunk: k values and their positions."""
-        return self.value_bytes(k) + index_codes.index_bytes(chunks.numel, k)[1]
+        return self.value_bytes(k) + packed_codes.index_bytes(chunks.numel, k)[1]
 
     def compresses(self, spec: TensorSpec, level: float | None) -> bool:
         if level is None or spec.numel == 0:
@@ -368,8 +368,8 @@ class DeMo(Compressor):
         assert sent.positions is not None
         (W, _, k), N = sent.values.shape, group.shape.numel
         rows = sent.values.reshape(-1, k)
-        values = index_codes.pack_bits(rows >= 0) if self.signs else rows.to(self.dtype).view(torch.uint8)
-        packed = torch.cat([values, index_codes.encode_indices(sent.positions.view(-1, k), N)], dim=1)
+        values = packed_codes.pack_bits(rows >= 0) if self.signs else rows.to(self.dtype).view(torch.uint8)
+        packed = torch.cat([values, packed_codes.encode_indices(sent.positions.view(-1, k), N)], dim=1)
         return packed.view(W, -1, packed.shape[1])
 
     def _sign_of_mean(self, message_A: Tensor, group: ChunkGroup, dtype: torch.dtype) -> Tensor:
@@ -383,9 +383,9 @@ class DeMo(Compressor):
         rows, end = message_A.reshape(-1, self.chunk_bytes(chunks, k)), self.value_bytes(k)
         # a clone, because contiguous() keeps a single row at an offset and stride that may not be multiples of 4
         sent = rows[:, :end].clone(memory_format=torch.contiguous_format)
-        numbers = index_codes.unpack_bits(sent, k).to(dtype) * 2 - 1 if self.signs else sent.view(self.dtype)
+        numbers = packed_codes.unpack_bits(sent, k).to(dtype) * 2 - 1 if self.signs else sent.view(self.dtype)
         values_A = numbers.to(dtype).view(A, -1, k)
-        positions_A = index_codes.decode_indices(rows[:, end:].contiguous(), chunks.numel, k).view(A, -1, k)
+        positions_A = packed_codes.decode_indices(rows[:, end:].contiguous(), chunks.numel, k).view(A, -1, k)
         mean = values_A.new_zeros(values_A.shape[1], chunks.numel)
         everywhere = positions_A.transpose(0, 1).flatten(1)  # counts are exact in any order of summation
         if self.signs:
@@ -449,11 +449,11 @@ def pack_signs(signs: Tensor) -> Tensor:
     if not engine_for([signs]).checks_input:
         nan = signs.isnan()  # encoded as both positive and negative
         up, down = up | nan, down | nan
-    return torch.cat([index_codes.pack_bits(up), index_codes.pack_bits(down)], dim=1).flatten()
+    return torch.cat([packed_codes.pack_bits(up), packed_codes.pack_bits(down)], dim=1).flatten()
 
 
 def unpack_signs(message: Tensor, chunks: Chunks, dtype: torch.dtype) -> Tensor:
     """Return the signs [C, N] that `pack_signs` packed."""
     positive, negative = message.view(-1, answer_bytes(chunks)).chunk(2, dim=1)
-    up, down = (index_codes.unpack_bits(bits.contiguous(), chunks.numel) for bits in (positive, negative))
+    up, down = (packed_codes.unpack_bits(bits.contiguous(), chunks.numel) for bits in (positive, negative))
     return (up.to(dtype) - down.to(dtype)).masked_fill_(up & down, torch.nan)

@@ -2,8 +2,8 @@
 
 import torch
 
-from accordion_bench.codecs.index_codes import index_bytes
 from accordion_bench.codecs.layout import Layout, Message, SparseLayout, bytes_layout, sparse_layout, whole_layout
+from accordion_bench.codecs.packed_codes import index_bytes
 
 NUMELS = (5, 0, 1024, 1025)
 FIELDS = {"scales": (torch.float32, [1, 0, 2, 3]), "codes": (torch.uint8, [3, 0, 512, 513])}

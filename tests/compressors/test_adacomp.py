@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accordion_bench.codecs import index_codes
+from accordion_bench.codecs import packed_codes
 from accordion_bench.codecs.engine import Engine
 from accordion_bench.compressors.adacomp import AdaComp, SparseSigns
 from accordion_bench.exchange.dry_exchange import probe_exchange
@@ -112,7 +112,7 @@ def test_a_message_is_exact_and_no_longer_than_promised(numel, density):
     messages, decoded_R = coded(SparseSigns(), x_R)
     for x, message, decoded in zip(x_R, messages, decoded_R, strict=True):
         count = int((x != 0).sum())
-        assert len(message) == 8 + index_codes.index_bytes(2 * numel, count)[1]  # a scale and a count stand first
+        assert len(message) == 8 + packed_codes.index_bytes(2 * numel, count)[1]  # a scale and a count stand first
         assert torch.equal(decoded, x)
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import accordion_bench as ab
 from accordion_bench import train
-from accordion_bench.codecs import index_codes
+from accordion_bench.codecs import packed_codes
 from accordion_bench.codecs.matrix_tiles import largest_divisor
 from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.compressors.demo import (
@@ -190,7 +190,7 @@ def test_bytes_of_full_chunks(value_dtype, values):
     """32 values and 36 bytes of positions for 4,096 coordinates: 0.32 or 0.20 bits each (12-bit indices: 48 bytes)."""
     spec = TensorSpec("conv", (128, 64, 3, 3))
     demo = DeMo(value_dtype=value_dtype)
-    assert index_codes.index_bytes(4096, 32) == ("elias-fano", 36)
+    assert packed_codes.index_bytes(4096, 32) == ("elias-fano", 36)
     assert payload_bytes(demo, spec, 32, 4) == 18 * (values + 36)
     assert 8 * payload_bytes(demo, spec, 32, 4) / spec.numel <= (0.3204 if value_dtype == "float32" else 0.1954)
 
@@ -203,7 +203,7 @@ def test_the_ledger_has_exactly_the_predicted_bytes(k, value_dtype, workers):
     for spec in SPECS:
         n, m = spec.matrix
         numel = largest_divisor(n, 64) * largest_divisor(m, 64)
-        one = k * (4 if value_dtype == "float32" else 2) + index_codes.index_bytes(numel, min(k, numel))[1]
+        one = k * (4 if value_dtype == "float32" else 2) + packed_codes.index_bytes(numel, min(k, numel))[1]
         if k >= numel or one >= 4 * numel:
             one = 4 * numel
         elif (workers - 1) * one > 2 * (workers - 1) / workers * 4 * numel:  # a dense all-reduce costs less wire
@@ -357,7 +357,7 @@ def test_one_bit_is_index_and_sign(workers):
 def test_bytes_of_one_bit(k):
     spec = TensorSpec("w", (64, 128))
     compressor = DeMo(k, value_bits=1)
-    each = (k + 7) // 8 + index_codes.index_bytes(4096, k)[1]
+    each = (k + 7) // 8 + packed_codes.index_bytes(4096, k)[1]
     assert payload_bytes(compressor, spec, k, 4) == 2 * each
     exchange, plan = exchange_for("demo", 4, [spec], k=k, value_bits=1)
     exchange(gradients([spec]).tensors, StepInfo(plan, 0, 0.1))

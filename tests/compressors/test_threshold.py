@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accordion_bench.codecs import index_codes
+from accordion_bench.codecs import packed_codes
 from accordion_bench.codecs.selection import sampled_top, strided_sample, top_indices
 from accordion_bench.compressors.threshold import Threshold
 from accordion_bench.options.checks import ConfigError
@@ -99,7 +99,7 @@ def test_bytes_are_recounted_from_what_arrived():
         for sent in sent_W:
             k = int((sent != 0).sum())
             counts.add(k)
-            expected += 4 + 4 * k + index_codes.index_bytes(spec.numel, k)[1]
+            expected += 4 + 4 * k + packed_codes.index_bytes(spec.numel, k)[1]
     assert len(counts) > 3
     assert exchange.comm.ledger.counts["payload"] == expected
     assert expected < 3 * exchange.predicted_bytes(StepInfo(plan, 0))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench.codecs import index_codes, selection
+from accordion_bench.codecs import packed_codes, selection
 from accordion_bench.codecs.selection import top_indices
 from accordion_bench.compressors.assemble import check_collective
 from accordion_bench.compressors.compressor import NonFinite
@@ -82,9 +82,9 @@ def test_not_a_number_is_refused_by_name(n):
 @pytest.mark.parametrize("n", [1, 2, 3, 12, 257, 1382, 357_710])
 def test_the_smallest_of_all_sizes_is_found(n):
     for k in range(1, n + 1, max(1, n // 97)):
-        low = index_codes._low_bits(n, k)
+        low = packed_codes._low_bits(n, k)
         sizes = [
-            sum(map(index_codes._bytes, index_codes._elias_fano_bits(n, k, bits))) for bits in range(n.bit_length())
+            sum(map(packed_codes._bytes, packed_codes._elias_fano_bits(n, k, bits))) for bits in range(n.bit_length())
         ]
         assert sizes[low] == min(sizes)
 
@@ -96,31 +96,31 @@ def test_index_codes_round_trip_and_have_the_predicted_size(n):
         indices = torch.stack([torch.randperm(n, generator=generator)[:k].sort().values for _ in range(3)])
         edges = torch.stack([torch.arange(k), torch.arange(n - k, n)])
         for rows in (indices, edges):
-            message = index_codes.encode_indices(rows, n)
-            assert message.dtype == torch.uint8 and message.shape == (len(rows), index_codes.index_bytes(n, k)[1])
-            assert torch.equal(index_codes.decode_indices(message, n, k), rows)
+            message = packed_codes.encode_indices(rows, n)
+            assert message.dtype == torch.uint8 and message.shape == (len(rows), packed_codes.index_bytes(n, k)[1])
+            assert torch.equal(packed_codes.decode_indices(message, n, k), rows)
 
 
 @pytest.mark.parametrize("count", range(0, 34))
 def test_bits_round_trip_in_a_fixed_order(count):
     bits = torch.rand(2, count, generator=torch.Generator().manual_seed(count)) < 0.5
-    packed = index_codes.pack_bits(bits)
+    packed = packed_codes.pack_bits(bits)
     assert packed.shape == (2, -(-count // 8))
-    assert torch.equal(index_codes.unpack_bits(packed, count), bits)
+    assert torch.equal(packed_codes.unpack_bits(packed, count), bits)
 
 
 def test_bit_order_is_pinned():
     bits = torch.tensor([[True, False, False, False, False, False, False, True, True]])
-    assert index_codes.pack_bits(bits).tolist() == [[0x81, 0x01]]
+    assert packed_codes.pack_bits(bits).tolist() == [[0x81, 0x01]]
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 77])
 def test_both_devices_pack_alike(count):
     """The path that a GPU takes, run on the CPU, gives NumPy's bytes."""
     bits = torch.rand(3, count, generator=torch.Generator().manual_seed(0)) < 0.5
-    packed = index_codes.pack_bits(bits)
-    assert torch.equal(packed, index_codes.pack_bits_on_device(bits))
-    assert torch.equal(bits, index_codes._unpack_on_device(packed, count))
+    packed = packed_codes.pack_bits(bits)
+    assert torch.equal(packed, packed_codes.pack_bits_on_device(bits))
+    assert torch.equal(bits, packed_codes._unpack_on_device(packed, count))
 
 
 def specified_sizes(indices: np.ndarray, n: int) -> dict[str, float]:
@@ -141,7 +141,7 @@ def test_no_format_without_bit_coding_is_smaller(density):
     n = 200_000
     k = max(1, int(density * n))
     indices = torch.randperm(n, generator=torch.Generator().manual_seed(1))[:k].sort().values
-    ours = index_codes.index_bytes(n, k)[1]
+    ours = packed_codes.index_bytes(n, k)[1]
     assert ours <= min(specified_sizes(indices.numpy(), n).values())
     entropy = n / 8 * -(density * np.log2(density) + (1 - density) * np.log2(1 - density))
     assert ours <= max(entropy * 1.35, n / 8)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from accordion_bench import conformance
-from accordion_bench.codecs import index_codes
+from accordion_bench.codecs import packed_codes
 from accordion_bench.compressors.compressor import Exchanged, subtract_
 from accordion_bench.compressors.description import with_claims
 from accordion_bench.compressors.oneshot import NonFiniteRow, OneShot
@@ -159,10 +159,10 @@ class BitPerByte(OneShot):
 
 class HidesNaN(BitPerByte):
     def encode(self, x_R, spec, level, ctx, keys):
-        return index_codes.pack_bits(x_R < 0)
+        return packed_codes.pack_bits(x_R < 0)
 
     def decode(self, message_R, spec, level, ctx):
-        return 1.0 - 2.0 * index_codes.unpack_bits(message_R.contiguous(), spec.numel).float()
+        return 1.0 - 2.0 * packed_codes.unpack_bits(message_R.contiguous(), spec.numel).float()
 
 
 class Overflows(EverySecond):

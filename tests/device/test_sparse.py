@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench.codecs import index_codes
+from accordion_bench.codecs import packed_codes
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.threshold import clipped
 from accordion_bench.conformance.pretend_device import DEVICE, Pretend, pretended
@@ -154,9 +154,9 @@ def test_sizes_of_codes_are_those_of_one_code_at_a_time():
     n = np.exp2(generator.uniform(0, generator.choice([3, 10, 27], 3000))).astype(np.int64)
     k = np.minimum(n, np.exp2(generator.uniform(0, 1, 3000) * np.log2(n + 1)).astype(np.int64))
     k[::7], k[1::7] = 0, n[1::7]
-    by_rank, _, low_bytes, high_bytes = index_codes.code_shapes(n, k)
+    by_rank, _, low_bytes, high_bytes = packed_codes.code_shapes(n, k)
     for i in range(len(n)):
-        kind, nbytes = index_codes.index_bytes(int(n[i]), int(k[i]))
+        kind, nbytes = packed_codes.index_bytes(int(n[i]), int(k[i]))
         assert low_bytes[i] + high_bytes[i] == nbytes
         assert not k[i] or (kind == "elias-fano") == bool(by_rank[i])
 

@@ -1,7 +1,7 @@
 """Sparse messages on a CPU: encoding of values and index codes, and sums of decoded messages.
 
-The format is that of `codecs/index_codes.py`: l low bits of each index, then a stream with a one at position (high bits
-+ rank) for each index. A bitmap is a stream with a one at position i for each index i. Messages of signs encode
+The format is that of `codecs/packed_codes.py`: l low bits of each index, then a stream with a one at position (high
+bits + rank) for each index. A bitmap is a stream with a one at position i for each index i. Messages of signs encode
 2 i + (x_i > 0) in place of i.
 
 Tensor suffixes: R rows.

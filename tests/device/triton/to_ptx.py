@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from accordion_bench.codecs.coding import rounding_to
-from accordion_bench.codecs.index_codes import code_shapes
+from accordion_bench.codecs.packed_codes import code_shapes
 from accordion_bench.tensors.kernels import dense_kernels as kinds
 from accordion_bench.tensors.kernels.dense_kernels import (
     NORMS,

@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Bucket, Context, Target, rate_of_each
+from accordion_bench.codecs.bucket import Bucket, Context, Feedback, Target, rate_of_each
 from accordion_bench.codecs.engines import engine_for
-from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.layout import Message
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Exchanged, Saved, State

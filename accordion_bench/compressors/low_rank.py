@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from accordion_bench.codecs.bucket import Feedback
 from accordion_bench.codecs.engines import engine_for
-from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.compressors.compressor import Compressor, Context, State
 from accordion_bench.compressors.description import WhyDense, shorter_messages
 from accordion_bench.options.option import NEAREST, option, with_options

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import Bucket, Target
-from accordion_bench.codecs.feedback import Feedback
+from accordion_bench.codecs.bucket import Bucket, Feedback, Target
 from accordion_bench.codecs.layout import Message, Transfer
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import (

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from accordion_bench.codecs.bucket import NonFiniteRow, Target
+from accordion_bench.codecs.bucket import Feedback, NonFiniteRow, Target
 from accordion_bench.codecs.coding import LARGEST, LEVELS, MEANS, SIGNS, BlockNumbers, Coding, to_levels
 from accordion_bench.codecs.engine import Engine
-from accordion_bench.codecs.feedback import Feedback
 from accordion_bench.codecs.layout import Layout, Message
 from accordion_bench.compressors import number_formats
 from accordion_bench.compressors.dense import dense_layout

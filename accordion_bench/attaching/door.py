@@ -21,7 +21,7 @@ from accordion_bench.comm.elastic import ElasticMembership
 from accordion_bench.comm.generations import Terms
 from accordion_bench.comm.replicas import is_dense
 from accordion_bench.comm.sealed_store import SealedStore, shared_secret, whole_number
-from accordion_bench.loop.entering import Hooks, SharedState
+from accordion_bench.loop.step import Hooks, SharedState
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors.real_view import as_real

@@ -18,7 +18,7 @@ from accordion_bench.comm.worker_axis import WorkerAxis
 from accordion_bench.config.components import Components, build_components
 from accordion_bench.exchange.ddp import UNMEASURED
 from accordion_bench.exchange.exchange import Exchange
-from accordion_bench.loop.entering import Hooks, SharedState
+from accordion_bench.loop.step import Hooks, SharedState
 from accordion_bench.network.link_model import Network
 from accordion_bench.network.meter import Meter
 from accordion_bench.options.checks import ConfigError

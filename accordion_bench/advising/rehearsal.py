@@ -19,8 +19,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.exchange.dry_exchange import size_of, state_bytes, tensors_in
 from accordion_bench.exchange.exchange import Exchange
-from accordion_bench.exchange.overlap import Overlap
-from accordion_bench.exchange.overlap_rules import ExchangeOptions
+from accordion_bench.exchange.overlap import ExchangeOptions, Overlap
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.loop.step import CommunicatingStep, StepOptions
 from accordion_bench.methods.build import build_methods

@@ -28,7 +28,7 @@ from accordion_bench.attaching.own_parameters import (
 from accordion_bench.attaching.users_loop import UNKNOWN
 from accordion_bench.attaching.users_optimizer import Stepping
 from accordion_bench.comm.replicas import dense_parts, is_dense
-from accordion_bench.exchange.overlap_rules import ExchangeOptions
+from accordion_bench.exchange.overlap import ExchangeOptions
 from accordion_bench.loop.step import StepOptions
 from accordion_bench.methods.build import Methods, build_methods
 from accordion_bench.methods.compatibility import MethodOptions, refuse_clipping_after

@@ -12,7 +12,7 @@ from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.compressors.compressor import Compressor
 from accordion_bench.datasets.dataset import Dataset
 from accordion_bench.datasets.token_windows import TokenDataset
-from accordion_bench.exchange.overlap_rules import ExchangeOptions
+from accordion_bench.exchange.overlap import ExchangeOptions
 from accordion_bench.forward.trial import Slowdown
 from accordion_bench.methods.build import Methods, build_methods
 from accordion_bench.methods.compatibility import MethodOptions

@@ -15,8 +15,7 @@ from accordion_bench.compressors.assemble import CompressorSetup
 from accordion_bench.exchange.ddp import DDPExchange
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.finite import Finite
-from accordion_bench.exchange.overlap import Overlap
-from accordion_bench.exchange.overlap_rules import ExchangeOptions
+from accordion_bench.exchange.overlap import ExchangeOptions, Overlap
 from accordion_bench.plan import Ladder, TensorSpec
 from accordion_bench.position import Position, Rate, StepInfo
 

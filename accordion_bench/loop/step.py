@@ -13,8 +13,7 @@ from typing import Any, Protocol
 from accordion_bench.comm.membership import SampleAssignment
 from accordion_bench.exchange.ddp import DDPExchange
 from accordion_bench.exchange.exchange import Exchange
-from accordion_bench.exchange.overlap import Overlap
-from accordion_bench.exchange.overlap_rules import ExchangeOptions
+from accordion_bench.exchange.overlap import ExchangeOptions, Overlap
 from accordion_bench.exchange.runner import CompletedExchange, ExchangeRunner, Exchanging
 from accordion_bench.optimizers.inner import Optimizers
 from accordion_bench.position import Position, Rate

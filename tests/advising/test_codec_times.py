@@ -11,7 +11,7 @@ from accordion_bench.advising.rehearsal import Rehearsal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.assemble import wrapped_compressor
 from accordion_bench.exchange.exchange import Exchange, SendOptions
-from accordion_bench.exchange.overlap_rules import ExchangeOptions
+from accordion_bench.exchange.overlap import ExchangeOptions
 from accordion_bench.methods.compatibility import ladder_of
 from accordion_bench.options.conf_dir import read_options, yaml_file
 from accordion_bench.plan import TensorSpec

@@ -20,7 +20,7 @@ from accordion_bench.conformance.pretend_device import pretended
 from accordion_bench.datasets.images import ImageData
 from accordion_bench.datasets.sampler import Sampler, Sharding
 from accordion_bench.exchange.exchange import Exchange, SendOptions
-from accordion_bench.exchange.overlap_rules import ExchangeOptions
+from accordion_bench.exchange.overlap import ExchangeOptions
 from accordion_bench.exchange.partition import MB
 from accordion_bench.optimizers.inner import fused, without_dynamo
 from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient

@@ -13,7 +13,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.on_device import Transport
 from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.exchange.exchange import Exchange, SendOptions
-from accordion_bench.exchange.overlap_rules import ExchangeOptions
+from accordion_bench.exchange.overlap import ExchangeOptions
 from accordion_bench.exchange.partition import bucketed
 from accordion_bench.options.conf_dir import conf_dir
 from accordion_bench.plan import Ladder, TensorSpec

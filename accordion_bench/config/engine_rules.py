@@ -11,8 +11,7 @@ from accordion_bench.compressors.error_feedback import ErrorFeedback
 from accordion_bench.compressors.powersgd import PowerSGD
 from accordion_bench.compressors.uncoded import Cast, Dense
 from accordion_bench.config.components import Components
-from accordion_bench.exchange.ddp import DDPExchange, bare, wants_one_bucket
-from accordion_bench.exchange.foreign_hook import ForeignHook, can_be_saved
+from accordion_bench.exchange.ddp import DDPExchange, ForeignHook, bare, can_be_saved, wants_one_bucket
 from accordion_bench.forward.task import task_of
 from accordion_bench.methods.labels import FORMS
 from accordion_bench.options.checks import ConfigError, ValueRefused, show

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from accordion_bench.exchange.foreign_hook import refuse_hook
+from accordion_bench.exchange.ddp import refuse_hook
 from accordion_bench.network.meter import Interface
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.processes import machine, threads

@@ -13,8 +13,7 @@ from accordion_bench.cli import dry_run
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import OF_EXCHANGES
 from accordion_bench.config import continuation
-from accordion_bench.exchange.ddp import UNMEASURED
-from accordion_bench.exchange.foreign_hook import ForeignHook, can_be_saved
+from accordion_bench.exchange.ddp import UNMEASURED, ForeignHook, can_be_saved
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.watchdog import ChildRefused
 from accordion_bench.report.read import read_run

@@ -203,7 +203,7 @@ class Signals:
         exchange: number of exchanges before the last one; with sync=every_step, equal to `step`.
         steps_left: optimizer steps until the end of the run, at the current batch size.
         warming_up: whether the schedule still raises the learning rate at the next step.
-        statistics: collected statistics of the quantiser's buckets, see `signals/bucket_statistics.py`.
+        statistics: collected statistics of the quantiser's buckets, see `signals/statistics.py`.
         loss: training loss of all workers, mean over the steps since it was last read; if requested.
         probes: by index into the ladder and tensor name, cost and loss of that level; if requested.
         square_norms: of this exchange's gradients, if requested; None at the end of an epoch.

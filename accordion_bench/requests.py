@@ -25,7 +25,7 @@ class RecentMean(Request):
 
 @dataclass(frozen=True)
 class GradientNoise(Request):
-    """When an exchange is due: squared norms of the gradients and of their mean, see `signals/gradient_sums.py`."""
+    """When an exchange is due: squared norms of the gradients and of their mean, see `signals/statistics.py`."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TrainingLoss(Request):
 
 
 class BucketStatistic(Request):
-    """Statistic of a quantiser's buckets, see `signals/bucket_statistics.py`.
+    """Statistic of a quantiser's buckets, see `signals/statistics.py`.
 
     Args:
         lengths: collect in exchanges whose buckets are all `equal` in length, whose lengths `differ`, or in `any`.

@@ -12,7 +12,7 @@ from accordion_bench.requests import (
     TrainingLoss,
     statistic_named,
 )
-from accordion_bench.signals.bucket_statistics import in_order
+from accordion_bench.signals.statistics import in_order
 
 NAMES = {
     "histogram:squared": CoordinateHistogram("squared"),

@@ -86,7 +86,7 @@ class Policy(Component):
         """Called on every process at the start of every epoch, with the exchanges made so far and the current plan."""
 
     def needs(self, epoch: int) -> frozenset[str]:
-        """Return the signals to collect in this epoch, see `signals/gradient_sums.py`; no others are computed."""
+        """Return the signals to collect in this epoch, see `signals/statistics.py`; no others are computed."""
         return frozenset()
 
     def due(self, exchange: int) -> bool:

@@ -25,8 +25,7 @@ from accordion_bench.requests import (
     TrainingLoss,
     statistic_named,
 )
-from accordion_bench.signals.bucket_statistics import BucketStatistics
-from accordion_bench.signals.gradient_sums import GradientSums, square_norms
+from accordion_bench.signals.statistics import BucketStatistics, GradientSums, square_norms
 
 NORMS = "norm_of_sum_local"
 MOST_DECISIONS = 1000  # decisions of a policy recorded per epoch; beyond that every second one is dropped, repeatedly

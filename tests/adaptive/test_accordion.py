@@ -14,7 +14,7 @@ from accordion_bench.options.instantiate import target
 from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
 from accordion_bench.run_config import RunConfig
 from accordion_bench.schedules.learning_rate import Cosine, MultiStep
-from accordion_bench.signals.gradient_sums import GradientSums
+from accordion_bench.signals.statistics import GradientSums
 from scripts import matrix
 from tests.kit import composed
 from tests.kit.helpers import SPECS, gradients, yaml_names, yaml_node

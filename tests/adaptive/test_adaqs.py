@@ -10,7 +10,7 @@ import torch
 from accordion_bench.adaptive.level_policies import AdaQS
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.plan import Signals
-from accordion_bench.signals.gradient_sums import GradientSums
+from accordion_bench.signals.statistics import GradientSums
 from tests.kit.helpers import SPECS, gradients
 from tests.kit.policies import refused, started, values
 

@@ -21,7 +21,7 @@ from accordion_bench.runs import checkpoint
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.schedules.learning_rate import Cosine, MultiStep
 from accordion_bench.signals import policy_runner
-from accordion_bench.signals.gradient_sums import square_norms
+from accordion_bench.signals.statistics import square_norms
 from accordion_bench.training import progress
 from tests.kit import composed, tiny
 from tests.kit.helpers import SPECS, exchange_for, gradients

@@ -10,7 +10,7 @@ from accordion_bench.advising.rehearsal import Beside, Rehearsal
 from accordion_bench.comm.replicas import Replicas
 from accordion_bench.options.conf_dir import read_options, yaml_file
 from accordion_bench.plan import TensorSpec
-from accordion_bench.signals.gradient_sums import GradientSums
+from accordion_bench.signals.statistics import GradientSums
 from accordion_bench.sync import every_step
 
 CPU = torch.device("cpu")

@@ -25,7 +25,7 @@ from accordion_bench.position import StepInfo
 from accordion_bench.requests import BucketMoments, CoordinateHistogram, PooledMoments
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.signals.bucket_statistics import BucketStatistics
+from accordion_bench.signals.statistics import BucketStatistics
 from tests.kit import composed
 from tests.kit.coded import bucket_of, coded
 from tests.kit.helpers import exchange_for, gradients

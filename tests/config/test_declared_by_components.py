@@ -205,7 +205,7 @@ ALLOWED = {
     "options/override.py": "where classes have moved since version 0.2",
     "optimizers/lion.py": "an optimizer and a compressor have that name",
     "attaching/fsdp.py": "a reduction without a code is a cast, or none",
-    "signals/gradient_sums.py": "a dense exchange has the mean at hand",
+    "signals/statistics.py": "a dense exchange has the mean at hand",
     **dict.fromkeys(
         ["advising/text.py", "advising/verdict.py", "report/render/figures/speed_ups.py"],
         "dense bf16 is the baseline beside dense fp32",

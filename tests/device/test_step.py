@@ -28,7 +28,7 @@ from accordion_bench.plan import Ladder, TensorSpec
 from accordion_bench.requests import BucketMoments, CoordinateHistogram, PooledMoments
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
-from accordion_bench.signals.bucket_statistics import BucketStatistics
+from accordion_bench.signals.statistics import BucketStatistics
 from accordion_bench.training.trainer import Trainer
 from scripts.launches import resnet50
 from tests.kit import composed, local

@@ -22,8 +22,8 @@ from accordion_bench.methods.build import build_methods
 from accordion_bench.network.link_model import Network
 from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.position import Position
-from accordion_bench.signals.gradient_sums import GradientSums
 from accordion_bench.signals.policy_runner import PolicyRunner
+from accordion_bench.signals.statistics import GradientSums
 from accordion_bench.sync.every_step import EveryStep
 from tests.kit import local
 

@@ -13,7 +13,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals import policy_runner
-from accordion_bench.signals.gradient_sums import GradientSums
+from accordion_bench.signals.statistics import GradientSums
 from accordion_bench.training.trainer import Trainer
 from tests.forward.test_text import cfg_for, fitted
 from tests.kit import composed, local, tiny

@@ -140,7 +140,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], asked: str,
     def task(composed: DictConfig) -> float:
         hydra_config = HydraConfig.get()
         sweep.limit_threads(hydra_config.launcher)
-        from accordion_bench.config import run_level
+        from accordion_bench.config import value_checks
         from accordion_bench.config.compose import as_written, resolve
         from accordion_bench.run_config import RunConfig
 
@@ -158,7 +158,7 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], asked: str,
             command_line.refuse_unclear(overrides, hydra_config.sweeper, hydra_config.runtime.choices)
             cfg = resolve(composed, hydra_config.runtime.choices, overrides)
             if cfg["resume"] is None and not launched():  # otherwise `train` checks, after other checks
-                run_level.refuse_wrong(RunConfig.from_dict(cfg))
+                value_checks.refuse_wrong(RunConfig.from_dict(cfg))
             if asked == command_line.PRINT:
                 print(f"---\n# {cell.rstrip(': ')}\n{as_written(cfg)}" if cell else as_written(cfg), end="")
                 return float("nan")

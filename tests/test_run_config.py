@@ -9,7 +9,7 @@ from typing import get_args, get_origin, get_type_hints
 import pytest
 import yaml
 
-from accordion_bench.config.declared import check_kinds
+from accordion_bench.config.value_checks import check_kinds
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import conf_dir, package_dir
 from accordion_bench.run_config import GROUPS, PARTS, CommConfig, RunConfig, completed, defaults

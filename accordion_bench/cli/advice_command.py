@@ -32,8 +32,7 @@ from accordion_bench.cli import command_line
 from accordion_bench.cli.example import Subject, device_of, subject_of, usual_data
 from accordion_bench.config.components import with_counts
 from accordion_bench.config.compose import compose
-from accordion_bench.config.declared import check_kinds
-from accordion_bench.config.run_level import refuse_wrong
+from accordion_bench.config.value_checks import check_kinds, refuse_wrong
 from accordion_bench.network.link_model import Network
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused

@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from accordion_bench import output
 from accordion_bench.cli import launchers
-from accordion_bench.config import run_level
+from accordion_bench.config import value_checks
 from accordion_bench.config.compose import refuse_unwritable, resolve
 from accordion_bench.options.advice import explain
 from accordion_bench.options.checks import ConfigError
@@ -308,7 +308,7 @@ def _refuse_a_typo(config: DictConfig, first: Sequence[str]) -> None:
     except Exception:  # such as an experiment without an arm, which the cells add
         return
     if not cfg["resume"]:
-        run_level.refuse_wrong(RunConfig.from_dict(cfg))
+        value_checks.refuse_wrong(RunConfig.from_dict(cfg))
 
 
 def _prepare_data(config: DictConfig) -> None:

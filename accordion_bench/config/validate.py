@@ -13,8 +13,7 @@ from accordion_bench.compressors.error_feedback import GROWS
 from accordion_bench.config import engine_rules
 from accordion_bench.config.components import Components, build_components, build_model, build_optimizer
 from accordion_bench.config.compose import refuse_unwritable
-from accordion_bench.config.declared import check_kinds
-from accordion_bench.config.run_level import refuse_wrong
+from accordion_bench.config.value_checks import check_kinds, refuse_wrong
 from accordion_bench.datasets.dataset import Dataset
 from accordion_bench.exchange.partition import sent_specs
 from accordion_bench.forward import execution, trial

@@ -11,7 +11,7 @@ import yaml
 from accordion_bench import train
 from accordion_bench.cli import show
 from accordion_bench.config.compose import as_written
-from accordion_bench.config.run_level import refuse_wrong
+from accordion_bench.config.value_checks import refuse_wrong
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.report.read import read_run
 from accordion_bench.report.render.captions import facts

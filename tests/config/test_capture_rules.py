@@ -6,7 +6,7 @@ import pytest
 
 from accordion_bench.config import engine_rules
 from accordion_bench.config.components import build_components
-from accordion_bench.config.run_level import refuse_wrong
+from accordion_bench.config.value_checks import refuse_wrong
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
 from accordion_bench.run_config import RunConfig

@@ -13,7 +13,7 @@ import yaml
 
 from accordion_bench import train
 from accordion_bench.cli import smoke
-from accordion_bench.config import declared
+from accordion_bench.config import value_checks
 from accordion_bench.config.compose import compose
 from accordion_bench.methods import compatibility, labels
 from accordion_bench.options import conf_dir as where_conf_is
@@ -101,7 +101,7 @@ NODES = {
     "sync/halfway": {"_target_": "outside.Halfway", "period": 5, "pull": 0.5},
     "dataset/dots": {"_target_": "outside.Dots", "size": 8, "train_size": 32, "test_size": 8},
 }
-CACHED = (where_conf_is.conf_dir, smoke.names, smoke._node, compatibility.knobs, declared._yaml)
+CACHED = (where_conf_is.conf_dir, smoke.names, smoke._node, compatibility.knobs, value_checks._yaml)
 
 
 @pytest.fixture

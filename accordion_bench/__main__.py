@@ -20,9 +20,8 @@ from accordion_bench.options.advice import explain
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import add_conf_dir, conf_dir, import_from_here
 from accordion_bench.options.override import translate_renamed_overrides
+from accordion_bench.processes.environment import launched, sleep_while_waiting
 from accordion_bench.processes.interrupt import handle, handling
-from accordion_bench.processes.launched import launched
-from accordion_bench.processes.threads import sleep_while_waiting
 
 # Hydra is imported inside main, because spawned processes import this module
 

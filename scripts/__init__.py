@@ -1,3 +1,3 @@
-from accordion_bench.processes.threads import sleep_while_waiting
+from accordion_bench.processes.environment import sleep_while_waiting
 
 sleep_while_waiting()

@@ -9,7 +9,7 @@ from typing import NoReturn
 from accordion_bench import output
 from accordion_bench.advising.gpus import TOLD
 from accordion_bench.options.advice import explain
-from accordion_bench.processes.threads import sleep_while_waiting
+from accordion_bench.processes.environment import sleep_while_waiting
 
 DESCRIPTION = """Predict whether communicating less saves time on a cluster, in about a minute, without training.
 Computation and the codec of each method are timed on this machine; links are modelled.

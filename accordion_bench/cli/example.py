@@ -18,7 +18,7 @@ from accordion_bench.optimizers.inner import parameter_kinds
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import Config, build, target
 from accordion_bench.options.presets import named
-from accordion_bench.processes import threads
+from accordion_bench.processes import environment
 from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.keyed_rng import key, seeded
@@ -63,7 +63,7 @@ class Subject:
     model: nn.Module
     batch: tuple[Tensor, Tensor]
     dataset: Dataset
-    threads: int = 1
+    environment: int = 1
 
     @property
     def name(self) -> str:
@@ -111,7 +111,7 @@ def subject_of(config: RunConfig, workers_each: int) -> Subject:
     chosen = 1
     if device.type == "cpu":
         flops = functools.partial(flops_per_kernel, model, dataset, config.largest_batch)
-        chosen = threads.choose_threads(config.threads, workers_each, flops)
+        chosen = environment.choose_threads(config.threads, workers_each, flops)
     model = model.to(device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -31,8 +31,8 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.instantiate import build, target
 from accordion_bench.options.override import key_of
 from accordion_bench.options.units import counted, human_bytes, human_seconds
+from accordion_bench.processes.environment import launched, leads
 from accordion_bench.processes.interrupt import AT_ONCE, STOP, WARNINGS, Interrupted, end_with_parent, handle, handling
-from accordion_bench.processes.launched import launched, leads
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs import durable, untrusted
 from accordion_bench.runs.folder import RunFolder

@@ -12,7 +12,7 @@ from accordion_bench.options.conf_dir import conf_dirs
 from accordion_bench.options.instantiate import Config, is_trusted, target, targets_in
 from accordion_bench.options.override import translate_renamed_config
 from accordion_bench.options.units import counted
-from accordion_bench.processes import threads
+from accordion_bench.processes import environment
 from accordion_bench.processes.rendezvous import first_difference
 from accordion_bench.run_config import RunConfig, completed
 from accordion_bench.runs import reuse
@@ -142,7 +142,7 @@ def computed_with(folder: RunFolder) -> Config:
 def threads_of(folder: RunFolder) -> int | None:
     """Return the number of threads of each process of a run, if recorded; refuse more than this machine can start."""
     found = computed_with(folder).get("threads")
-    return threads.checked_threads("threads", found) if type(found) is int else None
+    return environment.checked_threads("threads", found) if type(found) is int else None
 
 
 def refuse_changed_history(config: RunConfig, parts: Components) -> None:

@@ -30,7 +30,7 @@ from accordion_bench.options.instantiate import build, target
 from accordion_bench.options.option import options_of
 from accordion_bench.options.units import counted
 from accordion_bench.plan import WHOLE_MODEL, TensorSpec
-from accordion_bench.processes import threads
+from accordion_bench.processes import environment
 from accordion_bench.processes.placement import Placement, processes_here, with_placement
 from accordion_bench.run_config import RunConfig
 from accordion_bench.tensors import keyed_rng
@@ -314,4 +314,4 @@ def _threads(config: RunConfig, where: Placement, model: nn.Module, dataset: Dat
     def work() -> float:
         return math.inf if where.device == "cuda" else trial.flops_per_kernel(model, dataset, config.largest_batch)
 
-    return threads.choose_threads(config.threads, here, work)
+    return environment.choose_threads(config.threads, here, work)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from accordion_bench.exchange.ddp import refuse_hook
 from accordion_bench.network.meter import Interface
 from accordion_bench.options.checks import ConfigError, ValueRefused
-from accordion_bench.processes import machine, threads
+from accordion_bench.processes import environment, machine
 from accordion_bench.run_config import RunConfig
 
 DEFAULT_WORKERS = 4
@@ -44,7 +44,7 @@ class Placement:
     local_rank: int = 0
     launcher: str = "self"
     device: str = "cpu"
-    threads: int | None = None
+    environment: int | None = None
 
     @property
     def workers(self) -> int:
@@ -170,7 +170,7 @@ def _refuse_values(config: RunConfig, gpus: int) -> None:
     if config.device == "cuda" and not gpus:
         raise ValueRefused("device", "auto or cpu on a machine without a CUDA device", "cuda", "auto")
     if config.threads is not None:
-        threads.checked_threads("threads", config.threads)
+        environment.checked_threads("threads", config.threads)
 
 
 def choose_backend(config: RunConfig, started: Started, gpus: int) -> str:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from accordion_bench.processes.threads import cores
+from accordion_bench.processes.environment import cores
 from scripts.bench.harness import command_line, in_rounds, print_head, print_row
 
 ARMS = {

@@ -16,7 +16,7 @@ from accordion_bench.netlab import options
 from accordion_bench.network.link_model import Network
 from accordion_bench.network.links import LinkCost, MeasuredLink, read_measured_link
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.processes.threads import cores
+from accordion_bench.processes.environment import cores
 from scripts.studies import advice_cells as cells
 from scripts.studies.advice_cells import ALONE, Cell, period
 from scripts.studies.advice_trial import SAME, cost_from, times_from

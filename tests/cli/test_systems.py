@@ -9,13 +9,13 @@ import pytest
 
 from accordion_bench.__main__ import main
 from accordion_bench.options.conf_dir import package_dir
-from accordion_bench.processes import threads, waiting
+from accordion_bench.processes import environment, waiting
 from accordion_bench.runs import folder
 
 # calls of the standard library that macOS lacks, by the modules that ask before they call
 LINUX = {"sched_getaffinity", "sched_setaffinity", "prctl", "setns", "unshare", "eventfd", "memfd_create"}
 ASKS = {
-    "processes/threads.py": "hasattr",
+    "processes/environment.py": "hasattr",
     "advising/cluster.py": "hasattr",
     "report/parallel.py": 'sys.platform == "linux"',
     "netlab/hosts.py": 'platform.system() != "Linux"',
@@ -52,7 +52,7 @@ def test_a_machine_that_tells_less(monkeypatch):
     monkeypatch.setattr(
         Path, "read_text", lambda self, *a, **k: real(Path("/none") if str(self).startswith("/proc") else self, *a, **k)
     )
-    assert threads.cores() == os.cpu_count()
+    assert environment.cores() == os.cpu_count()
     about = folder.environment()
     assert about["load"] is None and about["cpu_cores"] == os.cpu_count()
     assert waiting.process_space() == ""

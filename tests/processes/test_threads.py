@@ -10,14 +10,14 @@ import pytest
 from accordion_bench import train
 from accordion_bench.config import continuation
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.processes import threads
+from accordion_bench.processes import environment
 from accordion_bench.report.compare.arms import Arm
 from accordion_bench.report.read import Run
 from accordion_bench.report.render.captions import unequal
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, tiny
 
-SMALL, LARGE = threads.WORTH_SHARING / 2, threads.WORTH_SHARING
+SMALL, LARGE = environment.WORTH_SHARING / 2, environment.WORTH_SHARING
 
 
 @pytest.mark.parametrize(
@@ -35,24 +35,24 @@ SMALL, LARGE = threads.WORTH_SHARING / 2, threads.WORTH_SHARING
     ],
 )
 def test_choose(monkeypatch, asked, processes, work, environ, chosen):
-    monkeypatch.setattr(threads, "cores", lambda: 8)
-    assert threads.choose_threads(asked, processes, lambda: work, environ) == chosen
+    monkeypatch.setattr(environment, "cores", lambda: 8)
+    assert environment.choose_threads(asked, processes, lambda: work, environ) == chosen
 
 
 def test_work_is_asked_only_where_it_decides(monkeypatch):
     def work():
         raise AssertionError
 
-    monkeypatch.setattr(threads, "cores", lambda: 2)
+    monkeypatch.setattr(environment, "cores", lambda: 2)
     for asked, processes, environ in ((1, 1, {}), (None, 2, {}), (None, 1, {"OMP_NUM_THREADS": "1"})):
-        threads.choose_threads(asked, processes, work, environ)
+        environment.choose_threads(asked, processes, work, environ)
 
 
 def test_waiting_threads_sleep_unless_the_user_says_otherwise():
     ours: dict[str, str] = {}
-    threads.sleep_while_waiting(ours)
+    environment.sleep_while_waiting(ours)
     theirs = {"OMP_WAIT_POLICY": "ACTIVE"}
-    threads.sleep_while_waiting(theirs)
+    environment.sleep_while_waiting(theirs)
     assert (ours, theirs) == ({"OMP_WAIT_POLICY": "PASSIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"})
 
 
@@ -88,10 +88,10 @@ def test_refused(tmp_path):
 def test_more_than_a_machine_can_start_are_refused(many, tmp_path):
     """OpenMP would end the process. So it is wherever the number comes from."""
     rule = f"must be an integer of at most {16 * os.cpu_count()}, got {many}; type"
-    with pytest.raises(ConfigError, match=f"^threads {rule} threads={threads.cores()}$"):
+    with pytest.raises(ConfigError, match=f"^threads {rule} threads={environment.cores()}$"):
         composed.validated(composed.run(tmp_path, f"threads={many}"))
     with pytest.raises(ConfigError, match=f"^OMP_NUM_THREADS {rule}"):
-        threads.choose_threads(None, 1, lambda: 1.0, {"OMP_NUM_THREADS": str(many)})
+        environment.choose_threads(None, 1, lambda: 1.0, {"OMP_NUM_THREADS": str(many)})
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.write_json("environment.json", {"threads": many})

@@ -1,4 +1,4 @@
-"""Number of compute threads per process, and the wait policy of OpenMP.
+"""Environment of a process, read without importing torch: its launcher, number of threads, and OpenMP's wait policy.
 
 By default OpenMP's threads spin between two kernels and occupy cores that other processes could use. With more threads
 than free cores, every kernel then waits for a descheduled thread. `sleep_while_waiting` makes waiting threads sleep.
@@ -8,6 +8,21 @@ import os
 from collections.abc import Callable, Mapping, MutableMapping
 
 from accordion_bench.options import checks
+
+# rank variables of torchrun, OpenMPI and Slurm, as read by `placement.environment_ranks`
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+
+
+def launched() -> bool:
+    """Whether torchrun, Slurm or OpenMPI started this process."""
+    return any(name in os.environ for name in RANKS)
+
+
+def leads() -> bool:
+    """Whether this process has rank 0, or was started without a launcher."""
+    told = [os.environ[name] for name in RANKS if name in os.environ]
+    return not int(told[0] if told else 0)
+
 
 PER_CORE = 16  # maximum number of threads per core; OpenMP ends a process that requests about 10,000
 WORTH_SHARING = 100e6  # floating-point operations per kernel from which a second thread pays: docs/performance.md

@@ -12,8 +12,8 @@ import yaml
 from torch import Tensor
 
 from accordion_bench.comm.graphs import Graphs, eagerly, graphs_of
+from accordion_bench.conformance.placement import TapeGraphs
 from accordion_bench.conformance.pretend_device import DEVICE, pretended
-from accordion_bench.conformance.stand_ins import TapeGraphs
 from accordion_bench.conformance.subject import SPECS, Make, Setup, from_yaml, same_bits, same_state
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.plan import TensorSpec

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.conformance.placement import TapeGraphs
 from accordion_bench.conformance.pretend_device import pretended
-from accordion_bench.conformance.stand_ins import TapeGraphs
 from accordion_bench.options.conf_dir import yaml_files
 from accordion_bench.report.render.tables import folded
 from accordion_bench.training import training_step as training

@@ -13,8 +13,8 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import Graphs
 from accordion_bench.comm.on_device import Streams
 from accordion_bench.config import components
+from accordion_bench.conformance.placement import TapeGraphs
 from accordion_bench.conformance.pretend_device import Counts, pretended
-from accordion_bench.conformance.stand_ins import TapeGraphs
 from accordion_bench.optimizers.inner import fused
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder

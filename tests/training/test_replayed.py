@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import CapturedWork, CaptureStage, Graphs, NotCapturable, eagerly
-from accordion_bench.conformance.stand_ins import TapeGraphs
+from accordion_bench.conformance.placement import TapeGraphs
 from accordion_bench.datasets import token_windows
 from accordion_bench.forward import task
 from accordion_bench.options.conf_dir import yaml_files

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.conformance.stand_ins import TapeGraphs
+from accordion_bench.conformance.placement import TapeGraphs
 from tests.kit.processes import together
 from tests.kit.taped import step, trainer_for
 

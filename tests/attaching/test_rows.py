@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import accordion_bench as ab
-from accordion_bench.attaching.rows import description
+from accordion_bench.attaching.attached import description
 from accordion_bench.report.read import read_runs
 from accordion_bench.runs.folder import environment
 from tests.kit import by_hand

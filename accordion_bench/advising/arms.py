@@ -29,7 +29,7 @@ from accordion_bench.advising.rehearsal import (
     optimizer_of,
 )
 from accordion_bench.advising.step_times import MakeOptimizer, counted, is_out_of_memory, timed, usual
-from accordion_bench.attaching.chosen_options import choose
+from accordion_bench.attaching.checked_arguments import choose
 from accordion_bench.compressors.description import declared_by
 from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.exchange.exchange import Exchange

@@ -10,8 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from accordion_bench.attaching.attached import Attached
-from accordion_bench.attaching.checked_arguments import PassedArguments
-from accordion_bench.attaching.chosen_options import Named, Several, arguments_of, choose
+from accordion_bench.attaching.checked_arguments import Named, PassedArguments, Several, arguments_of, choose
 from accordion_bench.attaching.connecting import connected
 from accordion_bench.attaching.own_parameters import Exempt, unwrapped
 from accordion_bench.options.checks import ConfigError

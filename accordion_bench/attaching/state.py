@@ -9,7 +9,7 @@ from torch import Tensor
 
 from accordion_bench.attaching.agreement import checksum, first_difference
 from accordion_bench.attaching.attachment import Attachment
-from accordion_bench.attaching.chosen_options import recorded
+from accordion_bench.attaching.checked_arguments import recorded
 from accordion_bench.comm.ledger import of_workers
 from accordion_bench.comm.membership import SampleAssignment
 from accordion_bench.comm.on_device import copy_on_cpu

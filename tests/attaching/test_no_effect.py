@@ -1,6 +1,6 @@
 """Options that were passed and change nothing are told of."""
 
-from accordion_bench.attaching.chosen_options import choose
+from accordion_bench.attaching.checked_arguments import choose
 from accordion_bench.attaching.users_loop import options_without_effect
 from accordion_bench.methods.build import build_methods
 from accordion_bench.plan import RunFacts

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import accordion_bench as ab
-from accordion_bench.attaching.chosen_options import choose
+from accordion_bench.attaching.checked_arguments import choose
 from accordion_bench.options import conf_dir
 from accordion_bench.options.checks import ConfigError
 from tests.kit import by_hand, small_net

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import accordion_bench as ab
-from accordion_bench.attaching.chosen_options import choose
+from accordion_bench.attaching.checked_arguments import choose
 from accordion_bench.attaching.own_parameters import trained_specs
 from accordion_bench.attaching.users_optimizer import hand_over, options_of
 from accordion_bench.comm.collectives import Comm

@@ -12,8 +12,7 @@ import accordion_bench
 from accordion_bench.advising.arms import arm_of
 from accordion_bench.advising.rehearsal import Beside, Rehearsal
 from accordion_bench.attaching.attachment import Attachment
-from accordion_bench.attaching.checked_arguments import PassedArguments, Setting
-from accordion_bench.attaching.chosen_options import choose
+from accordion_bench.attaching.checked_arguments import PassedArguments, Setting, choose
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.ledger import Ledger
 from accordion_bench.comm.replicas import Replicas

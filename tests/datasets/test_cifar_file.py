@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench.datasets import cifar_file
+from accordion_bench.datasets import cifar
 from accordion_bench.datasets.cifar import batches
 from accordion_bench.options.checks import ConfigError
 from tests.kit.paths import SHARED
@@ -76,7 +76,7 @@ def test_an_original_is_read_as_pickle_reads_it():
     file = SHARED / "cifar-10-batches-py" / "data_batch_3"
     with file.open("rb") as stream:
         theirs = pickle.load(stream, encoding="latin1")
-    images, labels = cifar_file.read(file, 10)
+    images, labels = cifar.read(file, 10)
     assert np.array_equal(images.reshape(-1, 3072), theirs["data"]) and labels == theirs["labels"]
 
 
@@ -146,8 +146,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "half a file": (old()[: len(old()) // 2], "bytes should follow"),
     "no end": (old()[:-1], "IndexError: index out of range"),
     "something else": (b"<html>not found</html>", "do not use opcode 0x3c"),
-    "a million numbers": (b"\x80\x02" + (cifar_file.MOST_WORDS + 1) * b"K\x01", "more than 1000000 opcodes"),
-    "a million words": (b"\x80\x02" + (cifar_file.MOST_WORDS + 1) * b"N", "more than 1000000 opcodes"),
+    "a million numbers": (b"\x80\x02" + (cifar.MOST_WORDS + 1) * b"K\x01", "more than 1000000 opcodes"),
+    "a million words": (b"\x80\x02" + (cifar.MOST_WORDS + 1) * b"N", "more than 1000000 opcodes"),
 }  # fmt: skip
 
 
@@ -187,14 +187,14 @@ def test_nothing_is_called_that_the_file_names(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         for name in ("ndarray", "dtype"):
             patched.setattr(np, name, None)
-        content = cifar_file._Reader(file.read_bytes()).load()["data"].content
+        content = cifar._Reader(file.read_bytes()).load()["data"].content
     assert bytes(content) == ROWS.tobytes()
 
 
 def test_too_large_a_file_is_not_opened(tmp_path):
     file = tmp_path / "test_batch"
     with file.open("wb") as stream:
-        stream.truncate(cifar_file.LARGEST + 1)  # takes no room
+        stream.truncate(cifar.LARGEST + 1)  # takes no room
     assert "it has 200000001 bytes, more than the originals" in refused(file)
 
 

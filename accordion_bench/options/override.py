@@ -79,6 +79,7 @@ MOVED = {
     "compressors.lion": "compressors.sign",
     "compressors.terngrad": "compressors.quantiser",
     "compressors.acpsgd": "compressors.powersgd",
+    "datasets.token_shards": "datasets.token_windows",
 }
 
 

@@ -9,7 +9,7 @@ import torch
 
 from accordion_bench import train
 from accordion_bench.config.compose import compose
-from accordion_bench.datasets.token_shards import HEADER, MAGIC, TokenShards
+from accordion_bench.datasets.token_windows import HEADER, MAGIC, TokenShards
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, tiny

@@ -23,9 +23,9 @@ from accordion_bench.datasets.counted import (
     part_of,
 )
 from accordion_bench.datasets.dataset import known
-from accordion_bench.datasets.decoded_images import SIZE, DecodedImages, PicturesByPart
 from accordion_bench.datasets.fetch import refusal
 from accordion_bench.datasets.image_folder import LABEL
+from accordion_bench.datasets.pictures import SIZE, DecodedImages, PicturesByPart
 from accordion_bench.datasets.token_windows import ByteDataset
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options

@@ -10,9 +10,8 @@ import numpy as np
 
 from accordion_bench.datasets import pictures
 from accordion_bench.datasets.counted import BY_OWN, name_or_null, part_of
-from accordion_bench.datasets.decoded_images import SIZE, WORKERS, DecodedImages, PicturesByPart
 from accordion_bench.datasets.fetch import refusal, why
-from accordion_bench.datasets.pictures import Files
+from accordion_bench.datasets.pictures import SIZE, WORKERS, DecodedImages, Files, PicturesByPart
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
 

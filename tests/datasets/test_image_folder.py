@@ -13,10 +13,10 @@ import yaml
 from accordion_bench import __main__ as command
 from accordion_bench import train
 from accordion_bench.cli import dry_run
-from accordion_bench.datasets import decoded_images, image_folder, pictures
+from accordion_bench.datasets import image_folder, pictures
 from accordion_bench.datasets.counted import held_out
-from accordion_bench.datasets.decoded_images import spread
 from accordion_bench.datasets.image_folder import ImageFolder, ImageNet, files_of, parts
+from accordion_bench.datasets.pictures import spread
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.training.trainer import Trainer
@@ -232,7 +232,7 @@ def test_broken_pictures_are_found_before_a_run(how, part, tmp_path):
 def test_many_pictures_are_looked_at_in_part(tmp_path, monkeypatch):
     """What is not looked at is named when it is read."""
     place = folder(tmp_path, TWO)
-    monkeypatch.setattr(decoded_images, "EXAMINED", 4)
+    monkeypatch.setattr(pictures, "EXAMINED", 4)
     files = files_of(place, place)
     seen = {files.path(i) for i in spread(16, 4)}
     for file in {*map(files.path, range(16))} - seen:

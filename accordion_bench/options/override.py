@@ -80,6 +80,7 @@ MOVED = {
     "compressors.terngrad": "compressors.quantiser",
     "compressors.acpsgd": "compressors.powersgd",
     "datasets.token_shards": "datasets.token_windows",
+    **dict.fromkeys(("models.vgg", "models.googlenet", "models.densenet"), "models.cifar_networks"),
 }
 
 

@@ -32,8 +32,8 @@ def measure(model_name: str, what: str, batch: int, images: int, keep: bool) -> 
     import torch
     import torch.nn.functional as F
 
+    from accordion_bench.models.cifar_networks import VGG
     from accordion_bench.models.resnet import CifarResNet, ResNet18
-    from accordion_bench.models.vgg import VGG
     from accordion_bench.processes.machine import keep_freed_memory
 
     if keep:

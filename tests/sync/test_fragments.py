@@ -6,10 +6,10 @@ import re
 import pytest
 from torch import nn
 
+from accordion_bench.models.cifar_networks import VGG
 from accordion_bench.models.lstm import LSTM
 from accordion_bench.models.resnet import CifarResNet, ResNet18
 from accordion_bench.models.transformer import GPT
-from accordion_bench.models.vgg import VGG
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.plan import TensorSpec
 from accordion_bench.sync.local_sgd import StreamingDiLoCo

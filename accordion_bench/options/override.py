@@ -81,6 +81,7 @@ MOVED = {
     "compressors.acpsgd": "compressors.powersgd",
     "datasets.token_shards": "datasets.token_windows",
     **dict.fromkeys(("models.vgg", "models.googlenet", "models.densenet"), "models.cifar_networks"),
+    **dict.fromkeys(("trackers.tensorboard", "trackers.wandb", "trackers.mlflow"), "trackers.services"),
 }
 
 

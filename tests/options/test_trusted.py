@@ -17,8 +17,8 @@ def test_every_target_of_our_yaml_files_is_trusted_and_nothing_else():
 
 def test_a_group_trusts_its_own_classes_only():
     assert instantiate.is_trusted("accordion_bench.schedules.learning_rate.Cosine", "schedule")
-    assert not instantiate.is_trusted("accordion_bench.trackers.wandb.Wandb", "schedule")
-    assert instantiate.is_trusted("accordion_bench.trackers.wandb.Wandb")
+    assert not instantiate.is_trusted("accordion_bench.trackers.services.Wandb", "schedule")
+    assert instantiate.is_trusted("accordion_bench.trackers.services.Wandb")
 
 
 def test_a_folder_of_config_dir_is_trusted(tmp_path, monkeypatch):

@@ -17,10 +17,8 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.report.render.page import AXES as PAGE_AXES
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.metrics import METRICS
-from accordion_bench.trackers.mlflow import MLflow
-from accordion_bench.trackers.tensorboard import TensorBoard, grouped
+from accordion_bench.trackers.services import AXES, CURVES, MLflow, TensorBoard, Wandb, grouped
 from accordion_bench.trackers.tracker import CSV, build_tracker, scalars
-from accordion_bench.trackers.wandb import AXES, CURVES, Wandb
 from tests.kit import composed, tiny
 from tests.kit.helpers import yaml_node
 from tests.runs.test_resume import stopping_after

@@ -177,7 +177,7 @@ CORPUS: dict[str, Maker] = {
         target("hostile_payload.Payload", "model"),
         rows(plan={"levels": LEVELS}),
     ),
-    "tracker as schedule": target("accordion_bench.trackers.wandb.Wandb", "schedule"),
+    "tracker as schedule": target("accordion_bench.trackers.services.Wandb", "schedule"),
     "end of the process": target("unittest.__main__.X"),
     "call": target("os.system"),
     "target that is a list": target(["os.system"]),

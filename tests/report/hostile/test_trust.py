@@ -79,7 +79,7 @@ def test_a_config_dir_that_is_none_is_one_sentence(own, capsys):
 
 def test_a_class_of_another_group_is_not_built(tmp_path, monkeypatch):
     """Wandb's tracker as a schedule, torchvision as a compressor: ours, and not to be called here."""
-    run_folder(tmp_path, "none", schedule___target_="accordion_bench.trackers.wandb.Wandb")
+    run_folder(tmp_path, "none", schedule___target_="accordion_bench.trackers.services.Wandb")
     (run,) = read.read_runs([tmp_path])
     monkeypatch.setattr(parallel, "build", lambda *_, **__: pytest.fail("built"))
     assert parallel._schedule(run.config) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from accordion_bench.requests import (
+from accordion_bench.plan import (
     BucketMoments,
     CoordinateHistogram,
     GradientNoise,

@@ -14,8 +14,7 @@ from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.units import counted
-from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, SquareNorms
-from accordion_bench.requests import GradientNoise, Request
+from accordion_bench.plan import GradientNoise, Ladder, Plan, Request, RunFacts, Signals, SquareNorms
 
 LR_SCALINGS = ("linear", "sqrt", "none")
 LARGEST = 2**24 - 1  # plans are broadcast in float32

@@ -16,8 +16,17 @@ from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
-from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
-from accordion_bench.requests import BucketMoments, BucketStatistic, CoordinateHistogram, PooledMoments, Request
+from accordion_bench.plan import (
+    BucketMoments,
+    BucketStatistic,
+    CoordinateHistogram,
+    Ladder,
+    Plan,
+    PooledMoments,
+    Request,
+    RunFacts,
+    Signals,
+)
 
 FITS = ["mixture", "single", "empirical"]
 

@@ -11,8 +11,7 @@ from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
-from accordion_bench.plan import WHOLE_MODEL, Ladder, Measured, Plan, RunFacts, Signals
-from accordion_bench.requests import Probe, Request
+from accordion_bench.plan import WHOLE_MODEL, Ladder, Measured, Plan, Probe, Request, RunFacts, Signals
 
 
 def _adaqs_idle(cls: Any, options: Config, context: RunContext) -> Idle:

@@ -22,8 +22,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
-from accordion_bench.plan import BLOCK, WHOLE_MODEL, Ladder, Plan, RunFacts, Signals
-from accordion_bench.requests import Probe, RecentMean, Request
+from accordion_bench.plan import BLOCK, WHOLE_MODEL, Ladder, Plan, Probe, RecentMean, Request, RunFacts, Signals
 
 CELLS = 10_000  # number of cells into which the error limit is divided
 

@@ -11,8 +11,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.component import Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.option import Choice, option, with_options
-from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
-from accordion_bench.requests import Request, TrainingLoss
+from accordion_bench.plan import Ladder, Plan, Request, RunFacts, Signals, TrainingLoss
 
 
 @with_options

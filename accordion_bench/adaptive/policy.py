@@ -12,8 +12,7 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.component import Component, Idle, RunContext
 from accordion_bench.options.instantiate import Config
 from accordion_bench.options.units import counted
-from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
-from accordion_bench.requests import Request
+from accordion_bench.plan import Ladder, Plan, Request, RunFacts, Signals
 
 
 def _idle(cls: Any, options: Config, context: RunContext) -> Idle:

@@ -25,8 +25,8 @@ from accordion_bench.loop.step import CommunicatingStep
 from accordion_bench.methods.build import Methods
 from accordion_bench.network.timeline_file import Timeline
 from accordion_bench.options.checks import ConfigError, passed
+from accordion_bench.plan import TrainingLoss
 from accordion_bench.position import Rate
-from accordion_bench.requests import TrainingLoss
 from accordion_bench.signals.policy_runner import BatchFacts
 
 log = logging.getLogger("accordion_bench")

@@ -14,17 +14,22 @@ from accordion_bench.comm.replicas import Replicas
 from accordion_bench.exchange.dry_exchange import compressor_input, cut_into_buckets, measure_level, probe_exchange
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
-from accordion_bench.plan import WHOLE_MODEL, Ladder, Measured, RunFacts, Signals, SquareNorms
-from accordion_bench.position import Position, StepInfo
-from accordion_bench.requests import (
+from accordion_bench.plan import (
+    WHOLE_MODEL,
     BucketStatistic,
     GradientNoise,
+    Ladder,
+    Measured,
     Probe,
     RecentMean,
     Request,
+    RunFacts,
+    Signals,
+    SquareNorms,
     TrainingLoss,
     statistic_named,
 )
+from accordion_bench.position import Position, StepInfo
 from accordion_bench.signals.statistics import BucketStatistics, GradientSums, square_norms
 
 NORMS = "norm_of_sum_local"

@@ -12,8 +12,16 @@ from accordion_bench.comm.on_device import copy_on_cpu
 from accordion_bench.compressors.probe import Buckets, bucket_table, lengths
 from accordion_bench.compressors.uncoded import Dense
 from accordion_bench.exchange.exchange import Exchange
-from accordion_bench.plan import WHOLE_MODEL, SquareNorms, TensorSpec
-from accordion_bench.requests import BucketMoments, BucketStatistic, CoordinateHistogram, PooledMoments, Request
+from accordion_bench.plan import (
+    WHOLE_MODEL,
+    BucketMoments,
+    BucketStatistic,
+    CoordinateHistogram,
+    PooledMoments,
+    Request,
+    SquareNorms,
+    TensorSpec,
+)
 from accordion_bench.tensors.same_shape import Blocks
 
 SQUARES = "squared norms"  # cannot collide with parameter names, which contain no space

@@ -10,8 +10,7 @@ from accordion_bench.adaptive.accordion import Accordion
 from accordion_bench.adaptive.lgreco import LGreCo
 from accordion_bench.adaptive.policy import notify_refiners
 from accordion_bench.adaptive.schedule import LevelSchedule
-from accordion_bench.plan import Ladder, Plan, RunFacts, Signals
-from accordion_bench.requests import Probe, RecentMean
+from accordion_bench.plan import Ladder, Plan, Probe, RecentMean, RunFacts, Signals
 from accordion_bench.runs.folder import RunFolder
 from tests.kit import composed, tiny
 from tests.kit.policies import ERRORS, PAIRS, measured, refused, started, values

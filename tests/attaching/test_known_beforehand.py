@@ -9,8 +9,7 @@ from accordion_bench.methods.build import build_methods
 from accordion_bench.methods.compatibility import MethodOptions
 from accordion_bench.options.conf_dir import read_options, yaml_files
 from accordion_bench.options.instantiate import build
-from accordion_bench.plan import RunFacts, TensorSpec
-from accordion_bench.requests import TrainingLoss
+from accordion_bench.plan import RunFacts, TensorSpec, TrainingLoss
 from tests.kit.helpers import optimizer_for
 
 SPECS = [TensorSpec("weight", (64, 64)), TensorSpec("bias", (64,))]

@@ -20,9 +20,17 @@ from accordion_bench.compressors.quantiser import Quantiser, exponential, unifor
 from accordion_bench.config.components import build_components
 from accordion_bench.exchange.dry_exchange import cut_into_buckets, probe_exchange
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.plan import Ladder, Plan, RunFacts, Signals, TensorSpec
+from accordion_bench.plan import (
+    BucketMoments,
+    CoordinateHistogram,
+    Ladder,
+    Plan,
+    PooledMoments,
+    RunFacts,
+    Signals,
+    TensorSpec,
+)
 from accordion_bench.position import StepInfo
-from accordion_bench.requests import BucketMoments, CoordinateHistogram, PooledMoments
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.statistics import BucketStatistics

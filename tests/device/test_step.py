@@ -24,8 +24,7 @@ from accordion_bench.exchange.overlap import ExchangeOptions
 from accordion_bench.exchange.partition import MB
 from accordion_bench.optimizers.inner import fused, without_dynamo
 from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient
-from accordion_bench.plan import Ladder, TensorSpec
-from accordion_bench.requests import BucketMoments, CoordinateHistogram, PooledMoments
+from accordion_bench.plan import BucketMoments, CoordinateHistogram, Ladder, PooledMoments, TensorSpec
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.signals.statistics import BucketStatistics

@@ -21,8 +21,8 @@ from accordion_bench.forward.execution import HALF
 from accordion_bench.forward.task import task_of
 from accordion_bench.forward.trial import PATIENCE
 from accordion_bench.methods.compatibility import refuse_clipping_after
+from accordion_bench.optimizers.elementwise import SGDPlusGradient
 from accordion_bench.optimizers.inner import parameter_kinds
-from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused, show
 from accordion_bench.options.component import Idle, RunContext, idle_options

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from accordion_bench.codecs.orthonormal import PRECISIONS, orthogonalise
-from accordion_bench.optimizers.adamw import NO_GROWTH
+from accordion_bench.optimizers.elementwise import NO_GROWTH
 from accordion_bench.optimizers.inner import MATRIX, TABLE, VECTOR, is_matrix, parameter_kinds
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError

@@ -82,6 +82,7 @@ MOVED = {
     "datasets.token_shards": "datasets.token_windows",
     **dict.fromkeys(("models.vgg", "models.googlenet", "models.densenet"), "models.cifar_networks"),
     **dict.fromkeys(("trackers.tensorboard", "trackers.wandb", "trackers.mlflow"), "trackers.services"),
+    **dict.fromkeys(("optimizers.adamw", "optimizers.lion", "optimizers.sgd_plus_gradient"), "optimizers.elementwise"),
 }
 
 

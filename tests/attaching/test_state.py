@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import accordion_bench as ab
-from accordion_bench.optimizers.lion import Lion
+from accordion_bench.optimizers.elementwise import Lion
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.conf_dir import yaml_files
 from tests.kit import by_hand, small_net

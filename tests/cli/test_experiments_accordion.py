@@ -20,8 +20,8 @@ from accordion_bench.config.components import build_model
 from accordion_bench.config.compose import SCALES, compose, resolve
 from accordion_bench.exchange.dry_exchange import probe_exchange
 from accordion_bench.exchange.exchange import Exchange, SendOptions
+from accordion_bench.optimizers.elementwise import SGDPlusGradient
 from accordion_bench.optimizers.inner import without_dynamo
-from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import build
 from accordion_bench.plan import Ladder, Plan, Signals, TensorSpec

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from accordion_bench.optimizers.adamw import AdamW
+from accordion_bench.optimizers.elementwise import AdamW
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import Ladder, Plan, TensorSpec
 from accordion_bench.position import StepInfo

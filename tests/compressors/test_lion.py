@@ -5,7 +5,7 @@ import torch
 
 from accordion_bench.compressors.probe import payload_bytes
 from accordion_bench.compressors.sign import DistributedLion
-from accordion_bench.optimizers.adamw import Decay
+from accordion_bench.optimizers.elementwise import Decay
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo

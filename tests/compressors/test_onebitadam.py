@@ -9,7 +9,7 @@ from accordion_bench.compressors.two_way import cut_shards
 from accordion_bench.compressors.uncoded import Dense
 from accordion_bench.config.components import build_components
 from accordion_bench.conformance.randomness import check_contraction
-from accordion_bench.optimizers.adamw import AdamW, Decay
+from accordion_bench.optimizers.elementwise import AdamW, Decay
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
 from accordion_bench.position import StepInfo

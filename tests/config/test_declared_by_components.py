@@ -203,7 +203,7 @@ ALLOWED = {
     "exchange/ddp.py": "the same",
     "conformance/subject.py": "the tensors of the kit are gradients on one data set",
     "options/override.py": "where classes have moved since version 0.2",
-    "optimizers/lion.py": "an optimizer and a compressor have that name",
+    "optimizers/elementwise.py": "an optimizer and a compressor have that name",
     "attaching/fsdp.py": "a reduction without a code is a cast, or none",
     "signals/statistics.py": "a dense exchange has the mean at hand",
     **dict.fromkeys(

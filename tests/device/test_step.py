@@ -22,8 +22,8 @@ from accordion_bench.datasets.sampler import Sampler, Sharding
 from accordion_bench.exchange.exchange import Exchange, SendOptions
 from accordion_bench.exchange.overlap import ExchangeOptions
 from accordion_bench.exchange.partition import MB
+from accordion_bench.optimizers.elementwise import SGDPlusGradient
 from accordion_bench.optimizers.inner import fused, without_dynamo
-from accordion_bench.optimizers.sgd_plus_gradient import SGDPlusGradient
 from accordion_bench.plan import BucketMoments, CoordinateHistogram, Ladder, PooledMoments, TensorSpec
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder

@@ -6,7 +6,7 @@ from torch import nn
 
 from accordion_bench.compressors.uncoded import Dense
 from accordion_bench.config.components import build_optimizer
-from accordion_bench.optimizers.adamw import AdamW
+from accordion_bench.optimizers.elementwise import AdamW
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors.keyed_rng import seeded
 from tests.kit.helpers import yaml_node

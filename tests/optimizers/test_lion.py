@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from accordion_bench.optimizers.lion import Lion
+from accordion_bench.optimizers.elementwise import Lion
 from accordion_bench.options.checks import ConfigError
 
 

@@ -83,6 +83,7 @@ MOVED = {
     **dict.fromkeys(("models.vgg", "models.googlenet", "models.densenet"), "models.cifar_networks"),
     **dict.fromkeys(("trackers.tensorboard", "trackers.wandb", "trackers.mlflow"), "trackers.services"),
     **dict.fromkeys(("optimizers.adamw", "optimizers.lion", "optimizers.sgd_plus_gradient"), "optimizers.elementwise"),
+    "sync.adpsgd": "sync.gossip",
 }
 
 

@@ -12,7 +12,7 @@ from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.members import communication_error_text, is_timeout
 from accordion_bench.comm.membership import LeftBehind
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.tensors.real_view import as_real
+from accordion_bench.tensors.same_shape import as_real
 
 log = logging.getLogger("accordion_bench")
 ROUNDING = 1e-4  # relative to the norm: different processors may round an optimizer step differently

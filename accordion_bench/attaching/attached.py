@@ -24,7 +24,7 @@ from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.options.units import counted, human_bytes
 from accordion_bench.plan import plan_record
-from accordion_bench.tensors.real_view import as_kind_of
+from accordion_bench.tensors.same_shape import as_kind_of
 
 
 def metrics_row(attachment: Attachment, own: dict[str, Any]) -> dict[str, Any]:

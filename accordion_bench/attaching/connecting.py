@@ -33,7 +33,7 @@ from accordion_bench.loop.step import Hooks, SharedState
 from accordion_bench.methods.build import Methods, of_unequal
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.tensors.real_view import as_real
+from accordion_bench.tensors.same_shape import as_real
 
 log = logging.getLogger("accordion_bench")
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accordion_bench.attaching.attachment import Attachment
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.tensors.real_view import as_kind_of, as_real
+from accordion_bench.tensors.same_shape import as_kind_of, as_real
 
 SPARSE = "gradients must be dense tensors, got a sparse one of DistributedDataParallel; pass sparse=False to its module"
 

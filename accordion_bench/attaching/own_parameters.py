@@ -14,7 +14,7 @@ from accordion_bench.optimizers.inner import EMBEDDINGS, tables_of
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.real_view import as_real, is_sharded
+from accordion_bench.tensors.same_shape import as_real, is_sharded
 
 CARRIED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DistributedDataParallel and torch.compile

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from accordion_bench.attaching.agreement import is_due
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.tensors.real_view import as_real, is_sharded
+from accordion_bench.tensors.same_shape import as_real, is_sharded
 
 ATTACH_AGAIN = "call comm.detach() and ab.attach again"
 

@@ -13,7 +13,7 @@ from accordion_bench.comm.collectives import Comm, split_like
 from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.plan import TensorSpec
 from accordion_bench.tensors.clip import clip_factor
-from accordion_bench.tensors.real_view import as_kind_of, as_real
+from accordion_bench.tensors.same_shape import as_kind_of, as_real
 
 
 @torch.no_grad()

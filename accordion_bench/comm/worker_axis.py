@@ -12,8 +12,7 @@ from accordion_bench.comm.graphs import WORKERS, CapturedWork, CaptureStage, eag
 from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.comm.replicas import Replicas, pooled_buffers
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.tensors.real_view import as_kind_of, as_real
-from accordion_bench.tensors.same_shape import Blocks
+from accordion_bench.tensors.same_shape import Blocks, as_kind_of, as_real
 
 
 class Passed(NamedTuple):

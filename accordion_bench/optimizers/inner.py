@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from accordion_bench.comm.graphs import UPDATE, CapturedWork, CaptureStage, eagerly
 from accordion_bench.comm.on_device import copy_on_cpu, restore_
 from accordion_bench.comm.replicas import Replicas
-from accordion_bench.tensors.real_view import as_kind_of
+from accordion_bench.tensors.same_shape import as_kind_of
 
 MATRIX, TABLE, VECTOR = "matrix", "table", "vector"
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)

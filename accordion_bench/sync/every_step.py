@@ -11,7 +11,7 @@ from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.position import Rate
 from accordion_bench.sync.scheme import LEFT, Placed, Sync, SyncContext
 from accordion_bench.tensors.clip import clip_factor
-from accordion_bench.tensors.real_view import as_real
+from accordion_bench.tensors.same_shape import as_real
 
 
 @with_options

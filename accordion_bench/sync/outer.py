@@ -17,7 +17,7 @@ from accordion_bench.optimizers.inner import Optimizers, is_sgd, without_dynamo
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.options.option import check_options, option, with_options
 from accordion_bench.plan import Ladder, TensorSpec
-from accordion_bench.tensors.real_view import as_real
+from accordion_bench.tensors.same_shape import as_real
 
 BUFFERS = ("keep", "reset", "average")
 

@@ -15,8 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates
-from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
-from accordion_bench.tensors.kernels.on_gpu.table import parts_of
+from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, parts_of
 from accordion_bench.tensors.upload import upload
 
 WIDEST = 4096  # most coordinates of a bin

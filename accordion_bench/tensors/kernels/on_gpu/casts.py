@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
-from accordion_bench.tensors.kernels.on_gpu.table import CODES, N, aligned, rows_on, slice_of, slices_on
+from accordion_bench.tensors.kernels.on_gpu.launch import CODES, TYPES, N, aligned, launch, rows_on, slice_of, slices_on
 from accordion_bench.tensors.kernels.table import CODES as STARTS
 from accordion_bench.tensors.kernels.table import Table, addresses
 from accordion_bench.tensors.upload import upload

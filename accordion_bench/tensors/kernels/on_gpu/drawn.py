@@ -13,8 +13,7 @@ from torch import Tensor
 
 from accordion_bench.tensors import permutations, upload
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates
-from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
-from accordion_bench.tensors.kernels.on_gpu.table import KEPT, parts_of, rows_on
+from accordion_bench.tensors.kernels.on_gpu.launch import KEPT, TYPES, launch, parts_of, rows_on
 from accordion_bench.tensors.permutations import Draws
 
 N, LOW, HIGH, ROUNDS, COUNT, FIRST, TILE = (tl.constexpr(column) for column in range(7))  # see `permutations`

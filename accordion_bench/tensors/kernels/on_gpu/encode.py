@@ -8,7 +8,24 @@ from torch import Tensor
 from accordion_bench.tensors.kernels import dense_kernels as kinds
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Encoding
 from accordion_bench.tensors.kernels.on_gpu.counter_hash import draw
-from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
+from accordion_bench.tensors.kernels.on_gpu.launch import (
+    BUCKET,
+    CODES,
+    DIFFERENT,
+    HEADER,
+    MORE,
+    SIZE,
+    TYPES,
+    N,
+    buckets_at,
+    launch,
+    of_lanes,
+    on_device,
+    rows_on,
+    slice_of,
+    slices_on,
+    stride,
+)
 from accordion_bench.tensors.kernels.on_gpu.norms import above, constants_of, factor_of, scale_of
 from accordion_bench.tensors.kernels.on_gpu.packing import (
     GROUPS,
@@ -22,21 +39,6 @@ from accordion_bench.tensors.kernels.on_gpu.packing import (
 )
 from accordion_bench.tensors.kernels.on_gpu.residual_inputs import NOT, rate_of, row_at, told, with_residuals
 from accordion_bench.tensors.kernels.on_gpu.sums import books_on, value_of, write_float, write_headers
-from accordion_bench.tensors.kernels.on_gpu.table import (
-    BUCKET,
-    CODES,
-    DIFFERENT,
-    HEADER,
-    MORE,
-    SIZE,
-    N,
-    buckets_at,
-    of_lanes,
-    on_device,
-    rows_on,
-    slice_of,
-    slices_on,
-)
 from accordion_bench.tensors.kernels.table import Table, bucket_size
 from accordion_bench.tensors.keyed_rng import lanes_on
 

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from accordion_bench.tensors import upload
 from accordion_bench.tensors.kernels.dense_kernels import NORMS, BlockRule, Coordinates
-from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
+from accordion_bench.tensors.kernels.on_gpu.launch import KEPT, TYPES, launch, parts_of
 from accordion_bench.tensors.kernels.on_gpu.residual_inputs import NOT, rate_of, row_at, told, with_residuals
-from accordion_bench.tensors.kernels.on_gpu.table import KEPT, parts_of
 from accordion_bench.tensors.kernels.table import BUCKET, LONGEST, SIZE, N, Table
 
 KINDS = tl.constexpr(len(NORMS))

@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
-from accordion_bench.tensors.kernels.on_gpu.table import KEPT
+from accordion_bench.tensors.kernels.on_gpu.launch import KEPT, TYPES, launch
 from accordion_bench.tensors.upload import table, upload
 
 HIGHEST = 8  # rank; of 16, torch is faster on large matrices

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates
-from accordion_bench.tensors.kernels.on_gpu.table import aligned
+from accordion_bench.tensors.kernels.on_gpu.launch import aligned
 
 NOT, ADDED, WEIGHTED, RATED = (tl.constexpr(kind) for kind in range(4))  # how coordinates are fed
 

@@ -27,8 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from accordion_bench.tensors import upload
-from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
-from accordion_bench.tensors.kernels.on_gpu.table import KEPT, parts_on
+from accordion_bench.tensors.kernels.on_gpu.launch import KEPT, TYPES, launch, parts_on
 
 BLOCK = tl.constexpr(1 << 14)  # most coordinates of a block
 SAMPLE = 1 << 14  # fewest coordinates of the sample for bounds, if the tensor has as many

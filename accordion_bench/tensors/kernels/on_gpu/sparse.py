@@ -15,10 +15,9 @@ from torch import Tensor
 from triton import jit
 
 from accordion_bench.tensors import upload
-from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
+from accordion_bench.tensors.kernels.on_gpu.launch import KEPT, TYPES, launch, parts_of
 from accordion_bench.tensors.kernels.on_gpu.selection import Entries, before
 from accordion_bench.tensors.kernels.on_gpu.sums import read_float, write_float
-from accordion_bench.tensors.kernels.on_gpu.table import KEPT, parts_of
 
 COLUMNS = tl.constexpr(12)
 N, ENTRIES, FIRST, HEAD, LOWS, HIGHS, BY_RANK, LOW, LOW_BYTES, HIGH_BYTES, LOW_WORD, HIGH_WORD = (

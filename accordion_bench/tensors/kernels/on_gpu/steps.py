@@ -13,10 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from accordion_bench.tensors.kernels.on_gpu.launch import launch
+from accordion_bench.tensors.kernels.on_gpu.launch import aligned, launch, parts_on
 from accordion_bench.tensors.kernels.on_gpu.packing import places, read_slice, slice_size, write_slice
 from accordion_bench.tensors.kernels.on_gpu.residual_inputs import row_at
-from accordion_bench.tensors.kernels.on_gpu.table import aligned, parts_on
 from accordion_bench.tensors.kernels.table import addresses, contiguous
 from accordion_bench.tensors.same_shape import in_rows
 from accordion_bench.tensors.upload import upload

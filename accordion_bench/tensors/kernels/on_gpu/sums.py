@@ -9,7 +9,26 @@ import triton.language as tl
 from torch import Tensor
 
 from accordion_bench.tensors.kernels.dense_kernels import Coordinates, Decoding
-from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, stride
+from accordion_bench.tensors.kernels.on_gpu.launch import (
+    BUCKET,
+    CODES,
+    DIFFERENT,
+    HEADER,
+    MORE,
+    SIZE,
+    TYPES,
+    N,
+    aligned,
+    buckets_at,
+    buckets_on,
+    launch,
+    of_lanes,
+    on_device,
+    rows_on,
+    slice_of,
+    slices_on,
+    stride,
+)
 from accordion_bench.tensors.kernels.on_gpu.packing import (
     GROUPS,
     group_of,
@@ -20,23 +39,6 @@ from accordion_bench.tensors.kernels.on_gpu.packing import (
     slice_size,
     unpack,
     write_slice,
-)
-from accordion_bench.tensors.kernels.on_gpu.table import (
-    BUCKET,
-    CODES,
-    DIFFERENT,
-    HEADER,
-    MORE,
-    SIZE,
-    N,
-    aligned,
-    buckets_at,
-    buckets_on,
-    of_lanes,
-    on_device,
-    rows_on,
-    slice_of,
-    slices_on,
 )
 from accordion_bench.tensors.kernels.table import Table, bucket_size
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
+from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch, parts_on
 from accordion_bench.tensors.kernels.on_gpu.selection import (
     BLOCK,
     HIGHEST,
@@ -28,7 +28,6 @@ from accordion_bench.tensors.kernels.on_gpu.selection import (
     numbers_at,
     vector_of,
 )
-from accordion_bench.tensors.kernels.on_gpu.table import parts_on
 from accordion_bench.tensors.upload import upload
 
 COLUMNS = tl.constexpr(12)

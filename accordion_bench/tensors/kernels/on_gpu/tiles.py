@@ -17,10 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from accordion_bench.tensors import upload
-from accordion_bench.tensors.kernels.on_gpu.launch import TYPES, launch
+from accordion_bench.tensors.kernels.on_gpu.launch import KEPT, TYPES, launch
 from accordion_bench.tensors.kernels.on_gpu.selection import Entries, vector_of
 from accordion_bench.tensors.kernels.on_gpu.sums import read_float
-from accordion_bench.tensors.kernels.on_gpu.table import KEPT
 
 WIDEST = 4096  # coordinates per program
 NARROWEST = 64  # smallest padded size of a tile

@@ -14,7 +14,7 @@ from accordion_bench.run_config import GROUPS, LONGEST_LABEL, LONGEST_NOTE, SCAL
 
 
 def check_kinds(config: RunConfig) -> None:
-    """Refuse values in config groups of another kind than the default; `run_level` checks the other options."""
+    """Refuse values in config groups of another kind than the default; `refuse_wrong` checks the other options."""
     check_value_kinds(_groups(config), config.to_dict(), "")
     for name, node in config.adaptive.items():
         if not isinstance(node, dict):

@@ -116,7 +116,7 @@ class BlockRule(NamedTuple):
 class KernelRounding(NamedTuple):
     """Parameters of rounding from coordinates to codes.
 
-    kind: EVEN, SYMMETRIC, ANY: to levels, see `codecs.rounding`; INTEGER, RANDOM_INTEGER, E4M3, E5M2: to 8-bit numbers;
+    kind: EVEN, SYMMETRIC, ANY: to levels, see `codecs.coding`; INTEGER, RANDOM_INTEGER, E4M3, E5M2: to 8-bit numbers;
         E3M0: to 4-bit numbers; POWERS: to exponents, with signs as a second stream; SIGNS.
     K: number of codes of the first stream.
     bits: number of random bits per coordinate; 0 = deterministic.

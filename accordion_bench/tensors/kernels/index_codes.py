@@ -42,7 +42,7 @@ def messages(
 
     Args:
         addresses, kept: address and number of entries of each message.
-        codes: shapes of the index codes, int64 arrays [M], see `codecs.index_codes.code_shapes`.
+        codes: shapes of the index codes, int64 arrays [M], see `codecs.packed_codes.code_shapes`.
         header: number of bytes before the codes in messages of signs; None = float32 values precede the codes.
     """
     table = np.zeros((addresses.size, 8), np.int64)

@@ -1,4 +1,4 @@
-"""Sparse messages on a GPU: encoding of entries as values and `codecs.index_codes`, and sums of decoded messages.
+"""Sparse messages on a GPU: encoding of entries as values and `codecs.packed_codes`, and sums of decoded messages.
 
 Tensor suffixes: W workers, S senders, R rows of the sums, T tensors, K entries of all tensors.
 """
@@ -39,7 +39,7 @@ class Sections:
         kept: number of entries of each tensor.
         at: first byte in a message of values (or scale and count), and of index codes. Values of a tensor with a
             negative offset are not written.
-        shapes: shapes of the codes, see `codecs.index_codes.code_shapes`.
+        shapes: shapes of the codes, see `codecs.packed_codes.code_shapes`.
         signs: whether an entry is one scale with a sign.
         first: index of the first entry of each tensor in the buffer of entries; None = contiguous.
 

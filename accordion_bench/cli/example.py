@@ -63,7 +63,7 @@ class Subject:
     model: nn.Module
     batch: tuple[Tensor, Tensor]
     dataset: Dataset
-    environment: int = 1
+    threads: int = 1
 
     @property
     def name(self) -> str:

@@ -333,7 +333,7 @@ def _idle(cls: Any, options: Config, context: RunContext) -> Idle:
 class Cifar(_OriginalImages):
     """60,000 colour images of 32x32 pixels (Krizhevsky 2009), 50,000 of them for training.
 
-    Files are read by the safe reader of this module. Missing files are downloaded from the address that torchvision uses.
+    The safe reader of this module reads the files. Missing files are downloaded from the address that torchvision uses.
     `augment` applies a random crop (padding 4), a horizontal flip, and a rotation to the nearest pixel with black
     corners. Without it only `cutout` changes training images.
     """

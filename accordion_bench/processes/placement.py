@@ -44,7 +44,7 @@ class Placement:
     local_rank: int = 0
     launcher: str = "self"
     device: str = "cpu"
-    environment: int | None = None
+    threads: int | None = None
 
     @property
     def workers(self) -> int:

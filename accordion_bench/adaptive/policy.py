@@ -96,7 +96,7 @@ class Policy(Component):
         return False
 
     def needs_at(self, exchange: int) -> frozenset[Request]:
-        """Return what to measure in this exchange, see `requests.py`."""
+        """Return what to measure in this exchange, see `plan.py`."""
         return frozenset()
 
     def start(self, plan: Plan, ladder: Ladder, run: RunFacts) -> Plan:

@@ -45,7 +45,9 @@ def test_classes_of_modules_that_have_moved_are_found():
     classes |= {"compressors.onebit.OneBit", "datasets.imagenet.ImageNet"}
     classes |= {"datasets.svhn.SVHN", "datasets.digits.Digits", "datasets.synthetic.Synthetic"}
     classes |= {"datasets.synthetic_text.SyntheticText", "models.senet.SENet18", "models.gpt.GPT", "models.vit.ViT"}
-    classes |= {"trackers.csv.CSV"}
+    classes |= {"trackers.csv.CSV", "trackers.wandb.Wandb", "optimizers.lion.Lion", "compressors.lion.DistributedLion"}
+    classes |= {"compressors.eight_bit.Blockwise", "compressors.none.Dense", "compressors.dgc.DGC", "models.vgg.VGG"}
+    classes |= {"compressors.acpsgd.ACPSGD", "datasets.token_shards.TokenShards", "sync.adpsgd.ADPSGD"}
     for old in classes:
         config = override.translate_renamed_config({"part": {"_target_": f"accordion_bench.{old}"}})
         module, _, name = config["part"]["_target_"].rpartition(".")

@@ -10,7 +10,7 @@ part() {
 }
 triton="topk threshold dgc adacomp"
 fused="powersgd efsignsgd qsgd fp8 int8 onebit terngrad distefblocksgd onebitadam"
-part 90 bits python -m pytest -n0 -q tests/device/triton -m "slow or not slow" -k "not compile"
+part 90 bits python -m pytest -n0 -q tests/device/triton -m "gpu or not gpu" -k "not compile"
 part 60 counts python -m scripts.gpu.report --only counts --compressors $triton --out "$out/counts"
 part 150 sparse python -m scripts.gpu.replay --only ceilings exchange --compressors topk:chunk=64 $triton --rounds 3 --out "$out/sparse"
 part 120 fused python -m scripts.gpu.replay --only exchange --compressors $fused --rounds 3 --out "$out/fused"

@@ -29,7 +29,7 @@ from scripts.gpu import steps as timed
 from scripts.gpu.exchange import maker
 from scripts.launches import gpt2, resnet50, small, stated
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NETWORKS = {"ResNet-50": resnet50, "gpt2": gpt2}
 WAITS_INSIDE_TORCH = {"atomo": "torch's SVD reads whether it has converged"}
 ABSENT = "Needs CUDA, and this machine has none."

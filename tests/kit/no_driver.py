@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from accordion_bench.codecs import engines
 from accordion_bench.comm import graphs
 from accordion_bench.conformance import pretend_device
-from accordion_bench.conformance.pretend_device import DEVICE, NO_KERNEL, Pretend, one_launch, pretended, real
+from accordion_bench.conformance.pretend_device import DEVICE, Pretend, one_launch, pretended, real
 from accordion_bench.conformance.stand_ins import Strict, Tape
 from accordion_bench.tensors.kernels.on_gpu import launch
 
@@ -66,12 +66,14 @@ class Driver:
 
     Attributes:
         launched: (name, types and constants of its arguments) of each launch.
+        memory: tensors that were made within a graph, which it keeps.
         captured: number of captured graphs.
         tape: of the graph that is being captured; None = none is.
     """
 
     def __init__(self) -> None:
         self.launched: list[tuple[str, tuple[Any, ...]]] = []
+        self.memory: list[Any] = []
         self.captured = 0
         self.tape: Tape | None = None
         self.streams = [Stream(GPU)]
@@ -103,6 +105,9 @@ class Stream:
 
     def synchronize(self) -> None:
         DRIVER.waits()
+
+    def is_capturing(self) -> bool:
+        return DRIVER.tape is not None
 
 
 class Event:
@@ -272,6 +277,7 @@ REPLACED: dict[str, Any] = {
     "current_stream": lambda device=None: DRIVER.streams[-1],
     "set_device": lambda device: None,
     "synchronize": lambda device=None: DRIVER.waits(),
+    "is_current_stream_capturing": lambda: DRIVER.tape is not None,
     "current_device": lambda: 0,
     "is_available": lambda: True,
     "is_initialized": lambda: True,
@@ -320,19 +326,21 @@ def cuda(interpreted: bool = True, kernels: bool = True) -> Iterator[Driver]:
         assert device.type == "cuda", f"{kernel.__name__} is launched on {device}"
         driver.launched.append((kernel.__name__, checked(kernel, grid, args, constants)))
 
-        def run() -> None:
+        def launched() -> None:
             with one_launch(kernel.__name__):
                 if interpreted:
                     kernel[grid](*map(real, args), **constants)
 
         if driver.tape is None:
-            run()
+            launched()
         else:
-            driver.tape.operations.append((run, (), {}, None))
+            driver.tape.operations.append((launched, (), {}, None))
 
-    def zeroed(func: Any, args: Any, kwargs: Any) -> Any:
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
         out = operation(func, args, kwargs)
-        if func._schema.name.removeprefix("aten::") in NO_KERNEL:
+        if driver.tape is not None:
+            driver.memory.append(out)
+        if not interpreted and func._schema.name.removeprefix("aten::").removeprefix("new_").startswith("empty"):
             for x in tree_leaves(out):
                 real(x).detach().zero_()
         return out
@@ -343,6 +351,7 @@ def cuda(interpreted: bool = True, kernels: bool = True) -> Iterator[Driver]:
         for name, ours in REPLACED.items():
             patch(torch.cuda, name, as_installed(name, ours))
         patch(torch.cuda, "default_generators", (generator,))
+        patch(torch.accelerator, "current_stream", torch.cuda.current_stream)
         patch(graphs.CudaGraphs, "new_generator", lambda graphs: Generator(graphs.device))
         patch(Pretend, "device", GPU, create=True)
         patch(Pretend, "is_cuda", True, create=True)
@@ -352,8 +361,7 @@ def cuda(interpreted: bool = True, kernels: bool = True) -> Iterator[Driver]:
         patch(graphs, "_elsewhere", cell)
         patch(launch, "start", start)
         patch(profiler, "profile", lambda activities, **more: profile(activities=[CPU], **more))
-        if not interpreted:
-            patch(pretend_device, "_run", zeroed)
+        patch(pretend_device, "_run", run)
         if kernels:
             patch(engines, "STAND_INS", [])
         stack.enter_context(ByName())

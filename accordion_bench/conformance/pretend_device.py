@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -110,8 +110,9 @@ class Pretend(Tensor):
     def untyped_storage(self) -> Any:
         return self.numbers.untyped_storage()
 
-    def __deepcopy__(self, memo: Any) -> "Pretend":
-        return self.clone()  # type: ignore[return-value]
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        copied = self.detach().clone()
+        return nn.Parameter(copied, self.requires_grad) if isinstance(self, nn.Parameter) else copied
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

@@ -228,5 +228,7 @@ def test_models_without_matrices_or_with_empty_tensors_are_measured():
 @pytest.mark.parametrize("arm", [arm for arm in ARMS if arm.chosen.sync_name not in MIXED], ids=lambda arm: arm.name)
 def test_seconds_on_a_gpu(arm):
     cost = measured_method(arm, SPECS, "cuda", budget=0.05)
-    assert all(math.isfinite(bucket.encode) and bucket.encode > 0 for bucket in cost.buckets)
+    # the last bucket of a method that averages the optimizer's buffers has none, and no codec
+    codecs = [bucket.encode for bucket in cost.buckets if bucket.members]
+    assert codecs and all(math.isfinite(seconds) and seconds > 0 for seconds in codecs)
     assert cost.payload(2) > 0

@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor, profiler
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from accordion_bench.codecs import engines
@@ -28,7 +29,16 @@ from accordion_bench.tensors.kernels.on_gpu import launch
 
 GPU = torch.device("cuda", 0)
 NUMBERS = (bool, int, float)  # of Python: a number of NumPy has no type for Triton
-TYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int16, torch.int32, torch.int64}
+TYPES = {
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+}
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
 CPU = profiler.ProfilerActivity.CPU
 FORBIDDEN = "operation not permitted when stream is capturing"
@@ -46,6 +56,8 @@ class ByName(TorchFunctionMode):
     """Replaces the device `cuda` in calls of torch, and pinned memory that only a driver can allocate."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.cuda:
+            func, args = Tensor.to, (args[0], GPU)
         kwargs = dict(kwargs or {})
         args = tuple(on_meta(x) if isinstance(x, torch.device) else x for x in args)
         if getattr(func, "__name__", "") == "to":
@@ -242,27 +254,8 @@ class Device(contextlib.nullcontext):
     """The current device, the only one."""
 
 
-class Inline:
-    """Replaces a pool of threads, to which the modes of this thread do not extend."""
-
-    def __init__(self, workers: int) -> None:
-        pass
-
-    def __enter__(self) -> "Inline":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def submit(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> SimpleNamespace:
-        out = run(*args, **kwargs)
-        return SimpleNamespace(result=lambda: out)
-
-
 def cell(x: Tensor, to: torch.device) -> Tensor:
     """Return memory of a cell with its values at capture, because a tape computes while it records."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         return Pretend(x.clone())
 
@@ -357,7 +350,6 @@ def cuda(interpreted: bool = True, kernels: bool = True) -> Iterator[Driver]:
         patch(Pretend, "is_cuda", True, create=True)
         patch(Pretend, "is_meta", False, create=True)
         patch(Tensor, "record_stream", lambda x, stream: None)
-        patch(graphs, "ThreadPoolExecutor", Inline)
         patch(graphs, "_elsewhere", cell)
         patch(launch, "start", start)
         patch(profiler, "profile", lambda activities, **more: profile(activities=[CPU], **more))

@@ -49,6 +49,7 @@ def test_every_exchange_is_launched_captured_and_replayed(name):
         assert bool(driver.launched) == (name not in ON_HOST)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_level_is_launched(name):
     make = exchange.maker(name)
@@ -74,6 +75,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("overrides", RUNS, ids=" ".join)
 def test_an_epoch_is_trained_and_evaluated(tmp_path, overrides):
     with cuda(kernels=False) as driver:

@@ -132,8 +132,8 @@ def test_a_transformer_with_adamw(data, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["pydocs_bytes", "wikitext2_bytes"])
 def test_every_method_for_a_transformer(data, tmp_path, capsys):
-    words = ["model=gpt_small", f"dataset={data}", "optimizer=adamw", "batch_size=2", "device=cpu", "workers=8"]
-    given(capsys, *words, "network=1gbit", "--seconds", "20", "--no-figures", "--out", str(tmp_path / "out"))
+    words = ["model=gpt_nano", f"dataset={data}", "optimizer=adamw", "batch_size=2", "device=cpu", "workers=8"]
+    given(capsys, *words, "network=1gbit", "--seconds", "1", "--no-figures", "--out", str(tmp_path / "out"))
     told = json.loads((tmp_path / "out" / "advice.json").read_text())
     assert all("optimizer must be sgd" in why or why.startswith("sync=") for why in told["left_out"].values())
     assert len(told["rows"]) >= 25

@@ -10,6 +10,7 @@ import torch
 from accordion_bench.codecs import engines
 from accordion_bench.conformance.pretend_device import DEVICE, Pretend, pretended, real
 from accordion_bench.tensors.kernels import on_gpu
+from tests.kit import interpreter
 
 THERE = torch.cuda.is_available()
 
@@ -33,6 +34,6 @@ def gpu_for_triton() -> Iterator[SimpleNamespace]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(on_gpu, "usable", lambda xs: bool(xs) and all(isinstance(x, Pretend) for x in xs))
         patched.setattr(launch, "start", interpret)
-        with pretended() as counts, pytest.MonkeyPatch.context() as within:
+        with interpreter.prepared(), pretended() as counts, pytest.MonkeyPatch.context() as within:
             within.setattr(engines, "STAND_INS", [])
             yield SimpleNamespace(device=DEVICE, counts=counts)

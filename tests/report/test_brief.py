@@ -6,6 +6,7 @@ import pytest
 
 from accordion_bench import output
 from accordion_bench.report.__main__ import main
+from accordion_bench.report.compare import grouping
 from accordion_bench.report.compare.columns import tidy
 from accordion_bench.report.compare.grouping import settings
 from accordion_bench.report.compare.verdicts import answers
@@ -57,6 +58,7 @@ def test_what_is_not_shown_is_in_brackets():
 def test_spans_of_epochs_are_a_short_label():
     arms = arms_of(run(), scheduled([[0, 3], [5, 6]]), scheduled([[1, 4]]))
     assert [arm.label.partition(", ")[2] for arm in arms] == ["", "critical=0-3,5-6", "critical=1-4"]
+    assert grouping._short([[0, 3, 4], [3, 6, 1], [6, None, 4]]) == "0-3:4,3-6:1,6-:4"
 
 
 def test_arms_of_one_seed_are_counted_and_not_listed():

@@ -139,6 +139,58 @@ def test_the_label_beside_two_rows_fits():
     assert box.y0 > 0 and box.y1 < figure.get_figheight() * figure.dpi
 
 
+def overlapping(boxes):
+    return [(a, b) for a, b in itertools.combinations(boxes, 2) if a.overlaps(b)]
+
+
+def tick_boxes(figure, name):
+    """Boxes of the visible tick labels of each panel's axis."""
+    renderer = figure.canvas.get_renderer()
+    for axes in figure.axes:
+        axis, (low, high) = getattr(axes, name), sorted(getattr(axes, f"get_{name[0]}lim")())
+        labels = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)  # none of a panel without names
+        yield [text.get_window_extent(renderer) for at, text in labels if low <= at <= high and text.get_text()]
+
+
+@pytest.mark.parametrize("draw_rows", [figures.forest, breakdown])
+@pytest.mark.parametrize("paper", PAPERS)
+def test_names_of_rows_never_overlap_however_many_lines_they_have(draw_rows, paper):
+    """Equal distances between rows gave a name of three lines no more room than one of a single line."""
+    arms = everything()
+    long = "DiLoCo (outer_momentum=0.0, outer_nesterov=false), H 30, TopK 1.5625 % of tiles, 2 bits"
+    arms = [replace(arm, label=f"{long}, {i}") if i in (3, 4) else arm for i, arm in enumerate(arms)]
+    with styled(paper):
+        figure = draw_rows(arms)
+        figure.canvas.draw()
+    assert not any(map(overlapping, tick_boxes(figure, "yaxis")))
+
+
+def test_numbers_of_arms_far_behind_are_not_written_over_each_other():
+    """Arms that send the same bytes are at one place of the lower edge."""
+    far = [
+        run("topk", seed=seed, end=0.3 + 0.1 * i, density=0.1, error_feedback=i > 0) for i in (0, 1) for seed in (0, 1)
+    ]
+    far += [run("randomk", seed=seed, end=0.2) for seed in (0, 1)]
+    arms = arms_of(*(run(seed=seed) for seed in (0, 1)), *far)
+    with styled():
+        figure = curves.tradeoff(arms)
+        figure.canvas.draw()
+    for axes in figure.axes:
+        boxes = [text.get_window_extent(figure.canvas.get_renderer()) for text in axes.texts]
+        assert len(boxes) == 3 and not overlapping(boxes)
+        assert all(box.y1 < axes.bbox.y1 for box in boxes)
+
+
+@pytest.mark.parametrize("slower", [1, 1e3, 1e6])
+@pytest.mark.parametrize("paper", PAPERS)
+def test_numbers_on_an_axis_of_time_never_touch(paper, slower):
+    with styled(paper):
+        found = [figures.accuracy_modelled(everything(), (1e6 / slower, 1e8)), figures.tradeoff(everything())]
+        for figure in found:
+            figure.canvas.draw()
+            assert not any(map(overlapping, tick_boxes(figure, "xaxis")))
+
+
 def test_no_title_is_repeated_over_the_figures_and_each_says_what_was_trained(drawn):
     for name, figure in drawn.items():
         assert not figure.get_suptitle(), name
@@ -347,7 +399,7 @@ def test_layers_whose_norms_are_rounding_errors_are_left_out_and_named():
 @pytest.mark.parametrize("epochs", [1, 2, 3, 5, 12, 300])
 def test_only_whole_epochs_are_numbered(epochs):
     arms = arms_of(run("powersgd", adaptive="accordion", epochs=epochs))
-    for figure in filter(None, (norms(arms), level_maps(arms))):
+    for figure in filter(None, (norms(arms), level_maps(arms), curves.accuracy_against(arms, "epoch"))):
         for axes in figure.axes:
             low, high = axes.get_xlim()
             shown = [tick for tick in axes.get_xticks() if low <= tick <= high]

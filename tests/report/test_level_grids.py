@@ -78,6 +78,20 @@ def test_the_page_and_the_png_have_the_same_colours(arms):
         assert named == dict(zip(drawn["names"], map(str.lower, drawn["colours"]), strict=True))
 
 
+def test_maps_whose_layers_differ_are_drawn_first():
+    """A picture has few maps: those of schedules, alike in all layers, left out the policy that chooses by layer."""
+    alike = [moved(4, 1), moved(4, 2), moved(8, 2), moved(8, 1), moved(8, 4)]
+    rows = [
+        {**row, "plan": {**row["plan"], "levels": dict(zip(LAYERS, (16, 2), strict=True))}} for row in moved(16, 2).rows
+    ]
+    arms = arms_of(run(), *alike, replace(moved(16, 2), rows=rows))
+    drawn = with_levels(arms)
+    assert len(drawn) == 6 and "16/2" in drawn[0].label
+    assert [arm.label for arm in drawn[1:]] == [arm.label for arm in arms if arm in drawn[1:]]
+    notes = [text.get_text() for text in layers.level_maps(arms).texts]
+    assert any("2 more arms have level maps, too." in " ".join(note.split()) for note in notes)
+
+
 def entries(legend):
     pairs = zip(legend.legend_handles, legend.get_texts(), strict=True)
     return [pair for pair in pairs if isinstance(pair[0], mpl.patches.Patch)]

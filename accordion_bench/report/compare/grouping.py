@@ -232,10 +232,17 @@ def _told_apart(arms: list[Arm]) -> list[Arm]:
 
 
 def _short(value: Any) -> str:
-    """Format an option for a label: spans of epochs such as [[0, 3], [5, 6]] as `0-3,5-6`."""
+    """Format an option for a label: spans of epochs such as [[0, 3], [5, 6]] as `0-3,5-6`.
+
+    An open end and a level, [[0, 3, 4], [3, null, 1]], are shown as `0-3:4,3-:1`.
+    """
     if isinstance(value, list) and value and all(isinstance(span, list) and len(span) > 1 for span in value):
-        return ",".join("-".join(map(str, span)) for span in value)
+        return ",".join(":".join([_span(*span[:2]), *map(str, span[2:])]) for span in value)
     return str(value)
+
+
+def _span(first: Any, end: Any) -> str:
+    return f"{first}-{'' if end is None else end}"
 
 
 def _differing(arm: Arm, twins: Iterable[Arm]) -> str:

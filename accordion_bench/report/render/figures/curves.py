@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from accordion_bench.network.links import show_link
 from accordion_bench.options.units import human_rate
@@ -30,6 +31,7 @@ from accordion_bench.report.render.figures.sheet import (
     end_limits,
     end_marker,
     entry,
+    epochs_axis,
     interval,
     interval_bar,
     log_axis,
@@ -70,9 +72,13 @@ def sent_axis_of_ends(axes: Axes, costs: Sequence[Sequence[float]]) -> None:
     axes.set_xlabel(SENT)
 
 
+TIMES = 6  # most intervals between numbers on an axis of time: more numbers of five digits would touch
+
+
 def time_axis(axes: Axes, costs: Sequence[Sequence[float]]) -> None:
     """Set up an axis of modelled seconds from 0 to the largest mean, regardless of the intervals."""
     axes.set_xlim(0, 1.15 * max(float(np.mean(of)) for of in costs) or 1)
+    axes.xaxis.set_major_locator(MaxNLocator(TIMES))
     axes.set_xlabel("modelled time [s]")
 
 
@@ -144,6 +150,10 @@ def accuracy_against(arms: Sequence[Arm], cost: str) -> Figure | None:
             sent_axis(axes, pairs, xs, limits)
         curves(axes, part, xs, limits, bars)
         axes.set_xlabel(COSTS[cost])
+        if cost == "epoch":
+            epochs_axis(axes)
+        elif cost.endswith("seconds"):
+            axes.xaxis.set_major_locator(MaxNLocator(TIMES))
     note = footnote(arms, bars) + (without_bytes(arms) if of_bytes else "")
     return sheet.finish(f"{heading(arms[0])}; {note}", handles(pairs))
 

@@ -54,16 +54,26 @@ def name(arm: Arm) -> str:
     return wrapped(arm.label, int(WIDEST * mpl.rcParams["figure.figsize"][0] / LETTER))
 
 
+def lines_of(names: Sequence[str]) -> list[int]:
+    """Return the number of lines of text of each name."""
+    return [text.count("\n") + 1 for text in names]
+
+
+def row_places(names: Sequence[str]) -> list[float]:
+    """Return the vertical position of each row, in lines of text: the middle of its name, so names never overlap."""
+    lines = lines_of(names)
+    return [sum(lines[:i]) + (own - 1) / 2 for i, own in enumerate(lines)]
+
+
 def sheet_of_rows(names: Sequence[str], panels: int = 1) -> Sheet:
     """Return a sheet with panels for these rows, side by side, or stacked on narrow paper."""
-    rows_of_text = sum(text.count("\n") + 1 for text in names)
-    return Sheet(panels, height=max(ROW * rows_of_text, LEAST) + AXIS)
+    return Sheet(panels, height=max(ROW * sum(lines_of(names)), LEAST) + AXIS)
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Label the rows, the first one at the top."""
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_yticks(row_places(names), names)
+    axes.set_ylim(sum(lines_of(names)) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
 
@@ -75,7 +85,7 @@ def forest(arms: Sequence[Arm]) -> Figure:
     (axes,) = sheet.panels
     name_rows(axes, names)
     axes.set_xlim(end_limits(arms))
-    for y, (arm, look) in enumerate(with_looks(arms)):
+    for y, (arm, look) in zip(row_places(names), with_looks(arms), strict=True):
         value, half = end(arm)
         interval_bar(axes, (value, y), half, look.colour, across=True)
         end_marker(axes, (value, y), look, shown_end(arm), across=True)
@@ -103,7 +113,7 @@ def to_target(arms: Sequence[Arm]) -> Figure | None:
     (axes,) = sheet.panels
     name_rows(axes, names)
     axes.set_xlim(0, ROOM * max(mean(own.timed) + (interval(own.timed) or 0) for own in found.arms if own.timed))
-    for y, ((arm, look), of_arm) in enumerate(zip(with_looks(arms), found.arms, strict=True)):
+    for y, (arm, look), of_arm in zip(row_places(names), with_looks(arms), found.arms, strict=True):
         own, told, length = of_arm.timed, of_arm.untimed, 0.0
         if own:
             told, length = _told(own, arm.n), mean(own) + (interval(own) or 0)
@@ -172,7 +182,7 @@ def breakdown(arms: Sequence[Arm]) -> Figure | None:
     for axes in sheet.panels[1:]:
         _stack(axes, rows, EXCHANGE)
         axes.set_xlabel("its exchange [ms]")
-        for y, bar in enumerate(rows):
+        for y, bar in zip(row_places(names), rows, strict=True):
             if not bar.exchange:
                 axes.annotate("not measured", (0, y), (3, 0), textcoords="offset points", va="center", fontsize=SMALL)
     if len(sheet.panels) == 2 and sheet.columns == 2:
@@ -185,13 +195,14 @@ def breakdown(arms: Sequence[Arm]) -> Figure | None:
 
 
 def _stack(axes: Axes, rows: Sequence[Bar], colours: dict[str, str]) -> None:
+    names = [bar.name for bar in rows]
     start = np.zeros(len(rows))
     for part, colour in colours.items():
         lengths = np.array([1000 * bar.parts[part] for bar in rows])
         bar: dict[str, Any] = {"color": colour, "edgecolor": "white", "linewidth": 0.5, "hatch": HATCHES.get(part)}
-        axes.barh(np.arange(len(rows)), lengths, left=start, height=0.72, **bar)
+        axes.barh(row_places(names), lengths, left=start, height=0.72, **bar)
         start += lengths
-    name_rows(axes, [bar.name for bar in rows])
+    name_rows(axes, names)
     axes.set_xlim(0, 1.04 * (start.max() or 1.0))
     axes.set_ylabel("method")
 

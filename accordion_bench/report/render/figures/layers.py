@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import offset_copy
 
 from accordion_bench.methods.labels import detects, drives, knob_of, pair_of, policies_of, show_level
@@ -32,7 +31,6 @@ from accordion_bench.report.render.figures.curves import (
 )
 from accordion_bench.report.render.figures.sheet import (
     AXIS,
-    EPOCHS,
     SENT,
     Sheet,
     column,
@@ -40,6 +38,7 @@ from accordion_bench.report.render.figures.sheet import (
     curve_limits,
     end_limits,
     entry,
+    epochs_axis,
     log_axis,
     metric_of,
     scores,
@@ -71,10 +70,16 @@ class LevelGrid:
 
 
 def with_levels(arms: Sequence[Arm]) -> list[Arm]:
-    """Return the arms whose levels are changed by a policy."""
+    """Return the arms whose levels are changed by a policy; those whose layers differ first, as few are drawn."""
     maps = {arm.label: levels_by_layer(arm.runs[0]) for arm in arms}
     moved = {label: {level for row in own.values() for level in row} for label, own in maps.items()}
-    return [arm for arm in arms if len(moved[arm.label]) > 1 or (pair_of(arm.config) and moved[arm.label])]
+    found = [arm for arm in arms if len(moved[arm.label]) > 1 or (pair_of(arm.config) and moved[arm.label])]
+    return sorted(found, key=lambda arm: not _layers_differ(maps[arm.label]))
+
+
+def _layers_differ(by_layer: Mapping[str, Sequence[float | None]]) -> bool:
+    """Whether some epoch has several levels; a schedule that treats all layers alike has not."""
+    return any(len(set(of_epoch)) > 1 for of_epoch in zip(*by_layer.values(), strict=True))
 
 
 def levels_by_layer(run: Run) -> dict[str, list[float | None]]:
@@ -187,13 +192,14 @@ def level_maps(arms: Sequence[Arm]) -> Figure | None:
     sheet = Sheet(len(adaptive[:MAPS]), [_height(arm) for arm in adaptive[:MAPS]], columns=1)
     for axes, arm in zip(sheet.panels, adaptive, strict=False):
         sheet.legends[axes], sheet.titles[axes] = level_map(axes, arm, arms)
-    left_out = _left_out(adaptive, "arms have level maps, too")
+    left_out = _left_out(adaptive, "arm has a level map, too", "arms have level maps, too")
     return sheet.finish(f"{heading(adaptive[0])}; level of each layer in each epoch, one seed of each arm.{left_out}")
 
 
-def _left_out(drawn: Sequence[Any], what: str) -> str:
-    """Return the end of a footnote: the number of those without a panel."""
-    return f" {len(drawn) - MAPS} more {what}." if len(drawn) > MAPS else ""
+def _left_out(drawn: Sequence[Any], one: str, several: str) -> str:
+    """Return the end of a footnote: the number of those without a panel, and what they are."""
+    more = len(drawn) - MAPS
+    return f" {more} more {one if more == 1 else several}." if more > 0 else ""
 
 
 def side_by_side(arms: Sequence[Arm]) -> Figure:
@@ -217,7 +223,9 @@ def side_by_side(arms: Sequence[Arm]) -> Figure:
         points(left, shown, [costs[arm.label][:, -1].tolist() for arm, _ in shown])
     else:
         curves(left, shown, costs, limits, bars=False)
-    left.set_xlabel(SENT if by_bytes else EPOCHS)
+    left.set_xlabel(SENT)
+    if not by_bytes:
+        epochs_axis(left)
     sheet.legends[left] = handles(shown)
     for axes, arm in zip(maps, adaptive, strict=True):
         sheet.legends[axes], sheet.titles[axes] = level_map(axes, arm, arms)
@@ -254,12 +262,12 @@ def codebooks(arms: Sequence[Arm]) -> Figure | None:
         for of_one in zip(*positive, strict=True):
             axes.step(epochs, of_one, where="mid", color=look.colour)
         log_axis(axes, lowest, 1.0)
-        axes.set_xlabel(EPOCHS)
+        epochs_axis(axes)
         axes.set_ylabel("level [of the norm, log scale]")
         axes.grid()
         sheet.titles[axes] = f"{arm.label}, {bits} bits"
     note = f"{heading(arms[0])}; one seed of each arm; levels above 0 of each epoch, those below mirror them."
-    return sheet.finish(note + _left_out(books, "codebooks are not shown"))
+    return sheet.finish(note + _left_out(books, "codebook is not shown", "codebooks are not shown"))
 
 
 def levels_by_epoch(run: Run) -> dict[str, list[list[float]]]:
@@ -299,7 +307,7 @@ def norms(arms: Sequence[Arm]) -> Figure | None:
     return sheet.finish(
         f"{heading(arms[0])}; one seed of each arm. Norm of worker 0's gradients, or what the policy looks at, summed "
         "over an epoch. Shaded: critical regimes, the darker the more layers are in one."
-        f"{left_out}{_left_out(drawn, 'arms have norms, too')}",
+        f"{left_out}{_left_out(drawn, 'arm has norms, too', 'arms have norms, too')}",
         _handles(seen, any(share is not None for share in shares)),
     )
 
@@ -378,8 +386,7 @@ def _panel(axes: Axes, arm: Arm, share: Sequence[float] | None, layers: Sequence
 def _name_epochs(axes: Axes, epochs: int) -> None:
     """Set up an axis of epochs with integer ticks and a margin of half an epoch."""
     axes.set_xlim(0.5, epochs + 0.5)
-    axes.set_xlabel(EPOCHS)
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+    epochs_axis(axes)
 
 
 def _of_layer(layer: int, layers: int) -> Any:
@@ -415,7 +422,7 @@ def variance(arms: Sequence[Arm]) -> Figure | None:
             curve(axes, epochs, own, look)
             axes.plot(epochs[-1:], own.mean(axis=0)[-1:], zorder=3, **look.point)
         log_axis(axes, everything.min(), everything.max())
-        axes.set_xlabel(EPOCHS)
+        epochs_axis(axes)
         axes.set_ylabel("|x - sent|² / |x|² [-, log scale]")
         axes.grid()
     bands = "; lines: mean over the seeds; bands: their range" if several(arms) else ""

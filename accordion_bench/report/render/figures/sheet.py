@@ -374,7 +374,21 @@ def end_marker(
     axes.plot([place_x], [place_y], zorder=5, **options)
     inwards = (6 if at < low else -6) if across else 6
     aligned: dict[str, Any] = {"ha": "right" if across and at > high else "left", "va": "center"}
-    axes.annotate(number, (place_x, place_y), (inwards, 0), textcoords="offset points", fontsize=SMALL, **aligned)
+    lift = 0.0 if across else _numbers_near(axes, (place_x, place_y), number) * LINE * 72 * (1 if at < low else -1)
+    aligned |= {"textcoords": "offset points", "fontsize": SMALL, "gid": "number outside"}
+    axes.annotate(number, (place_x, place_y), (inwards, lift), **aligned)
+
+
+def _numbers_near(axes: Axes, place: Place, number: str) -> int:
+    """Return how many numbers of other arms at this edge would be overprinted by this one."""
+    letter, (x, y) = LETTER * axes.get_figure(root=True).dpi, axes.transData.transform(place)
+    near = 0
+    for text in axes.texts:
+        if text.get_gid() == "number outside":
+            other_x, other_y = axes.transData.transform(text.xy)
+            longest = max(len(number), len(text.get_text()))
+            near += bool(abs(other_x - x) < letter * longest and abs(other_y - y) < 1)
+    return near
 
 
 def _along(axes: Axes, place: Place, across: bool) -> tuple[float, float, Place, str, str]:
@@ -388,6 +402,12 @@ def _placed(along: Sequence[float], other: Sequence[float], across: bool) -> tup
 
 
 MARGIN = 1.3  # margin of a logarithmic axis beyond the extreme values, as a factor
+
+
+def epochs_axis(axes: Axes) -> None:
+    """Label an axis of epochs, with integer ticks."""
+    axes.set_xlabel(EPOCHS)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
 
 
 def bytes_axis(axes: Axes, low: float, high: float) -> None:

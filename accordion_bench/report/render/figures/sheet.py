@@ -374,7 +374,8 @@ def end_marker(
     axes.plot([place_x], [place_y], zorder=5, **options)
     inwards = (6 if at < low else -6) if across else 6
     aligned: dict[str, Any] = {"ha": "right" if across and at > high else "left", "va": "center"}
-    lift = 0.0 if across else _numbers_near(axes, (place_x, place_y), number) * LINE * 72 * (1 if at < low else -1)
+    near = 0 if across else _numbers_near(axes, (place_x, place_y), number)
+    lift = 0.0 if across else 72 * LINE * (near + 0.6 if at < low else -near)  # the lower edge has a line
     aligned |= {"textcoords": "offset points", "fontsize": SMALL, "gid": "number outside"}
     axes.annotate(number, (place_x, place_y), (inwards, lift), **aligned)
 

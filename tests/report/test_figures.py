@@ -18,7 +18,7 @@ from accordion_bench.report import PAPERS, Print, render
 from accordion_bench.report.compare.grouping import settings
 from accordion_bench.report.compare.times import modelled_seconds
 from accordion_bench.report.render import figures
-from accordion_bench.report.render.figures import curves, draw, finals, sheet
+from accordion_bench.report.render.figures import curves, draw, finals, layers, sheet
 from accordion_bench.report.render.figures.finals import DDP, EXCHANGE, STEP, bars, breakdown, by_method, parts
 from accordion_bench.report.render.figures.layers import (
     critical_share,
@@ -179,6 +179,21 @@ def test_numbers_of_arms_far_behind_are_not_written_over_each_other():
         boxes = [text.get_window_extent(figure.canvas.get_renderer()) for text in axes.texts]
         assert len(boxes) == 3 and not overlapping(boxes)
         assert all(box.y1 < axes.bbox.y1 for box in boxes)
+
+
+@pytest.mark.filterwarnings("error:constrained_layout")
+@pytest.mark.parametrize("draw_points", [curves.tradeoff, layers.side_by_side])
+def test_an_arm_far_behind_whose_seeds_sent_different_bytes_leaves_the_layout_alone(draw_points):
+    """Arrows of its interval along the axis of bytes were far below the figure, and the panel lost its layout."""
+    far = [run("topk", seed=seed, end=0.2, cost=cost) for seed, cost in ((0, 0.01), (1, 0.9))]
+    arms = arms_of(*(run(seed=seed) for seed in (0, 1)), *far)
+    with styled():
+        figure = draw_points(arms)
+        figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    boxes = [legend.get_window_extent(renderer) for legend in all_legends(figure)]
+    boxes += [line.get_window_extent(renderer) for line in figure.findobj(match=lambda part: part.get_gid() == "cut")]
+    assert boxes and all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in boxes)
 
 
 @pytest.mark.parametrize("slower", [1, 1e3, 1e6])

@@ -332,8 +332,9 @@ def interval_bar(axes: Axes, place: Place, half: float | None, colour: str, acro
     lines are used because matplotlib's error bars take ten times as long.
     """
     at, other, (low, high), arrows, cap = _along(axes, place, across)
-    if half is None or not low <= at <= high:
-        return
+    bottom, top = sorted(axes.get_ylim())
+    if half is None or not low <= at <= high or (across and not bottom <= other <= top):
+        return  # of an arm outside, arrows would be drawn outside the figure
     ends = at - half, at + half
     seen = max(ends[0], low), min(ends[1], HUNDRED if high == MOST else high)
     options: dict[str, Any] = {"color": colour, "linewidth": 0.9, "zorder": 3.5, "gid": "interval"}

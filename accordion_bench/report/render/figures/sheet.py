@@ -384,13 +384,10 @@ def end_marker(
 def _numbers_near(axes: Axes, place: Place, number: str) -> int:
     """Return how many numbers of other arms at this edge would be overprinted by this one."""
     letter, (x, y) = LETTER * axes.get_figure(root=True).dpi, axes.transData.transform(place)
-    near = 0
-    for text in axes.texts:
-        if text.get_gid() == "number outside":
-            other_x, other_y = axes.transData.transform(text.xy)
-            longest = max(len(number), len(text.get_text()))
-            near += bool(abs(other_x - x) < letter * longest and abs(other_y - y) < 1)
-    return near
+    others = [text for text in axes.texts if text.get_gid() == "number outside"]
+    wide = letter * max([len(number), *(len(text.get_text()) for text in others)])
+    places = [axes.transData.transform(text.xy) for text in others]
+    return sum(bool(abs(other_x - x) < wide and abs(other_y - y) < 1) for other_x, other_y in places)
 
 
 def _along(axes: Axes, place: Place, across: bool) -> tuple[float, float, Place, str, str]:

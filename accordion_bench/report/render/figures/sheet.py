@@ -18,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import offset_copy
 from numpy.typing import NDArray
@@ -383,8 +384,8 @@ def end_marker(
 
 def _numbers_near(axes: Axes, place: Place, number: str) -> int:
     """Return how many numbers of other arms at this edge would be overprinted by this one."""
-    letter, (x, y) = LETTER * axes.get_figure(root=True).dpi, axes.transData.transform(place)
-    others = [text for text in axes.texts if text.get_gid() == "number outside"]
+    letter, (x, y) = LETTER * mpl.rcParams["figure.dpi"], axes.transData.transform(place)
+    others = [text for text in axes.texts if isinstance(text, Annotation) and text.get_gid() == "number outside"]
     wide = letter * max([len(number), *(len(text.get_text()) for text in others)])
     places = [axes.transData.transform(text.xy) for text in others]
     return sum(bool(abs(other_x - x) < wide and abs(other_y - y) < 1) for other_x, other_y in places)

@@ -114,11 +114,20 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
             raise ConfigError(advice.without_plus(key, value))
         if said := advice.several_in_one(key, value) or advice.choice_inside(key, value):
             raise ConfigError(said)
+        if said := advice.option_of_chosen(key.lstrip("+"), value, _chosen(overrides, key)):
+            raise ConfigError(said)
         _list(key.lstrip("+"), value)
         if not any(other.startswith("hydra.searchpath=") for other in overrides):
             _known(key.lstrip("+"), value)
         if key.lstrip("+~").startswith("hydra."):
             _of_hydra(key.lstrip("+~"))
+
+
+def _chosen(overrides: Sequence[str], key: str) -> list[str]:
+    """Return the typed names of the key's group: of a single choice, a list, or a sweep."""
+    group = key.lstrip("+").partition(".")[0]
+    values = [value for other, _, value in (word.partition("=") for word in overrides) if other.lstrip("+") == group]
+    return [name for value in values for name in parts(value.removeprefix("[").removesuffix("]"))]
 
 
 def without_ours(arguments: Sequence[str]) -> list[str]:

@@ -8,7 +8,6 @@ import functools
 import itertools
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,6 +42,7 @@ from accordion_bench.tensors import keyed_rng
 from accordion_bench.training.training_step import TrainingStep
 
 HERE = AskedDevice()
+AVERAGED = ("difference", "replica")  # exchanges that the trial of a step does not contain
 SMALL = 1e-3  # standard deviation of random gradients
 TRIALS = 3  # timed steps after a first one
 ENOUGH = 20.0  # seconds after which no further step starts
@@ -56,7 +56,8 @@ class DryExchanges:
         exchange: the exchange.
         times: number of exchanges in the run.
         info: position of a step with this exchange, after a dense start.
-        seconds: mean duration of one exchange with the codecs of all workers, without links.
+        seconds: mean duration of one averaging with the codecs of all workers, without links and without compiling
+            kernels; 0 for exchanges of gradients, which the trial of a step contains.
         wire: mean bytes sent over one worker's link per exchange.
         rounds: number of successive rounds per exchange.
     """
@@ -122,8 +123,7 @@ def told(config: RunConfig, where: Placement, parts: Components, asked: AskedDev
         else:
             yield from byte_lines(training, parts, made)
         yield from memory_lines(training, where, made)
-        of_averagings = [one for one in made if one.exchange.what in ("difference", "replica")]
-        averagings = sum(one.times * one.seconds for one in of_averagings)
+        averagings = sum(one.times * one.seconds for one in made)
         network = network_of(config)
         comm = sum(one.times * network.seconds(one.wire, one.rounds, one.exchange.comm.workers) for one in made)
         spent = Spent(step, averagings, comm)
@@ -211,12 +211,17 @@ def _made(exchange: Exchange, times: int, info: StepInfo) -> DryExchanges:
     workers, ledger = exchange.comm.workers, exchange.comm.ledger
     shapes = [(workers, *spec.shape) for spec in exchange.specs]
     xs_W = [SMALL * torch.randn(shape, generator=generator).to(exchange.comm.device) for shape in shapes]
-    exchange.comm.clock.start()
-    before, start = ledger.columns(), time.perf_counter()
     turns = exchange.compressor.traits.cycle
-    for _ in range(turns):
-        exchange(xs_W, info)
-    took, after = time.perf_counter() - start, ledger.columns()
+
+    def cycle() -> None:
+        for _ in range(turns):
+            exchange(xs_W, info)
+
+    exchange.comm.clock.start()
+    before = ledger.columns()
+    cycle()  # also compiles or loads kernels, which takes seconds
+    after = ledger.columns()
+    took = timed(cycle, exchange.comm.device, 1)[0] if exchange.what in AVERAGED else 0.0
     wire, rounds = ((after[key] - before[key]) / turns for key in ("wire_bytes", "rounds"))
     return DryExchanges(exchange, times, info, took / turns, wire, round(rounds))
 

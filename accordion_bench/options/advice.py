@@ -111,6 +111,21 @@ def choice_inside(key: str, value: str) -> str | None:
     return f"{group}={name} and its options must be typed separately, got {key}={value}; type {' '.join(words)}"
 
 
+def option_of_chosen(key: str, value: str, chosen: Sequence[str]) -> str | None:
+    """Explain `adaptive.interval=1` if a chosen policy has an option of this name; None for others.
+
+    Args:
+        chosen: typed names of the key's group.
+    """
+    group, _, option = key.partition(".")
+    if key in known_keys():
+        return None
+    owned = [name for name in (f"{group}.{choice}.{option}" for choice in chosen) if name in known_keys()]
+    if not option or not owned:
+        return None
+    return f"{key} is called {' and '.join(owned)} here; type {' '.join(f'{name}={value}' for name in owned)}"
+
+
 def unknown_key(key: str, value: str = "...") -> str:
     """Explain an unknown key: `epocs=3`, `rank=4`, `sync.h=4`, or an option of a choice that is not selected."""
     value = value or "..."
@@ -384,7 +399,8 @@ def _bad_override(error: BaseException) -> str:
     if found := re.search(r"Could not override '([^']+)'", text):
         full = re.search(r"full_key: (\S+)", cause)
         value = re.search(r"use \+[^\s=]+=(.*)", text)
-        return unknown_key(full[1] if full else found[1], value[1] if value else "...")
+        whole = not full or found[1] in known  # then only its choice is missing, of which Hydra names the first part
+        return unknown_key(found[1] if whole else full[1], value[1] if value else "...")
     if found := re.search(r"Could not delete from config. (.*)", text):
         return f"~ must be followed by an existing option: {found[1].rstrip('.')}; type KEY=VALUE to change one"
     return _one_line(f"{text} {cause}") + "; type --help all for every option"

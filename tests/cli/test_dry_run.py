@@ -1,6 +1,7 @@
 """--dry-run: what it says of bytes is what a run sends; it leaves nothing behind."""
 
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from accordion_bench import train
 from accordion_bench.advising import gpus
 from accordion_bench.cli import command_line, dry_run, sweep
 from accordion_bench.config.validate import validate
+from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.network.link_model import Network
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.processes.placement import place
@@ -95,6 +97,24 @@ def test_averagings_before_the_compressor_starts_are_dense(tmp_path):
     cfg = composed.run(tmp_path / "runs", *options, "compressor.start_step=4", "epochs=1")
     summary = sent(cfg)
     assert forecast(cfg) == pytest.approx((summary["payload_bytes"], summary["wire_bytes"]), rel=0, abs=3)
+
+
+@pytest.mark.parametrize("options", [["sync=local_sgd"], ["sync=streaming_diloco", "sync.period=6", "sync.delay=1"]])
+def test_the_time_of_averagings_is_without_the_compilation_of_kernels(options, tmp_path, monkeypatch):
+    first, usual = set(), Exchange.__call__
+
+    def compiles(self, *args, **options):
+        if self.what == "difference" and self.number not in first:
+            first.add(self.number)
+            time.sleep(1)
+        return usual(self, *args, **options)
+
+    monkeypatch.setattr(Exchange, "__call__", compiles)
+    config = RunConfig.from_dict(composed.run(tmp_path / "runs", *options, "compressor=qsgd", "epochs=3"))
+    where = place(config)
+    parts = validate(config, where)
+    made = dry_run.exchanges(dry_run.training_of(replace(config, workers=where.workers), where, parts), parts)
+    assert first and all(0 < one.seconds < 0.5 for one in made)
 
 
 def test_every_line_and_no_folder(tmp_path, monkeypatch, capsys):

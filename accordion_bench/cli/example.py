@@ -37,6 +37,11 @@ class Example:
         self.classes = told.get("num_classes", told.get("vocabulary", 1))
         self.generator = keyed_rng.generator(0, "dry run")
 
+    @property
+    def train_labels(self) -> Tensor:
+        """Random labels of all training samples, [train_size], for shards by label."""
+        return torch.randint(self.classes, (self.train_size,), generator=keyed_rng.generator(0, "dry run"))
+
     def train_batches(self, epoch: int, batches: Iterable[Tensor]) -> Batches:
         """Yield a random batch for each index tensor, with as many samples."""
         for indices in batches:

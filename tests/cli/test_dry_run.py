@@ -117,6 +117,16 @@ def test_the_time_of_averagings_is_without_the_compilation_of_kernels(options, t
     assert first and all(0 < one.seconds < 0.5 for one in made)
 
 
+@pytest.mark.parametrize(
+    "options", [[], ["dataset.validation=16"], ["batch_size=[8,4,4,2]"]], ids=["plain", "validation", "unequal batches"]
+)
+def test_shards_by_label_need_no_data(options, tmp_path):
+    options = ["dataset.sharding=dirichlet", "dataset.alpha=0.3", "compressor=topk", "epochs=1", *options]
+    cfg = composed.run(tmp_path / "runs", *options)
+    summary = sent(cfg)
+    assert forecast(cfg) == pytest.approx((summary["payload_bytes"], summary["wire_bytes"]), rel=0, abs=3)
+
+
 def test_every_line_and_no_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cfg = composed.cfg("compressor=powersgd", "adaptive=accordion", "workers=4", "epochs=3", "paths.runs=there")

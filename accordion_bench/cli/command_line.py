@@ -114,7 +114,7 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
             raise ConfigError(advice.without_plus(key, value))
         if said := advice.several_in_one(key, value) or advice.choice_inside(key, value):
             raise ConfigError(said)
-        if said := advice.option_of_chosen(key.lstrip("+"), value, _chosen(overrides, key)):
+        if said := advice.option_of_chosen(key.lstrip("+"), value, _chosen(overrides, key.lstrip("+"))):
             raise ConfigError(said)
         _list(key.lstrip("+"), value)
         if not any(other.startswith("hydra.searchpath=") for other in overrides):
@@ -124,10 +124,17 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
 
 
 def _chosen(overrides: Sequence[str], key: str) -> list[str]:
-    """Return the typed names of the key's group: of a single choice, a list, or a sweep."""
-    group = key.lstrip("+").partition(".")[0]
-    values = [value for other, _, value in (word.partition("=") for word in overrides) if other.lstrip("+") == group]
-    return [name for value in values for name in parts(value.removeprefix("[").removesuffix("]"))]
+    """Return GROUP.NAME for each typed choice of the key's group, of all groups for a key without a dot.
+
+    A choice that only some cells of a sweep have is left out.
+    """
+    group, dot, _ = key.partition(".")
+    found = []
+    for other, _, value in (word.lstrip("+").partition("=") for word in overrides):
+        names = parts(value.removeprefix("[").removesuffix("]"))
+        if other == group or not dot:
+            found += [f"{other}.{name}" for name in names if value.startswith("[") or len(names) == 1]
+    return found
 
 
 def without_ours(arguments: Sequence[str]) -> list[str]:

@@ -112,16 +112,16 @@ def choice_inside(key: str, value: str) -> str | None:
 
 
 def option_of_chosen(key: str, value: str, chosen: Sequence[str]) -> str | None:
-    """Explain `adaptive.interval=1` if a chosen policy has an option of this name; None for others.
+    """Explain `adaptive.interval=1` or `interval=1` if a chosen policy has this option; None for other keys.
 
     Args:
-        chosen: typed names of the key's group.
+        chosen: typed choices, as GROUP.NAME.
     """
-    group, _, option = key.partition(".")
     if key in known_keys():
         return None
-    owned = [name for name in (f"{group}.{choice}.{option}" for choice in chosen) if name in known_keys()]
-    if not option or not owned:
+    option = key.rpartition(".")[2]
+    owned = [name for name in (f"{choice}.{option}" for choice in chosen) if name in known_keys()]
+    if not owned:
         return None
     return f"{key} is called {' and '.join(owned)} here; type {' '.join(f'{name}={value}' for name in owned)}"
 

@@ -3,7 +3,9 @@
 import pytest
 
 from accordion_bench.cli.command_line import refuse_unreadable
+from accordion_bench.options.advice import explain
 from accordion_bench.options.checks import ConfigError, closest, nearest
+from tests.kit import composed
 from tests.kit.light import light
 
 TYPOS = {
@@ -64,6 +66,31 @@ def test_what_to_type_instead(typed, instead):
     with pytest.raises(ConfigError) as caught:
         refuse_unreadable(words)
     assert str(caught.value).partition("; type ")[2].startswith(instead)
+
+
+@pytest.mark.parametrize(
+    "typed, instead",
+    [
+        ("adaptive=accordion_batch adaptive.interval=1", "adaptive.accordion_batch.interval=1"),
+        ("adaptive.interval=1 adaptive=accordion_batch", "adaptive.accordion_batch.interval=1"),
+        ("eta=0.3 adaptive=accordion_batch", "adaptive.accordion_batch.eta=0.3"),
+        ("+adaptive.cap=8 adaptive=grow_batch compressor=powersgd", "adaptive.grow_batch.cap=8"),
+        (
+            "adaptive=[accordion,accordion_batch] adaptive.eta=0.3",
+            "adaptive.accordion.eta=0.3 adaptive.accordion_batch.eta=0.3",
+        ),
+    ],
+)
+def test_the_option_is_that_of_the_chosen_policy(typed, instead):
+    with pytest.raises(ConfigError) as caught:
+        refuse_unreadable(typed.split())
+    assert str(caught.value).partition("; type ")[2] == instead
+
+
+def test_an_option_of_a_policy_that_is_not_chosen_names_its_policy():
+    with pytest.raises(Exception) as caught:
+        composed.cfg("adaptive=accordion_batch", "adaptive.accordion.interval=1")
+    assert "type adaptive=accordion adaptive.accordion.interval=1 (" in explain(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -19,7 +20,8 @@ USUAL = ("labels.csv", "train.csv", "metadata.csv")
 FILE = ("file_name", "filename", "file", "image", "image_id", "img", "path", "id", "name")
 LABEL = ("label", "labels", "class", "category", "target", "y")
 PART = ("split", "part", "set", "subset")
-Row = tuple[str, str, str]  # part, file, class
+DELIMITERS = (",", ";", "\t")
+Row = tuple[int, str, str, str]  # line, part, file, class
 
 
 def table_in(place: Path) -> Path | None:
@@ -27,7 +29,7 @@ def table_in(place: Path) -> Path | None:
     for table in (place / name for name in USUAL):
         try:
             with table.open(encoding="utf-8-sig", newline="") as stream:
-                names = _names(csv.DictReader(stream))
+                names = _names(_reader(stream))
         except (OSError, UnicodeDecodeError, csv.Error):
             continue
         if _column(names, FILE) and _column(names, LABEL):
@@ -42,37 +44,62 @@ def sorted_files(table: Path) -> tuple[Path, dict[str, Files]]:
     Classes are numbered in the order of their names; integer names in numeric order.
 
     Raises:
-        ConfigError: a column is missing, or a listed file does not exist.
+        ConfigError: a column is missing, or a row names no picture, one of several, or one that another row names.
     """
-    rows = list(_rows(table))
-    known = _pictures_below(table.parent)
-    place = table.parent
-    missing = [file for _, file, _ in rows if _found(known, file) is None]
-    if missing:
-        more = f" and {len(missing) - 1:,} more" if missing[1:] else ""
-        raise ConfigError(
-            f"paths.data must hold the pictures that {table} names, got {place} without {missing[0]}{more}; remove "
-            "these rows, or add the files"
-        )
-    classes = sorted({name for _, _, name in rows}, key=lambda name: (not name.isdecimal(), len(name), name))
+    rows, place = list(_rows(table)), table.parent
+    paths = _paths(table, rows)
+    classes = sorted({name for *_, name in rows}, key=lambda name: (not name.isdecimal(), len(name), name))
     if not all(name.isdecimal() for name in classes):
         classes.sort()
     number = {name: label for label, name in enumerate(classes)}
     found = {}
-    for part in dict.fromkeys(part for part, _, _ in rows):
-        own = [(_found(known, file), number[name]) for of, file, name in rows if of == part]
-        found[part] = Files(
-            place, np.array([os.fsencode(file or "") for file, _ in own]), np.array([y for _, y in own])
-        )
+    for part in dict.fromkeys(part for _, part, *_ in rows):
+        own = [(path, number[name]) for path, (_, of, _, name) in zip(paths, rows, strict=True) if of == part]
+        found[part] = Files(place, np.array([os.fsencode(path) for path, _ in own]), np.array([y for _, y in own]))
     if "train" not in found:
-        raise ConfigError(f"paths.data must hold rows of train in {table}, got {', '.join(found)}; rename these")
+        got = f"only {' and '.join(found)}" if found else "none"
+        raise ConfigError(f"paths.data must hold rows of train in {table}, got {got}; add some, or rename these")
     return place, found
+
+
+def _paths(table: Path, rows: Sequence[Row]) -> list[str]:
+    """Return the picture of each row, relative to the table's folder.
+
+    A name that several folders contain is that of the folder of its part, such as `train`.
+    """
+    known, paths, missing = _pictures_below(table.parent), list[str](), list[str]()
+    lines: dict[str, int] = {}
+    for line, part, file, _ in rows:
+        fitting = known.get(os.path.normpath(file), [])
+        if len(fitting) > 1:
+            of_part = [path for path in fitting if part in map(part_of, Path(path).parts[:-1])]
+            fitting = of_part if len(of_part) == 1 else fitting
+        if len(fitting) > 1:
+            raise ConfigError(
+                f"paths.data must hold one picture for each row, got line {line} of {table} with {file}, which is "
+                f"{' and '.join(sorted(fitting)[:2])}; write its folder into the table"
+            )
+        if not fitting:
+            missing.append(file)
+        elif (before := lines.setdefault(fitting[0], line)) != line:
+            raise ConfigError(
+                f"paths.data must hold one row for each picture, got {fitting[0]} in the lines {before} and {line} of "
+                f"{table}; remove one of them"
+            )
+        paths += fitting
+    if missing:
+        more = f" and {len(missing) - 1:,} more" if missing[1:] else ""
+        raise ConfigError(
+            f"paths.data must hold the pictures that {table} names, got {table.parent} without {missing[0]}{more}; "
+            "remove these rows, or add the files"
+        )
+    return paths
 
 
 def _rows(table: Path) -> Iterator[Row]:
     try:
         with table.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(stream)
+            reader = _reader(stream)
             names = _names(reader)
             file, label, part = (_column(names, usual) for usual in (FILE, LABEL, PART))
             if file is None or label is None:
@@ -80,18 +107,26 @@ def _rows(table: Path) -> Iterator[Row]:
                     f"paths.data must hold a table with columns file and label, got {', '.join(names) or 'none'} in "
                     f"{table}; rename its first line"
                 )
-            rows = [(row.get(part or "") or "train", row[file] or "", row[label] or "") for row in reader]
+            said = ((row.get(part or "") or "train", row[file] or "", row[label] or "") for row in reader)
+            rows = [(reader.line_num, *row) for row in said]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise refusal("a table that can be read", table, why(table, error)) from None
-    for number, (said, name, of) in enumerate(rows, 2):
-        known = part_of(said.strip())
-        if not name.strip() or not of.strip() or known is None:
+    for line, of, name, label in rows:
+        known = part_of(of.strip())
+        if not name.strip() or not label.strip() or known is None:
             rule = "a file, a class, and train, test or val in each row"
-            got = "" if known else f" ({said})"
+            got = "" if known else f" ({of})"
             raise ConfigError(
-                f"paths.data must hold {rule}, got line {number} of {table} without{got}; correct that line"
+                f"paths.data must hold {rule}, got line {line} of {table} without{got}; correct that line"
             )
-        yield known, name.strip(), of.strip()
+        yield line, known, name.strip(), label.strip()
+
+
+def _reader(stream: TextIO) -> "csv.DictReader[str]":
+    """Return a reader of the table, whose columns are divided by commas, semicolons or tabs."""
+    first = stream.readline()
+    stream.seek(0)
+    return csv.DictReader(stream, delimiter=max(DELIMITERS, key=first.count))
 
 
 def _names(reader: "csv.DictReader[str]") -> dict[str, str]:
@@ -103,21 +138,22 @@ def _column(names: Mapping[str, str], usual: Sequence[str]) -> str | None:
     return next((names[name] for name in usual if name in names), None)
 
 
-def _pictures_below(place: Path) -> dict[str, str]:
-    """Map pictures in a folder and its subfolders by relative path and by name, each with and without extension."""
-    found: dict[str, str] = {}
+def _pictures_below(place: Path) -> dict[str, list[str]]:
+    """Return pictures in a folder and its subfolders by relative path and by name, each with and without extension.
+
+    A relative path is that of one picture; other keys may be those of several.
+    """
+    exact: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for here, folders, files in os.walk(place):
         folders[:] = sorted(name for name in folders if not pictures.is_hidden(name))
         for name in sorted(files):
             if name.lower().endswith(pictures.ENDINGS) and not pictures.is_hidden(name):
                 path = os.path.relpath(os.path.join(here, name), place)
-                for key in (path, name, os.path.splitext(path)[0], os.path.splitext(name)[0]):
-                    found.setdefault(key, path)
-    return found
-
-
-def _found(known: Mapping[str, str], file: str) -> str | None:
-    return known.get(os.path.normpath(file))
+                exact[path] = [path]
+                for key in {name, os.path.splitext(path)[0], os.path.splitext(name)[0]}:
+                    found.setdefault(key, []).append(path)
+    return found | exact
 
 
 @with_options

@@ -399,8 +399,9 @@ def _bad_override(error: BaseException) -> str:
     if found := re.search(r"Could not override '([^']+)'", text):
         full = re.search(r"full_key: (\S+)", cause)
         value = re.search(r"use \+[^\s=]+=(.*)", text)
-        whole = not full or found[1] in known  # then only its choice is missing, of which Hydra names the first part
-        return unknown_key(found[1] if whole else full[1], value[1] if value else "...")
+        # if the choice of a known option is missing, Hydra names only the first part of the option
+        missing = found[1] if full is None or found[1] in known else full[1]
+        return unknown_key(missing, value[1] if value else "...")
     if found := re.search(r"Could not delete from config. (.*)", text):
         return f"~ must be followed by an existing option: {found[1].rstrip('.')}; type KEY=VALUE to change one"
     return _one_line(f"{text} {cause}") + "; type --help all for every option"

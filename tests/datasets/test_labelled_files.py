@@ -42,8 +42,10 @@ def loaded(root: str, **options):
         {"rows": rows("pictures/{i}.png,{name}"), "table": "metadata.csv", "pictures": "pictures"},
         {"rows": rows("{i}.png,{name}"), "pictures": "train_images"},
         {"rows": rows("./{i}.png,{name}")},
+        {"rows": rows("{i}.png;{name}"), "header": "file_name;label"},
+        {"rows": rows("{i}\t{name}"), "header": "id\tclass"},
     ],
-    ids=["flat", "other names", "a contest's", "with folders", "in a folder beside", "dots"],
+    ids=["flat", "other names", "a contest's", "with folders", "in a folder beside", "dots", "semicolons", "tabs"],
 )
 def test_layouts(layout, tmp_path):
     """Each picture has the class of its row, and none is in two parts."""
@@ -60,6 +62,43 @@ def test_a_column_says_the_part(tmp_path):
     found, _, data = loaded(root)
     assert (data.train_size, data.test_size) == (16, 4) and "test_share" not in found
     assert sorted(int(data.loader.items.test.path(i).stem) for i in range(4)) == [16, 17, 18, 19]
+
+
+@pytest.mark.parametrize("form", ["{i},{name}", "{i}.png,{name}"])
+def test_a_name_in_several_folders_is_that_of_the_part(form, tmp_path):
+    """As in contests: train.csv lists train/0.png, ..., and test/0.png, ... have no classes."""
+    root = made(tmp_path, rows(form), header="id,label", table="train.csv", pictures="train")
+    folder(tmp_path, {"test": 20})
+    _, _, data = loaded(root)
+    for files in (data.loader.items.train, data.loader.items.test):
+        for i, label in enumerate(files.labels):
+            assert files.path(i).parent.name == "train" and int(files.path(i).stem) % 2 == label
+
+
+def test_a_picture_beside_the_table_is_that_of_its_name(tmp_path):
+    root = made(tmp_path, rows())
+    folder(tmp_path, {"others": 20})
+    assert all(path.parent == tmp_path for path in files_of(loaded(root)[2]))
+
+
+def files_of(data) -> list[Path]:
+    parts = data.loader.items.train, data.loader.items.test
+    return [files.path(i) for files in parts for i in range(len(files.labels))]
+
+
+@pytest.mark.parametrize("other", [{"b": 20}, {"b/train": 20, "c/train": 20}])
+def test_a_name_in_several_folders_is_refused(other, tmp_path):
+    root = made(tmp_path, rows(), pictures="a")
+    folder(tmp_path, other)
+    with pytest.raises(ConfigError, match=r"got line 2 of .* with 0.png, which is .*0.png and .*; write its folder"):
+        loaded(root)
+
+
+@pytest.mark.parametrize("twice", ["3.png,red", "3.png,blue", "./3,blue"])
+def test_a_picture_in_two_rows_is_refused(twice, tmp_path):
+    """It would be trained on and tested on, or have two classes."""
+    with pytest.raises(ConfigError, match=r"one row for each picture, got 3\.png in the lines 5 and 22 of"):
+        loaded(made(tmp_path, [*rows(), twice]))
 
 
 def test_numbers_are_classes_in_their_order(tmp_path):
@@ -94,7 +133,7 @@ def test_another_class_is_another_fingerprint(tmp_path):
     [
         ([*rows(), "20.png,red", "21.png,red"], "got .* without 20.png and 1 more; remove these rows"),
         ([*rows(), "3.png,"], "a file, a class, and train, test or val in each row, got line 22 of"),
-        ([], "pictures of at least 2 classes|rows of train"),
+        ([], "must hold rows of train in .*, got none; add some"),
     ],
 )
 def test_one_sentence(table, told, tmp_path):

@@ -248,6 +248,12 @@ class Arrays(CountedImages):
             if self._form(x)[1:] != (channels, size):
                 both = f"{_shown(first)} and {_shown(x)}"
                 raise ConfigError(f"{place} must have equal images in all parts, got {both}; change one of them")
+            if (x.dtype.kind == "f") != (first.dtype.kind == "f"):
+                both = f"{_shown(first)} and {_shown(x)}"
+                raise ConfigError(
+                    f"{place} must have integers, or floats of one range, as images of all parts, got {both}; scale "
+                    "one of them"
+                )
             if x.shape[0] != (y.shape or (0,))[0]:
                 both = f"{_shown(x)} and {_shown(y)}"
                 raise ConfigError(f"{place} must have a label for each image, got {both}; change one of them")
@@ -329,10 +335,13 @@ class Arrays(CountedImages):
         """Return images [n, C, H, W], in uint8 if all values are integers from 0 to 255, otherwise in float32."""
         layout, channels, side = self._form(x)
         values = x.load()
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise ConfigError(f"{x.file} must have finite images, got NaN or infinity in {x.name}; change that array")
         small = values.dtype.kind in "bui" and values.min() >= 0 and values.max() <= 255
-        images = torch.from_numpy(np.ascontiguousarray(values, dtype=np.uint8 if small else np.float32))
+        with np.errstate(over="ignore"):  # the next lines report it
+            values = np.ascontiguousarray(values, dtype=np.uint8 if small else np.float32)
+        if not small and not np.isfinite(values).all():
+            rule = "finite images, also as float32"
+            raise ConfigError(f"{x.file} must have {rule}, got NaN or infinity in {x.name}; change that array")
+        images = torch.from_numpy(values)
         images = images.permute(0, 3, 1, 2).contiguous() if layout == "nhwc" else images
         return images.view(-1, channels, side, side)
 
@@ -349,10 +358,12 @@ def _plain_labels(y: Stored) -> np.ndarray:
     if labels.ndim == 2 and np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all():
         return labels.argmax(1)
     whole = labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == labels.round()).all()
-    if labels.ndim == 1 and (whole or labels.dtype.kind in "buiUS"):
+    missing = labels.dtype.kind in "US" and not np.strings.str_len(np.strings.strip(labels)).all()
+    if labels.ndim == 1 and (whole or labels.dtype.kind in "buiUS") and not missing:
         return labels.astype(np.int64) if whole else labels
     rule = "one class for each image: whole numbers, text or one-hot rows"
-    raise ConfigError(f"{y.file} must have {rule}, got {_shown(y)}; change that array")
+    got = f"{_shown(y)} with an empty text" if missing else _shown(y)
+    raise ConfigError(f"{y.file} must have {rule}, got {got}; change that array")
 
 
 def _shown(own: Stored) -> str:

@@ -29,6 +29,7 @@ from accordion_bench.datasets.pictures import SIZE, DecodedImages, PicturesByPar
 from accordion_bench.datasets.token_windows import ByteDataset
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.option import Choice, option, with_options
+from accordion_bench.options.units import counted as number_of
 
 Table = Any  # a datasets.Dataset
 NAME = "name on the Hub, OWNER/NAME; null = the files in paths.data (parquet, csv, json, or saved by datasets)"
@@ -99,6 +100,19 @@ def _column(key: str, typed: str | None, source: Origin, fitting: Sequence[str],
             f"dataset.{key}={fitting[0] if fitting else 'NAME'} (its columns: {', '.join(names)})"
         )
     return fitting[0]
+
+
+def classes_of_rows(table: Table, column: str, source: Origin, part: str) -> np.ndarray:
+    """Return the class of each row, -1 in all rows of a test or validation part without classes."""
+    values = list(table[column])
+    if none := [row for row, value in enumerate(values) if value is None or value != value or not str(value).strip()]:
+        if part != "train" and len(none) == len(values):
+            return np.full(len(values), -1)
+        raise ConfigError(
+            f"{source} must have a class in each row, got row {none[0]} of {part} without; leave out its "
+            f"{number_of(len(none), 'row')} without a class"
+        )
+    return np.asarray(values)
 
 
 @dataclass(frozen=True)
@@ -184,7 +198,7 @@ class HuggingFaceImages(DecodedImages):
         label = _column(
             "label", self.label, source, classes if len(classes) == 1 else usual[:1] or classes, parts["train"]
         )
-        values = {part: np.asarray(table[label]) for part, table in parts.items()}
+        values = {part: classes_of_rows(table, label, source, part) for part, table in parts.items()}
         kinds = np.unique(values["train"])
         kinds = kinds[kinds != -1] if kinds.dtype.kind in "iu" else kinds
         found = {}

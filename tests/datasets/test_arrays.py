@@ -230,6 +230,10 @@ def wrong(**changed) -> dict:
         (four(X.astype(str)), "of numbers, got x_train"),
         (four(y=Y + 0.5), "one class for each image: .* got y_train"),
         (four(y=np.eye(4)[Y] * 2), "one class for each image"),
+        (four(y=np.where(Y == 0, " ", "a")), "one class for each image: .* got y_train .* with an empty text"),
+        (wrong(x_test=X[TEST] / 255), r"integers, or floats of one range, .* got x_train .* and x_test .* float64"),
+        (wrong(x_test=X[TEST].astype(np.float32)), "floats of one range, as images of all parts"),
+        (four(X * 1e300), "finite images, also as float32, got NaN or infinity in x_train"),
         (four(y=np.zeros((20, 2, 2))), "one class for each image"),
         (four(y=Y.astype(object)), "contains Python objects, which are never loaded"),
         (four(y=np.zeros(20, int)), "pictures of at least 2 classes, got .* with 1"),
@@ -247,7 +251,7 @@ def test_one_sentence(named, told, tmp_path):
 def test_images_must_be_finite(value, tmp_path):
     x = X.astype(np.float32)
     x[15, 2, 2, 1] = value
-    with pytest.raises(ConfigError, match="must have finite images, got NaN or infinity in x_test"):
+    with pytest.raises(ConfigError, match="must have finite images, also as float32, got NaN or infinity in x_test"):
         loaded(packed(tmp_path, **four(x)))
 
 

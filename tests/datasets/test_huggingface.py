@@ -98,6 +98,21 @@ def test_a_test_without_labels_is_none(hf, tmp_path):
     assert found["test_share"] == 0.2
 
 
+@pytest.mark.parametrize("none", [None, "", " ", float("nan")], ids=repr)
+def test_a_row_without_a_class_is_refused(none):
+    """Columns of a table are sequences by name. A part in which no row has a class is that of a contest."""
+    source = huggingface.Origin("owner/name", None, None, "data")
+    for part in ("train", "test"):
+        with pytest.raises(
+            ConfigError, match=f"a class in each row, got row 1 of {part} without; leave out its 2 rows"
+        ):
+            huggingface.classes_of_rows({"label": ["a", none, "b", none]}, "label", source, part)
+    assert huggingface.classes_of_rows({"label": [none] * 3}, "label", source, "test").tolist() == [-1] * 3
+    with pytest.raises(ConfigError, match="got row 0 of train"):
+        huggingface.classes_of_rows({"label": [none] * 3}, "label", source, "train")
+    assert huggingface.classes_of_rows({"label": [0, 2, -1]}, "label", source, "train").tolist() == [0, 2, -1]
+
+
 def test_other_rows_have_another_fingerprint(hf, tmp_path):
     first = saved(hf, tmp_path / "a", "parquet", train=images(hf, range(15)))
     noted = HuggingFaceImages().count(first)["fingerprint"]

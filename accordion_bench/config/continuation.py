@@ -59,7 +59,8 @@ def resumed_config(cfg: Config, typed: set[str]) -> Config:
     if folder.done and not ("epochs" in typed and cfg["epochs"] != saved["epochs"]):
         raise ConfigError(
             f"resume must be a run that has not finished, got {cfg['resume']}, which has finished; type python -m "
-            f"accordion_bench.report {cfg['resume']} to see it, or epochs=N for more than its {saved['epochs']}"
+            f"accordion_bench.report {shlex.quote(str(cfg['resume']))} to see it, or epochs=N for more than its "
+            f"{saved['epochs']}"
         )
     cfg = {**cfg, "dataset": _as_counted(cfg["dataset"], saved["dataset"])}
     for key in sorted(typed):  # a group's name comes before its options

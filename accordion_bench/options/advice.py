@@ -225,10 +225,11 @@ def keys_of(file: Path) -> dict[str, Any]:
                     keys[f"{prefix}{name}"] = plain(value)
                     collect(value, f"{prefix}{name}.")
 
+    content = read_yaml(file)
     package = re.match(r"# @package (\S+)", file.read_text(encoding="utf-8"))
     inside = next(file.relative_to(folder) for folder in conf_dirs() if file.is_relative_to(folder))
     prefix = package[1] if package else ".".join(inside.parts[:-1])
-    collect(read_yaml(file), "" if prefix in ("", "_global_") else f"{prefix}.")
+    collect(content, "" if prefix in ("", "_global_") else f"{prefix}.")
     return keys
 
 

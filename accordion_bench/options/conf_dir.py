@@ -20,7 +20,7 @@ def read_options(file: Path) -> Config:
 
 
 def read_yaml(file: Path) -> Config:
-    """Return a copy of the content of a YAML file."""
+    """Return a copy of the content of a YAML file; ConfigError if it is not YAML, or not a mapping."""
     return copy.deepcopy(_parsed(file, file.stat().st_mtime_ns))
 
 
@@ -28,7 +28,16 @@ def read_yaml(file: Path) -> Config:
 def _parsed(file: Path, changed: int) -> Config:
     import yaml
 
-    return yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        at = getattr(error, "problem_mark", None)
+        place = f"line {at.line + 1}, column {at.column + 1}: " if at else ""
+        why = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ConfigError(f"{file} must be a YAML file, got {place}{why}; correct that file") from error
+    if not isinstance(content, dict | None):
+        raise ConfigError(f"{file} must have a line KEY: VALUE for each option, got {content}; correct that file")
+    return content or {}
 
 
 def options_of(node: Config) -> Config:

@@ -198,8 +198,9 @@ def _hydra_main(failures: list[int], imported: Callable[[], object], asked: str,
 
 
 def in_order(arguments: list[str]) -> list[str]:
-    """Sort -m first, as argparse requires, and arms last, because an arm overrides its experiment."""
-    return sorted(arguments, key=lambda item: item.startswith("+arm=") - (item in ("-m", "--multirun")))
+    """Sort flags first, as argparse requires, and arms last, because an arm overrides its experiment."""
+    flags, words = command_line.split_flags(arguments)
+    return [*flags, *sorted(words, key=lambda word: word.startswith("+arm="))]
 
 
 def typed(overrides: list[str]) -> dict[str, str]:

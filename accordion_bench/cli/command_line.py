@@ -120,7 +120,7 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
         if not any(other.startswith("hydra.searchpath=") for other in overrides):
             _known(key.lstrip("+"), value)
         if key.lstrip("+~").startswith("hydra."):
-            _of_hydra(key.lstrip("+~"))
+            _of_hydra(key.lstrip("+~"), value, overrides)
 
 
 def _chosen(overrides: Sequence[str], key: str) -> list[str]:
@@ -159,6 +159,29 @@ def config_dirs(arguments: Sequence[str]) -> list[str]:
     return found
 
 
+def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return Hydra's flags with their values, and the other words; --info and its optional value are among these."""
+    flags, words, rest = list[str](), list[str](), list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return flags, [*words, word, *rest]
+        flag = _hydra_flag(word.partition("=")[0])
+        if flag in (None, "--info", "-i"):
+            words.append(word)
+        else:
+            flags.append(word)
+            if FLAGS.get(OF_SHORT.get(flag, flag)) and "=" not in word and rest:
+                flags.append(rest.pop(0))
+    return flags, words
+
+
+def _hydra_flag(name: str) -> str | None:
+    """Return the flag that a word, or the beginning of a word, names; None if it is none or several."""
+    own = [flag for flag in FLAGS if flag.startswith(name)] if name.startswith("--") else []
+    return name if name in SHORT or name in FLAGS else own[0] if len(own) == 1 else None
+
+
 def refuse_bytes(arguments: Sequence[str]) -> None:
     """Refuse words that are not valid UTF-8, which no YAML file can contain."""
     for word in arguments:
@@ -173,9 +196,9 @@ def _flag(word: str, rest: list[str]) -> None:
     key = name.lstrip("-")
     known = {*advice.known_keys(), *advice.PRESETS, *advice.OF_ADVICE}
     keys = [typed for typed in (key, key.replace("-", "_")) if typed in known]
-    own = [flag for flag in FLAGS if flag.startswith(name)] if name.startswith("--") and not keys else []
-    if name in SHORT or name in FLAGS or len(own) == 1:
-        flag = OF_SHORT.get(name, (own or [name])[0])
+    own = None if keys else _hydra_flag(name)
+    if name in SHORT or name in FLAGS or own:
+        flag = OF_SHORT.get(name, own or name)
         if FLAGS.get(flag) and not equals:
             if not rest:
                 raise ConfigError(f"{flag} must be followed by its value, got nothing; type {flag}=VALUE")
@@ -207,12 +230,17 @@ def _override(word: str, before: Sequence[str], rest: list[str]) -> str:
     raise ConfigError(advice.loose_word(word))
 
 
-def _of_hydra(key: str) -> None:
-    """Refuse an unknown option of Hydra, which it would accept with a plus, and ignore."""
+def _of_hydra(key: str, value: str, overrides: Sequence[str]) -> None:
+    """Refuse an option of Hydra that does not exist, which Hydra would accept with a plus, or that has no effect."""
     from hydra.conf import HydraConf
 
     if key.split(".")[1].partition("@")[0] not in {own.name for own in dataclasses.fields(HydraConf)}:
         raise ConfigError(advice.unknown_key(key))
+    used = ("hydra.output_subdir=", "hydra.job.chdir=")
+    if key == "hydra.run.dir" and not any(word.startswith(used) for word in overrides):
+        raise ConfigError(
+            f"{key} has no effect, since a run writes into paths.runs, got {value}; type paths.runs={value}"
+        )
 
 
 def _list(key: str, value: str) -> None:

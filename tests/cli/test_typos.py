@@ -2,7 +2,8 @@
 
 import pytest
 
-from accordion_bench.cli.command_line import refuse_unreadable
+from accordion_bench.cli.command_line import refuse_unreadable, split_flags
+from accordion_bench.options import advice, conf_dir
 from accordion_bench.options.advice import explain
 from accordion_bench.options.checks import ConfigError, closest, nearest
 from tests.kit import composed
@@ -85,6 +86,51 @@ def test_the_option_is_that_of_the_chosen_policy(typed, instead):
     with pytest.raises(ConfigError) as caught:
         refuse_unreadable(typed.split())
     assert str(caught.value).partition("; type ")[2] == instead
+
+
+@pytest.mark.parametrize(
+    "typed, flags",
+    [
+        ("epochs=1 --config-dir conf compressor=mine", ["--config-dir", "conf"]),
+        ("epochs=1 --config-d=conf compressor=mine", ["--config-d=conf"]),
+        ("epochs=1 -cd conf -m compressor=none,mine", ["-cd", "conf", "-m"]),
+        ("epochs=1 --cfg job compressor=mine --resolve", ["--cfg", "job", "--resolve"]),
+        ("epochs=1 --info defaults", []),
+        ("epochs=1 -- --config-dir", []),
+        ("--nope epochs=1", []),
+    ],
+)
+def test_flags_may_stand_between_options(typed, flags):
+    words = typed.split()
+    found, others = split_flags(words)
+    assert found == flags and others == [word for word in words if word not in flags]
+
+
+@pytest.mark.parametrize(
+    "content, told",
+    [
+        ("_target_: topk.TopK\n  density: 0.1\n", "line 2, column 10: mapping values are not allowed here"),
+        ("density: [0.1\n", "line 2, column 1"),
+        ("- density\n", "a line KEY: VALUE for each option, got \\['density'\\]"),
+        (b"# \xff\n", "can't decode byte 0xff"),
+    ],
+)
+def test_a_mistake_in_a_file_of_the_user_is_named(content, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(conf_dir, "_own", [])
+    file = tmp_path / "compressor" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    advice.known_keys.cache_clear()
+    with pytest.raises(ConfigError, match=f"{file} must .*{told}.*; correct that file") as caught:
+        refuse_unreadable(["--config-dir", str(tmp_path), "compressor=mine", "compressor.densty=1"])
+    advice.known_keys.cache_clear()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_no_run_writes_into_is_refused():
+    with pytest.raises(ConfigError, match=r"type paths\.runs=there"):
+        refuse_unreadable(["hydra.run.dir=there"])
+    refuse_unreadable(["hydra.run.dir=there", "hydra.output_subdir=.hydra"])
 
 
 def test_an_option_of_a_policy_that_is_not_chosen_names_its_policy():

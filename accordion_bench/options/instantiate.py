@@ -17,7 +17,7 @@ from accordion_bench.options import advice, checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.component import Description
 from accordion_bench.options.conf_dir import Config as Config
-from accordion_bench.options.conf_dir import conf_dirs
+from accordion_bench.options.conf_dir import conf_dirs, read_yaml, yaml_files
 
 
 def build(
@@ -54,7 +54,15 @@ def build(
         if unknown or none:
             option = unknown[1] if unknown else next(iter(options))
             key = f"{group}.{option}"
-            if advice.choices_with_option(key):
+            files = yaml_files(group.partition(".")[0])
+            holders = [files[name] for name in advice.choices_with_option(key)]
+            if file := next(
+                (file for file in holders if read_yaml(file).get("_target_") == node.get("_target_")), None
+            ):
+                raise ConfigError(
+                    f"{key} is no option of {cls.__name__}, got it in {file}; correct that file"
+                ) from error
+            if holders:
                 raise ConfigError(advice.unknown_key(key, checks.show(options.get(option)))) from error
             raise ConfigError(f"{key} is no option of {cls.__name__}; type --help {group}") from error
         shown = ", ".join(f"{group}.{key}={checks.show(value)}" for key, value in options.items())
@@ -145,7 +153,8 @@ def _in_files(folders: tuple[Path, ...], group: str) -> frozenset[str]:
 
 def check_value_kinds(declared: Config, given: Config, prefix: str) -> None:
     """Refuse values of another kind than the default: text for a number, a number for a list, null for a value."""
-    several = _of_several_kinds(declared.get("_target_"))
+    group = prefix.rstrip(".")
+    several = _of_several_kinds(declared.get("_target_"), group)
     for name, default in declared.items():
         if name not in given or default is None or (isinstance(default, str) and "${" in default):
             continue
@@ -154,7 +163,7 @@ def check_value_kinds(declared: Config, given: Config, prefix: str) -> None:
         key, value = f"{prefix}{name}", given[name]
         kinds: Any = next(kind for kind in (bool, (int, float), str, list, dict) if isinstance(default, kind))
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            if name in _said_of_several_kinds(declared.get("_target_")):
+            if name in _said_of_several_kinds(declared.get("_target_"), group):
                 continue  # the code that uses it checks it
             rule = "{true} or {false}" if isinstance(default, bool) else checks.kind_of(default)
             if isinstance(default, dict):
@@ -165,17 +174,17 @@ def check_value_kinds(declared: Config, given: Config, prefix: str) -> None:
             check_value_kinds(default, value, f"{key}.")
 
 
-def _said_of_several_kinds(path: str | None) -> frozenset[str]:
+def _said_of_several_kinds(path: str | None, group: str) -> frozenset[str]:
     """Return the options that a class declares to be of several kinds."""
-    cls = target({"_target_": path}, "") if path else None
+    cls = target({"_target_": path}, group) if path else None
     description: Description = getattr(cls, "description", Description())
     return description.of_several_kinds
 
 
 @functools.cache
-def _of_several_kinds(path: str | None) -> dict[str, Any]:
+def _of_several_kinds(path: str | None, group: str = "") -> dict[str, Any]:
     """Return the options of one of this package's classes whose annotation accepts None or Any."""
     if not str(path).startswith("accordion_bench."):
         return {}
-    hints = typing.get_type_hints(target({"_target_": path}, "").__init__)
+    hints = typing.get_type_hints(target({"_target_": path}, group).__init__)
     return {name: hint for name, hint in hints.items() if hint is Any or type(None) in typing.get_args(hint)}

@@ -2,8 +2,9 @@
 
 import pytest
 
+from accordion_bench.options import advice, conf_dir
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.options.instantiate import target
+from accordion_bench.options.instantiate import build, check_value_kinds, target
 
 
 @pytest.fixture
@@ -48,3 +49,23 @@ def test_a_fault_inside_the_module_keeps_its_traceback(own_module):
     own_module("own_d", "import math\nmath.nonsense\n")
     with pytest.raises(AttributeError, match="nonsense"):
         target({"_target_": "own_d.Net"}, "model")
+
+
+@pytest.mark.parametrize("group", ["compressor", "adaptive.mine"])
+def test_an_option_that_only_the_users_file_has_is_a_mistake_of_the_file(group, tmp_path, monkeypatch):
+    path = "accordion_bench.compressors.topk.TopK"
+    file = tmp_path / group.partition(".")[0] / "mine.yaml"
+    file.parent.mkdir()
+    package = "" if "." not in group else f"# @package {group}\n"
+    file.write_text(f"{package}_target_: {path}\ndensty: 0.3\n", encoding="utf-8")
+    monkeypatch.setattr(conf_dir, "_own", [tmp_path])
+    advice.known_keys.cache_clear()
+    with pytest.raises(ConfigError) as refused:
+        build({"_target_": path, "densty": 0.3}, group)
+    assert str(refused.value) == f"{group}.densty is no option of TopK, got it in {file}; correct that file"
+
+
+def test_the_group_of_a_missing_class_is_named():
+    path = "accordion_bench.compressors.topk.Nothing"
+    with pytest.raises(ConfigError, match=r"^compressor\._target_ must be .* type compressor=NAME instead$"):
+        check_value_kinds({"_target_": path, "density": 0.1}, {"density": 0.1}, "compressor.")

@@ -152,6 +152,8 @@ class Attachment:
         if not self.axis.has_taken and self.overlap.armed is None:
             self.step.arm(self.inner.rate(), self.step.leaving())
         if not self.setting.scaled:
+            if not self.axis.has_taken:
+                self.axis.samples = is_due(self.position.step + 1)
             self.axis.taken(i)
         self.overlap.arrived(i)
 
@@ -246,13 +248,14 @@ class Attachment:
         with self._told():
             self.watch.refuse_replaced()
             self._note_rate()
-            # without zeros the optimizers' buffers could differ between workers
-            self.axis.collect(give=self.sync.buffers == "average")
             if self.sync.gradient_exchange_of_next_step() is not None and (name := self.axis.changed()):
                 raise ConfigError(
                     f"gradients must stay as backward has left them until they are exchanged, got that of {name} "
-                    "changed; call comm.join() first, or pass clip_norm= in the place of clipping them"
+                    "changed; call comm.join() first, or pass clip_norm= instead of clipping them, or scaler= with a "
+                    "GradScaler"
                 )
+            # without zeros the optimizers' buffers could differ between workers
+            self.axis.collect(give=self.sync.buffers == "average")
             self.step.backward_over()
             self.clock.lap("compute")
             self.step.before_update(self._lr)

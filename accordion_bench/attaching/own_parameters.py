@@ -30,6 +30,8 @@ class OwnParameters(Replicas):
         self.applied: list[Tensor] = []
         self._taken: dict[int, Tensor] = {}
         self._seen: dict[int, tuple[Tensor, int]] = {}  # index -> taken gradient, its version
+        self.samples = False  # whether the first number of each gradient is kept, to detect writes without a version
+        self._firsts: dict[int, Tensor] = {}  # index -> first number of the taken gradient
 
     @property
     def shared(self) -> list[Tensor]:
@@ -56,6 +58,8 @@ class OwnParameters(Replicas):
             )
         self._seen[i] = gradient, gradient._version
         self._taken[i] = as_real(gradient.detach()).contiguous().unsqueeze(0)
+        if self.samples and gradient.numel():
+            self._firsts[i] = _first_number(gradient).clone()
 
     @property
     def has_taken(self) -> bool:
@@ -88,18 +92,30 @@ class OwnParameters(Replicas):
         self.gradients_W = [self._taken[i] for i in range(len(self.params))]
 
     def changed(self) -> str | None:
-        """Return the name of the first parameter whose gradient was modified since it was taken; None = none.
+        """Return the name of the first parameter whose gradient was modified or replaced since it was taken, or None.
 
-        Gradients that are views of one buffer share a version and are not checked.
+        Call it before `collect`. Gradients that are views of one buffer share a version, which is not compared.
+        `GradScaler.unscale_` and writes to `grad.data` do not change the version. With `samples` they are detected by
+        the first number of each gradient.
         """
-        seen = sorted((i, *pair) for i, pair in self._seen.items() if not pair[0]._is_view())
-        return next((self.specs[i].name for i, gradient, version in seen if gradient._version != version), None)
+        if self.delivers:  # the gradients taken are not those of the parameters
+            return None
+        for i, (gradient, version) in sorted(self._seen.items()):
+            if self.params[i].grad is not gradient or (not gradient._is_view() and gradient._version != version):
+                return self.specs[i].name
+        if not self._firsts:
+            return None
+        before = torch.stack([first.double() for first in self._firsts.values()])
+        now = torch.stack([_first_number(self._seen[i][0]).double() for i in self._firsts])
+        other = ((now != before) & ~(now.isnan() & before.isnan())).nonzero()
+        return self.specs[list(self._firsts)[int(other[0, 0])]].name if len(other) else None
 
     def forget(self) -> None:
         """Clear the gradients at the end of a step, or if it is discarded."""
         self.gradients_W, self.applied, self.delivers = [], [], False
         self._taken.clear()
         self._seen.clear()
+        self._firsts.clear()
 
     @torch.no_grad()
     def apply(self, updates: Sequence[Tensor]) -> None:
@@ -123,6 +139,11 @@ class OwnParameters(Replicas):
     def fork(self) -> None:
         self.shared = [value.clone(memory_format=torch.contiguous_format) for value in self.shared]
         self.replicas = [self.params]
+
+
+def _first_number(gradient: Tensor) -> Tensor:
+    """Return a view [1] of the first number of a tensor that has entries."""
+    return as_real(gradient.detach()).as_strided((1,), (1,))
 
 
 def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

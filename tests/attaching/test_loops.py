@@ -301,6 +301,49 @@ def clipped_without_join_is_refused():
         comm.detach()
 
 
+def gradients_replaced_before_join_are_refused():
+    """Another tensor, none, or a write through `data`, which changes no version."""
+
+    def halve(param: nn.Parameter) -> None:
+        param.grad = param.grad / 2
+
+    def remove(param: nn.Parameter) -> None:
+        param.grad = None
+
+    def write(param: nn.Parameter) -> None:
+        param.grad.data.mul_(2)
+
+    for when in EARLY_AND_LATE:
+        for change in (halve, remove, write):
+            model = net()
+            comm, optimizer = attached(model, **when)
+            loss_of(model, 0).backward()
+            change(model[3].weight)
+            with refused("got that of 3.weight changed"):
+                optimizer.step()
+            comm.detach()
+
+
+def gradients_replaced_after_join():
+    model = net()
+    twin = ByHand(model)
+    comm, optimizer = attached(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        twin.optimizer.zero_grad()
+        loss_of(model, step).backward()
+        loss_of(twin.model, step).backward()
+        comm.join()
+        twin.mean()
+        for each_model in (model, twin.model):
+            each_model[3].weight.grad = each_model[3].weight.grad / 2
+            each_model[0].bias.grad = None
+        optimizer.step()
+        twin.step()
+    same(model, twin.model)
+    comm.detach()
+
+
 def clip(model: nn.Module, norm: float) -> None:
     """As `clip_grad_norm_`, which divides by the norm and 1e-6 more."""
     gradients = [param.grad for param in model.parameters()]
@@ -420,6 +463,8 @@ CASES = [
     gradients_put_by_hand,
     clipped_after_join,
     clipped_without_join_is_refused,
+    gradients_replaced_before_join_are_refused,
+    gradients_replaced_after_join,
     clipped_by_the_attachment,
     clipping_after_is_refused_where_the_compressor_takes_the_step,
     step_with_a_closure,

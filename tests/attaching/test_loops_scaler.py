@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import accordion_bench as ab
-from tests.kit.loops import METHODS, OWNERS, ByHand, attached, each, loss_of, net, play, same, same_on_all, sgd
+from tests.kit.loops import METHODS, OWNERS, ByHand, attached, each, loss_of, net, play, refused, same, same_on_all, sgd
 
 OVERFLOWS = 2  # in this step, on rank 1 alone
 STEPS = range(6)
@@ -92,6 +92,18 @@ def several_micro_batches(ddp, options):
     scaled(ddp, micros=2, **options)
 
 
+def a_scaler_that_was_not_passed():
+    """`unscale_` changes gradients that are being sent, and not their version."""
+    for early in ({}, {"overlap": False}):
+        model = net()
+        scaler = scaler_of()
+        comm, optimizer = attached(model, **early)
+        scaler.scale(half_loss(model, 0)).backward()
+        with refused("or scaler= with a GradScaler"):
+            scaler.step(optimizer)
+        comm.detach()
+
+
 def a_scaler_that_is_switched_off():
     model = net()
     twin = ByHand(model)
@@ -168,7 +180,11 @@ def bfloat16_without_a_scaler(options, ddp):
 
 VIEWS = ({}, {"gradient_as_bucket_view": True})
 WHOLE = {"compressor": "topk", "density": 0.5, "scope": "model"}
-ALONE = [a_scaler_that_is_switched_off, *each(one_scaler_for_two_models, (0, 1))]  # none repeats another
+ALONE = [  # none repeats another
+    a_scaler_that_was_not_passed,
+    a_scaler_that_is_switched_off,
+    *each(one_scaler_for_two_models, (0, 1)),
+]
 CASES = [
     *each(without_clipping, (None, *VIEWS), METHODS.values()),
     *each(without_clipping, [None], (WHOLE, {**METHODS["topk"], "overlap": False}, {"bucket_cap_mb": 1e-4})),

@@ -339,4 +339,6 @@ class Attachment:
             with lost_worker_told(f"step {step}", self.setting.passed.timeout):
                 yield
         except NonFinite as bad:
-            raise NonFinite(f"step {step}: {bad}; lower the learning rate, now {self._first_rate():g}") from None
+            scaler = ", or pass scaler= if a GradScaler scales the loss" if self.axis.delivers else ""
+            rate = f"lower the learning rate, now {self._first_rate():g}"
+            raise NonFinite(f"step {step}: {bad}; {rate}{scaler}") from None

@@ -14,6 +14,7 @@ from accordion_bench.attaching.attachment import Attachment
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.tensors.same_shape import as_kind_of, as_real
 
+WRAP_AGAIN = "call comm.detach(), wrap the model in DistributedDataParallel again, then call ab.attach again"
 SPARSE = "gradients must be dense tensors, got a sparse one of DistributedDataParallel; pass sparse=False to its module"
 
 
@@ -48,6 +49,7 @@ class DDPDelivery:
         self.attachment = attachment
         self._index = {id(param): i for i, param in enumerate(attachment.axis.params)}
         attachment.delivering = module.no_sync
+        attachment.watch.repair = WRAP_AGAIN
         attachment.when_detached(self._stop)
 
     def _stop(self) -> None:
@@ -94,8 +96,14 @@ class DDPDelivery:
     @torch.no_grad()
     def _deliver(self, attachment: Attachment) -> None:
         held, self._held = self._held, []
-        attachment.join()
         axis = attachment.axis
+        delivered = {i for *_, numbered in held for i, _ in numbered}
+        if (i := next((i for i in range(len(axis.params)) if i not in delivered), None)) is not None:
+            raise ConfigError(
+                f"DistributedDataParallel must exchange all trained parameters, got {axis.specs[i].name}, which was "
+                f"frozen or ignored when it wrapped the model; {WRAP_AGAIN}"
+            )
+        attachment.join()
         for future, buffer, numbered in held:
             for i, gradient in numbered:
                 gradient.copy_(axis.applied[i])

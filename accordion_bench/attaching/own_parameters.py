@@ -47,6 +47,8 @@ class OwnParameters(Replicas):
         gradient = self.params[i].grad
         if i not in self._taken and gradient is not None:
             self.take(i, gradient)
+            if self.samples and self._taken[i].numel():
+                self._firsts[i] = _first_number(gradient).clone()
         return self._taken[i]
 
     def take(self, i: int, gradient: Tensor) -> None:
@@ -58,8 +60,6 @@ class OwnParameters(Replicas):
             )
         self._seen[i] = gradient, gradient._version
         self._taken[i] = as_real(gradient.detach()).contiguous().unsqueeze(0)
-        if self.samples and gradient.numel():
-            self._firsts[i] = _first_number(gradient).clone()
 
     @property
     def has_taken(self) -> bool:

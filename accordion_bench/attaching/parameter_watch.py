@@ -34,6 +34,7 @@ class ParameterWatch:
         self._ids = {id(param) for param in self._params}
         self._frozen = [param for param in model.parameters() if not param.requires_grad]
         self._held = self._count_held()
+        self.repair = ATTACH_AGAIN  # what to do after the model has other parameters, for messages
         self._stepping = False
         self.pending = False  # whether gradients have arrived since the last step of these optimizers
         self._steps = self._repeated = 0
@@ -84,7 +85,7 @@ class ParameterWatch:
             got = f"{name} replaced, added or taken out"
         else:
             return
-        raise ConfigError(f"parameters must be the same as at ab.attach, got {got}; {ATTACH_AGAIN}")
+        raise ConfigError(f"parameters must be the same as at ab.attach, got {got}; {self.repair}")
 
     def refuse_moved(self) -> None:
         """Check that no parameter was changed without a step of an attached optimizer.

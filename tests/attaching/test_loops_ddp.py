@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import accordion_bench as ab
+from accordion_bench.compressors.compressor import NonFinite
 from tests.attaching.test_loops import Branches, branched_loss, train_clipped
 from tests.kit.loops import (
     METHODS,
@@ -263,6 +265,31 @@ def alone_after_detach():
     same(model, twin.model)
 
 
+def thawed_after_wrapping_is_refused():
+    """DistributedDataParallel exchanges what it has found trained: each worker would use its own gradient."""
+    for attach_before in (True, False):
+        model = net()
+        model[0].requires_grad_(False)
+        module, optimizer = DistributedDataParallel(model), sgd(model)
+        comm = ab.attach(module, optimizer) if attach_before else None
+        model[0].requires_grad_(True)
+        comm = comm or ab.attach(module, optimizer)
+        with refused("wrap the model in DistributedDataParallel again"):
+            loss_of(module, 0).backward()
+        comm.detach()
+        comm = ab.attach(DistributedDataParallel(model), optimizer)
+        comm.detach()
+
+
+def an_overflow_without_a_scaler_is_refused():
+    model = net()
+    module, optimizer = DistributedDataParallel(model), sgd(model)
+    comm = ab.attach(module, optimizer)
+    with refused("or pass scaler= if a GradScaler scales the loss", NonFinite):
+        (loss_of(module, 0) * math.inf).backward()
+    comm.detach()
+
+
 def somebody_elses_hook_is_refused():
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
@@ -292,6 +319,8 @@ WHOLE = [
 ALONE = [  # none repeats another
     accumulation_without_no_sync_is_that_of_ddp,
     alone_after_detach,
+    thawed_after_wrapping_is_refused,
+    an_overflow_without_a_scaler_is_refused,
     somebody_elses_hook_is_refused,
     of_some_processes,
 ]

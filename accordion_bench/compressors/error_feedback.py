@@ -135,8 +135,8 @@ class EightBits(Floats):
 
 
 GROWS = (
-    "compressor.error_feedback=true accumulates the compression error, which may exceed the input of this compressor: "
-    "the residual can grow without bound (qsgd at its defaults: to 3,000 gradients in 100 steps)"
+    "accumulates the compression error, which may exceed the input of this compressor: the residual can grow without "
+    "bound (qsgd at its defaults: to 3,000 gradients in 100 steps)"
 )
 
 

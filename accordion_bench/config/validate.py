@@ -160,7 +160,7 @@ def _growing(config: RunConfig) -> list[str]:
     """Warn if error feedback wraps a compressor that is not a contraction."""
     compressor = wrapped_compressor(config.compressor).compressor
     feeds_back = config.compressor.get("error_feedback") is True
-    return [GROWS] if feeds_back and not compressor.traits.is_contraction else []
+    return [f"compressor.error_feedback=true {GROWS}"] if feeds_back and not compressor.traits.is_contraction else []
 
 
 def refuse_out_of_range(

@@ -1,7 +1,7 @@
 """Options that were passed and change nothing are told of."""
 
 from accordion_bench.attaching.checked_arguments import choose
-from accordion_bench.attaching.users_loop import options_without_effect
+from accordion_bench.attaching.users_loop import growing, options_without_effect
 from accordion_bench.methods.build import build_methods
 from accordion_bench.plan import RunFacts
 
@@ -14,6 +14,14 @@ def told(compressor, adaptive=None, sync="every_step", **options) -> list[str]:
 def test_a_level_that_a_policy_sets():
     (sentence,) = told("powersgd", "accordion", rank=4)
     assert sentence == "rank=4 of powersgd has no effect here: adaptive=accordion sets the rank"
+
+
+def test_error_feedback_around_what_is_no_contraction():
+    for name, feedback, warned in (("qsgd", True, 1), ("qsgd", "loco", 0), ("qsgd", False, 0), ("topk", True, 0)):
+        options = {"error_feedback": feedback}
+        chosen = choose(name, None, "every_step", {"_target_": "torch.optim.SGD"}, options, [])
+        sentences = growing(chosen, build_methods(chosen, RunFacts(workers=2), 1))
+        assert [sentence.partition(" ")[0] for sentence in sentences] == ["error_feedback=True"] * warned
 
 
 def test_an_option_of_the_scheme():

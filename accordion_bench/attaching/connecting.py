@@ -22,7 +22,7 @@ from accordion_bench.attaching.checked_arguments import Checked, PassedArguments
 from accordion_bench.attaching.ddp_delivery import deliver_to, exchange_after_unscaling
 from accordion_bench.attaching.own_parameters import is_fsdp, unwrapped
 from accordion_bench.attaching.state import put_shared, shared_of
-from accordion_bench.attaching.users_loop import growing, options_without_effect
+from accordion_bench.attaching.users_loop import growing, idle_clipping, options_without_effect
 from accordion_bench.batches import unequal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.elastic import ElasticMembership
@@ -198,7 +198,8 @@ def _detach_at_the_end(attached: "weakref.ref[Attached]") -> None:
 def _hooked(passed: PassedArguments, found: Checked, methods: Methods, comm: Comm) -> Attached:
     if comm.leader:
         chosen = found.setting.chosen
-        for sentence in [*options_without_effect(chosen, found.methods), *growing(chosen, found.methods)]:
+        told = options_without_effect(chosen, found.methods) + growing(chosen, found.methods)
+        for sentence in told + idle_clipping(passed.clip_norm, passed.clip_at):
             log.warning("%s", sentence)
     taken = users_optimizer.hand_over(passed.optimizer, found.methods.wrapped.compressor)
     try:

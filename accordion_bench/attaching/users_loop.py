@@ -73,6 +73,11 @@ def growing(chosen: MethodOptions, methods: Methods) -> list[str]:
     return [f"error_feedback=True {GROWS}"] if feeds_back and not contracts else []
 
 
+def idle_clipping(norm: float | None, at: str | None) -> list[str]:
+    """Return a sentence if `clip_at` was passed without `clip_norm`."""
+    return [f"clip_at={at!r} has no effect here: clip_norm is None"] if at is not None and norm is None else []
+
+
 def options_without_effect(chosen: MethodOptions, methods: Methods) -> list[str]:
     """Return a sentence for each option that differs from its default and has no effect in the methods built of it."""
     context = RunContext(

@@ -1,7 +1,7 @@
 """Options that were passed and change nothing are told of."""
 
 from accordion_bench.attaching.checked_arguments import choose
-from accordion_bench.attaching.users_loop import growing, options_without_effect
+from accordion_bench.attaching.users_loop import growing, idle_clipping, options_without_effect
 from accordion_bench.methods.build import build_methods
 from accordion_bench.plan import RunFacts
 
@@ -22,6 +22,12 @@ def test_error_feedback_around_what_is_no_contraction():
         chosen = choose(name, None, "every_step", {"_target_": "torch.optim.SGD"}, options, [])
         sentences = growing(chosen, build_methods(chosen, RunFacts(workers=2), 1))
         assert [sentence.partition(" ")[0] for sentence in sentences] == ["error_feedback=True"] * warned
+
+
+def test_a_place_of_clipping_without_a_norm():
+    (sentence,) = idle_clipping(None, "after")
+    assert sentence == "clip_at='after' has no effect here: clip_norm is None"
+    assert idle_clipping(1.0, "after") == idle_clipping(None, None) == []
 
 
 def test_an_option_of_the_scheme():

@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves
 from accordion_bench.codecs import engines
 from accordion_bench.comm import graphs
 from accordion_bench.conformance import pretend_device
+from accordion_bench.conformance.placement import Strict, Tape
 from accordion_bench.conformance.pretend_device import DEVICE, Pretend, one_launch, pretended, real
-from accordion_bench.conformance.stand_ins import Strict, Tape
 from accordion_bench.tensors.kernels.on_gpu import launch
 
 GPU = torch.device("cuda", 0)

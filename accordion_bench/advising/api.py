@@ -23,11 +23,11 @@ from accordion_bench.advising.predict import MethodCost, pays_below
 from accordion_bench.advising.rehearsal import Beside, optimizer_of
 from accordion_bench.advising.step_times import Loss, MakeOptimizer, StepTimes, measured_step, trained_module
 from accordion_bench.advising.verdict import verdict
+from accordion_bench.comm.replicas import check_clipping
 from accordion_bench.network.link_model import Network
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.plan import TensorSpec
-from accordion_bench.tensors.clip import check_clipping
 
 
 def advice(

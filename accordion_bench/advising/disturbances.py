@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accordion_bench.advising.step_times import StepTimes
-from accordion_bench.comm.clock import Stage
+from accordion_bench.comm.stages import Stage
 from accordion_bench.network.collective_costs import PAIRS
 from accordion_bench.network.link_model import Network, harmonic
 from accordion_bench.options import checks

@@ -12,8 +12,8 @@ import numpy as np
 
 from accordion_bench.advising.cluster import Cluster
 from accordion_bench.advising.step_times import StepTimes
-from accordion_bench.comm.clock import Stage
 from accordion_bench.comm.samples import Series
+from accordion_bench.comm.stages import Stage
 from accordion_bench.network.collective_costs import PAIRS, wire_and_rounds
 from accordion_bench.network.link_model import largest_of, step_ends
 

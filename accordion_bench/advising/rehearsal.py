@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from accordion_bench.advising.step_times import waiting_for
 from accordion_bench.attaching.own_parameters import OwnParameters
 from accordion_bench.attaching.users_optimizer import UsersOptimizer
-from accordion_bench.comm.clock import ExchangeKind, ExchangePart, Stage
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.stages import ExchangeKind, ExchangePart, Stage
 from accordion_bench.compressors.assemble import optimizer_node
 from accordion_bench.exchange.dry_exchange import size_of, state_bytes, tensors_in
 from accordion_bench.exchange.exchange import Exchange

@@ -41,7 +41,7 @@ from accordion_bench.advising.disturbances import generator as numpy_generator
 from accordion_bench.advising.predict import MethodCost
 from accordion_bench.advising.step_times import StepTimes
 from accordion_bench.advising.verdict import BASELINES
-from accordion_bench.comm.clock import Stage
+from accordion_bench.comm.stages import Stage
 from accordion_bench.network.link_model import LEAST, Network, fair_rates
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError, ValueRefused

@@ -16,9 +16,9 @@ from accordion_bench.attaching.attachment import Attachment
 from accordion_bench.attaching.own_parameters import plain_name, reshard
 from accordion_bench.attaching.users_optimizer import kind_of
 from accordion_bench.comm import on_device
-from accordion_bench.comm.clock import EXCLUSIVE
 from accordion_bench.comm.membership import SampleAssignment
 from accordion_bench.comm.replicas import is_dense, pooled_buffers
+from accordion_bench.comm.stages import EXCLUSIVE
 from accordion_bench.network.timeline_file import Timeline
 from accordion_bench.options import checks
 from accordion_bench.options.checks import ConfigError

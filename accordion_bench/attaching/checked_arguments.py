@@ -27,7 +27,7 @@ from accordion_bench.attaching.own_parameters import (
 )
 from accordion_bench.attaching.users_loop import UNKNOWN
 from accordion_bench.attaching.users_optimizer import Stepping
-from accordion_bench.comm.replicas import dense_parts, is_dense
+from accordion_bench.comm.replicas import check_clipping, dense_parts, is_dense
 from accordion_bench.exchange.overlap import ExchangeOptions
 from accordion_bench.loop.step import StepOptions
 from accordion_bench.methods.build import Methods, build_methods
@@ -41,7 +41,6 @@ from accordion_bench.options.instantiate import Config, build, check_value_kinds
 from accordion_bench.options.units import without_units
 from accordion_bench.plan import WHOLE_MODEL, RunFacts
 from accordion_bench.tensors import keyed_rng
-from accordion_bench.tensors.clip import check_clipping
 
 Named = str | Mapping[str, Mapping[str, Any]]
 """A name, or {name: {option: value}}."""

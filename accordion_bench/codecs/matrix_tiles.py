@@ -1,10 +1,11 @@
-"""Tiles: a matrix cut into tiles of equal shape, and messages of the largest entries of each tile.
+"""Tiles: a matrix cut into tiles of equal shape, their DCT, and messages of the largest entries of each tile.
 
 Tensor suffixes: W local workers, S senders, R rows (one tensor of one worker each), C tiles of a matrix, N entries of a
 tile, K kept entries of all tiles, B bytes.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -173,3 +174,36 @@ def unpack_numbers(bytes_R: Tensor, width: int, count: int) -> Tensor:
     """Unpack numbers, int64 [R, count]; inverse of `pack_numbers`."""
     bits_R = unpack_bits(bytes_R.contiguous(), count * width).view(len(bytes_R), count, width)
     return (bits_R.long() << torch.arange(width, device=bytes_R.device)).sum(2)
+
+
+@dataclass(frozen=True)
+class Chunks(Tiles):
+    """Matrices [n, m] as chunks [a, b], row by row; each chunk has N = a b coefficients."""
+
+    def coefficients(self, chunks: Tensor) -> Tensor:
+        """Return the coefficients [..., N] of chunks [..., N]: A X B^T for each X."""
+        A, B = self._matrices(chunks)
+        half = chunks.reshape(-1, self.b) @ B.T
+        return (A @ half.view(-1, self.a, self.b)).view(chunks.shape)
+
+    def chunks_from(self, coefficients: Tensor) -> Tensor:
+        """Return the chunks [..., N] of coefficients [..., N]: A^T Y B for each Y."""
+        A, B = self._matrices(coefficients)
+        half = A.T @ coefficients.reshape(-1, self.a, self.b)
+        return (half.view(-1, self.b) @ B).view(coefficients.shape)
+
+    def inverse(self, coefficients_R: Tensor) -> Tensor:
+        """Return the matrices [R, n, m] of coefficients [R, C, N]."""
+        return self.joined(self.chunks_from(coefficients_R))
+
+    def _matrices(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        return dct_matrix(self.a, like.dtype, like.device), dct_matrix(self.b, like.dtype, like.device)
+
+
+@functools.cache
+def dct_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the DCT matrix [n, n]: in row p, column s, sqrt(2/n) cos(pi (2s + 1) p / 2n), and sqrt(1/n) in row 0."""
+    p, s = torch.arange(n, dtype=torch.float64)[:, None], torch.arange(n, dtype=torch.float64)
+    matrix = (math.pi * (2 * s + 1) * p / (2 * n)).cos() * math.sqrt(2 / n)
+    matrix[0] /= math.sqrt(2)
+    return matrix.to(device=device, dtype=dtype)

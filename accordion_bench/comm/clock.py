@@ -11,7 +11,6 @@ concurrently, the time of one worker cannot be measured. In sampled steps they t
 """
 
 import contextlib
-import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ import torch
 from accordion_bench.comm.graphs import Graphs, ReplayedMark
 from accordion_bench.comm.ledger import KINDS, Ledger
 from accordion_bench.comm.samples import Phase, Series, Steps
-from accordion_bench.comm.stages import EXCLUSIVE, Stage
+from accordion_bench.comm.stages import EXCLUSIVE, ExchangeKind, ExchangePart, InForce, Stage, part_named
 
 CONCURRENT = ("encode", "comm", "decode")
 OF_BUCKET = ("ready", "encode", "decode", "wire", "rounds")
@@ -31,65 +30,6 @@ UNREAD = 10_000  # largest number of pending spans of a GPU
 SAMPLED = 20  # one of so many steps is sampled
 FIRST = 5  # number of the first sampled step: earlier ones run eagerly
 OF_WORKER = ("ready", "wait", "full_wait")  # parts of exchanges that depend on the backward pass of one worker
-
-
-class InForce(NamedTuple):
-    """The properties of a plan on which the time of an exchange depends."""
-
-    batch_size: int  # samples per worker and step, which decides when buckets are ready
-    payload: int  # bytes that a worker sends per exchange, which follow from the compression levels
-
-    def distance(self, other: "InForce") -> tuple[float, int]:
-        """Distance to another plan: |log ratio| of the batch sizes, then the difference of the payloads."""
-        return abs(math.log(self.batch_size / other.batch_size)), abs(self.payload - other.payload)
-
-
-class ExchangeKind(NamedTuple):
-    """A kind of exchange, for which times are collected."""
-
-    what: str  # noun for the exchanged tensors, e.g. `gradient`
-    workers: int  # number of workers that take part
-    plan: InForce | None = None  # the current plan; None = unknown
-
-    @property
-    def name(self) -> str:
-        """Name in checkpoints: `gradient-4`, `gradient-4@32x1000`."""
-        plan = "@{}x{}".format(*self.plan) if self.plan else ""
-        return f"{self.what}-{self.workers}{plan}"
-
-    @classmethod
-    def named(cls, name: str) -> "ExchangeKind":
-        """Parse a name from a checkpoint."""
-        head, _, plan = name.partition("@")
-        what, _, workers = head.rpartition("-")
-        return cls(what, int(workers), InForce(*map(int, plan.split("x"))) if plan else None)
-
-
-class ExchangePart(NamedTuple):
-    """A quantity that the clock collects for a kind of exchange, or for one of its buckets."""
-
-    kind: ExchangeKind  # kind of exchange
-    # `count`, `wait` or `full_wait` (the wait in steps with a full batch); for a bucket `encode`, `decode`, `ready`,
-    # `wire`, `rounds`, `all_gather_wire` and so on
-    part: str
-    bucket: int | None = None  # number of the bucket; None = the whole exchange
-
-    @property
-    def name(self) -> str:
-        """Name in checkpoints: `gradient-4.wait`, `gradient-4.0.ready`."""
-        bucket = [] if self.bucket is None else [str(self.bucket)]
-        return ".".join([self.kind.name, *bucket, self.part])
-
-    @classmethod
-    def named(cls, name: str) -> "ExchangePart":
-        """Parse a name from a checkpoint."""
-        head, *bucket, part = name.split(".")
-        return cls(ExchangeKind.named(head), part, int(bucket[0]) if bucket else None)
-
-
-def part_named(name: str) -> str | ExchangePart:
-    """Parse a name from a checkpoint: of a part of the main thread's time, or of an exchange."""
-    return ExchangePart.named(name) if "." in name else name
 
 
 class StepEnd(NamedTuple):

@@ -6,7 +6,6 @@ Tensor suffixes: W local workers, A all workers, C chunks of a group, N coeffici
 import bisect
 import functools
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from accordion_bench.codecs import packed_codes
 from accordion_bench.codecs.bucket import NonFiniteRow, rates_of, refuse_non_finite
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Transfer
-from accordion_bench.codecs.matrix_tiles import Tiles
+from accordion_bench.codecs.matrix_tiles import Chunks
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.compressors.compressor import Compressor, Context, Exchanged, Kept, State, zeros_in_state
 from accordion_bench.compressors.description import OptimizerPart, Traits, WhyDense, shorter_messages
@@ -31,39 +30,6 @@ from accordion_bench.plan import TensorSpec
 
 TOGETHER = 1 << 22  # coordinates per group: the allocator reuses buffers of that size, but not larger ones
 VALUES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Chunks(Tiles):
-    """Matrices [n, m] as chunks [a, b], row by row; each chunk has N = a b coefficients."""
-
-    def coefficients(self, chunks: Tensor) -> Tensor:
-        """Return the coefficients [..., N] of chunks [..., N]: A X B^T for each X."""
-        A, B = self._matrices(chunks)
-        half = chunks.reshape(-1, self.b) @ B.T
-        return (A @ half.view(-1, self.a, self.b)).view(chunks.shape)
-
-    def chunks_from(self, coefficients: Tensor) -> Tensor:
-        """Return the chunks [..., N] of coefficients [..., N]: A^T Y B for each Y."""
-        A, B = self._matrices(coefficients)
-        half = A.T @ coefficients.reshape(-1, self.a, self.b)
-        return (half.view(-1, self.b) @ B).view(coefficients.shape)
-
-    def inverse(self, coefficients_R: Tensor) -> Tensor:
-        """Return the matrices [R, n, m] of coefficients [R, C, N]."""
-        return self.joined(self.chunks_from(coefficients_R))
-
-    def _matrices(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        return dct_matrix(self.a, like.dtype, like.device), dct_matrix(self.b, like.dtype, like.device)
-
-
-@functools.cache
-def dct_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the DCT matrix [n, n]: in row p, column s, sqrt(2/n) cos(pi (2s + 1) p / 2n), and sqrt(1/n) in row 0."""
-    p, s = torch.arange(n, dtype=torch.float64)[:, None], torch.arange(n, dtype=torch.float64)
-    matrix = (math.pi * (2 * s + 1) * p / (2 * n)).cos() * math.sqrt(2 / n)
-    matrix[0] /= math.sqrt(2)
-    return matrix.to(device=device, dtype=dtype)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from accordion_bench.codecs.bucket import pattern
-from accordion_bench.comm.clock import ExchangeKind
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import EXCHANGE, CapturedWork, CaptureStage
+from accordion_bench.comm.stages import ExchangeKind
 from accordion_bench.compressors.compressor import Compressor, Context, NonFinite, State
 from accordion_bench.compressors.description import paper_floats
 from accordion_bench.compressors.probe import next_payload_bytes, payload_bytes

@@ -51,12 +51,12 @@ def parts(text: str) -> list[str]:
 # old name: (current name, version of the renaming); that version warns, the next minor version drops the old name
 RENAMED: dict[str, tuple[str, str]] = {}
 
-# modules whose classes have moved since version 0.2; its run folders contain the old paths as `_target_`
+# modules and classes that have moved since version 0.2; its run folders contain the old paths as `_target_`
 MOVED = {
     "compressors.onebit": "compressors.sign",
-    **dict.fromkeys(
-        ("sync.noloco", "sync.overlap_local_sgd", "sync.sparta", "sync.streaming_diloco"), "sync.local_sgd"
-    ),
+    **dict.fromkeys(("sync.noloco", "sync.overlap_local_sgd"), "sync.local_sgd"),
+    **dict.fromkeys(("sync.sparta", "sync.streaming_diloco", "sync.desloc"), "sync.partial"),
+    **dict.fromkeys(("sync.local_sgd.Sparta", "sync.local_sgd.StreamingDiLoCo"), "sync.partial"),
     **dict.fromkeys(("adaptive.accordion_batch", "adaptive.accordion_sync"), "adaptive.accordion"),
     **dict.fromkeys(("adaptive.adabatch", "adaptive.grow_batch", "adaptive.noise_scale"), "adaptive.batch_policies"),
     **dict.fromkeys(("adaptive.adacomm", "adaptive.qsr", "adaptive.scheme_alias"), "adaptive.period_policies"),
@@ -127,9 +127,10 @@ def _with_moved_classes(config: Any) -> Any:
 
 
 def _class_of_today(name: str) -> str:
-    module, _, cls = name.rpartition(".")
-    new = MOVED.get(module.removeprefix("accordion_bench."), "") if module.startswith("accordion_bench.") else ""
-    return f"accordion_bench.{new}.{cls}" if new else name
+    package, _, path = name.partition(".")
+    module, _, cls = path.rpartition(".")
+    new = MOVED.get(path, MOVED.get(module)) if package == "accordion_bench" else None
+    return f"{package}.{new}.{cls}" if new else name
 
 
 def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:

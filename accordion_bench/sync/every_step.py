@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accordion_bench.comm.replicas import clip_factor
 from accordion_bench.exchange.exchange import Exchange
 from accordion_bench.exchange.runner import CompletedExchange
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.position import Rate
 from accordion_bench.sync.scheme import LEFT, Placed, Sync, SyncContext
-from accordion_bench.tensors.clip import clip_factor
 from accordion_bench.tensors.same_shape import as_real
 
 

@@ -24,8 +24,9 @@ from accordion_bench.plan import RunFacts, TensorSpec
 from accordion_bench.position import Rate, StepInfo
 from accordion_bench.sync.drawn_times import DrawnTimes
 from accordion_bench.sync.outer import exact_average
-from accordion_bench.sync.round import Round, When
+from accordion_bench.sync.round import Round
 from accordion_bench.sync.scheme import LEFT, Placed, Sync, SyncContext
+from accordion_bench.sync.when import When
 from accordion_bench.sync.who import Pairs, PeerExchange
 from accordion_bench.tensors import keyed_rng
 from accordion_bench.tensors.same_shape import Blocks

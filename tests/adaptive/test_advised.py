@@ -8,7 +8,7 @@ import pytest
 
 from accordion_bench import train
 from accordion_bench.adaptive.lgreco import Advised, LGreCo, Turn, end, send_slots_of, total
-from accordion_bench.comm.clock import Stage
+from accordion_bench.comm.stages import Stage
 from accordion_bench.network.link_model import Network
 from accordion_bench.network.timeline_file import read_timeline
 from accordion_bench.plan import RunFacts, Signals, TensorSpec

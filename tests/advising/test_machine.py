@@ -1,7 +1,7 @@
 """Machines like this one."""
 
 from accordion_bench.advising.cluster import cluster_like_here
-from accordion_bench.comm.clock import Stage
+from accordion_bench.comm.stages import Stage
 from accordion_bench.network.link_model import Network
 
 

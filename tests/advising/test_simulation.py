@@ -12,7 +12,7 @@ from accordion_bench.advising.disturbances import Disturbances, Outage, RandomSt
 from accordion_bench.advising.predict import BucketCost, Messages, MethodCost, step
 from accordion_bench.advising.simulation import Simulated, SimulatedRun, simulate
 from accordion_bench.advising.step_times import StepTimes
-from accordion_bench.comm.clock import Stage
+from accordion_bench.comm.stages import Stage
 from accordion_bench.network.collective_costs import PAIRS
 from accordion_bench.network.link_model import Exchanges, Network, largest_of
 from accordion_bench.options.checks import ValueRefused

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from accordion_bench.comm.clock import PLANS, Clock, ExchangeKind, ExchangePart, InForce, Stage
+from accordion_bench.comm.clock import PLANS, Clock
 from accordion_bench.comm.samples import LONGEST, MOST, PARTS, Phase, Series, Steps, Usual
+from accordion_bench.comm.stages import ExchangeKind, ExchangePart, InForce, Stage
 from accordion_bench.network.link_model import Network, exchanges_of
 from tests.kit.timed import Told
 

@@ -10,15 +10,13 @@ import torch.nn.functional as F
 import accordion_bench as ab
 from accordion_bench import train
 from accordion_bench.codecs import packed_codes
-from accordion_bench.codecs.matrix_tiles import largest_divisor
+from accordion_bench.codecs.matrix_tiles import Chunks, dct_matrix, largest_divisor
 from accordion_bench.compressors.compressor import NonFinite
 from accordion_bench.compressors.demo import (
     ChunkGroup,
-    Chunks,
     DeMo,
     SentCoefficients,
     answer_bytes,
-    dct_matrix,
     pack_signs,
     unpack_signs,
 )

@@ -29,7 +29,8 @@ from dataclasses import replace
 from accordion_bench.adaptive.policy import Policy
 from accordion_bench.compressors.uncoded import Dense
 from accordion_bench.datasets.images import Synthetic
-from accordion_bench.sync.round import Round, When
+from accordion_bench.sync.round import Round
+from accordion_bench.sync.when import When
 
 
 def _idle_of_dithered(cls, options, context):

@@ -1,7 +1,7 @@
 """A clock with a given time instead of a measured one, for tests of step times."""
 
-from accordion_bench.comm.clock import ExchangeKind
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.stages import ExchangeKind
 
 GRADIENTS = ExchangeKind("gradient", 1)
 

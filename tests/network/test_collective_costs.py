@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from accordion_bench.comm.clock import Stage
 from accordion_bench.comm.ledger import Ledger
+from accordion_bench.comm.stages import Stage
 from accordion_bench.network.collective_costs import (
     KINDS,
     PAIRS,

@@ -10,8 +10,8 @@ import torch
 
 from accordion_bench import train
 from accordion_bench.__main__ import typed
-from accordion_bench.comm.clock import Stage
 from accordion_bench.comm.collectives import Comm
+from accordion_bench.comm.stages import Stage
 from accordion_bench.network.link_model import Exchanges, Network, exchanges_from, exchanges_of, largest_of, step_ends
 from accordion_bench.options.checks import ConfigError
 from accordion_bench.report.compare.grouping import group

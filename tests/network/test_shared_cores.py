@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from accordion_bench.comm.clock import Stage
+from accordion_bench.comm.stages import Stage
 from accordion_bench.network.link_model import Network, fair_rates, step_ends
 
 

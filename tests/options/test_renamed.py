@@ -48,12 +48,19 @@ def test_classes_of_modules_that_have_moved_are_found():
     classes |= {"trackers.csv.CSV", "trackers.wandb.Wandb", "optimizers.lion.Lion", "compressors.lion.DistributedLion"}
     classes |= {"compressors.eight_bit.Blockwise", "compressors.none.Dense", "compressors.dgc.DGC", "models.vgg.VGG"}
     classes |= {"compressors.acpsgd.ACPSGD", "datasets.token_shards.TokenShards", "sync.adpsgd.ADPSGD"}
+    classes |= {"sync.desloc.DesLoc", "sync.local_sgd.Sparta", "sync.streaming_diloco.StreamingDiLoCo"}
     for old in classes:
         config = override.translate_renamed_config({"part": {"_target_": f"accordion_bench.{old}"}})
         module, _, name = config["part"]["_target_"].rpartition(".")
         assert module != f"accordion_bench.{old}".rpartition(".")[0]
         assert getattr(importlib.import_module(module), name).__module__ == module
-    for same in ("accordion_bench.adaptive.accordion.Accordion", "mine.adabatch.AdaBatch", "x", ""):
+    for same in (
+        "accordion_bench.adaptive.accordion.Accordion",
+        "accordion_bench.sync.local_sgd.NoLoCo",
+        "mine.adabatch.AdaBatch",
+        "x",
+        "",
+    ):
         assert override.translate_renamed_config({"_target_": same}) == {"_target_": same}
 
 

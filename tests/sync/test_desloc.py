@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from accordion_bench.options.checks import ConfigError
-from accordion_bench.sync.desloc import DesLoc
+from accordion_bench.sync.partial import DesLoc
 from tests.kit import local
 from tests.kit.local import deviation, trained, trainer_for
 

@@ -12,7 +12,7 @@ from accordion_bench.models.resnet import CifarResNet, ResNet18
 from accordion_bench.models.transformer import GPT
 from accordion_bench.options.checks import ValueRefused
 from accordion_bench.plan import TensorSpec
-from accordion_bench.sync.local_sgd import StreamingDiLoCo
+from accordion_bench.sync.partial import StreamingDiLoCo
 from accordion_bench.sync.what import fragments, layers_of
 from tests.kit.timelines import specs_of
 

@@ -8,7 +8,8 @@ from accordion_bench.options.checks import ConfigError
 from accordion_bench.run_config import RunConfig
 from accordion_bench.runs.folder import RunFolder
 from accordion_bench.sync.outer import OuterSGD
-from accordion_bench.sync.round import Round, When
+from accordion_bench.sync.round import Round
+from accordion_bench.sync.when import When
 from accordion_bench.training.trainer import Trainer
 from tests.kit import local
 from tests.kit.local import deviation, trained

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from accordion_bench.comm import graphs as graphs_room
-from accordion_bench.comm.clock import Clock, ExchangeKind, ExchangePart, InForce
+from accordion_bench.comm.clock import Clock
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.graphs import CudaGraphs
+from accordion_bench.comm.stages import ExchangeKind, ExchangePart, InForce
 from accordion_bench.conformance.placement import TapeGraphs
 from accordion_bench.network.link_model import Network, exchanges_of
 from tests.device.streams import StubStreams

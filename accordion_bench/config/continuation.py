@@ -203,11 +203,11 @@ def _refuse_another_length(
     for when in _steps(trained, folder):
         old, new = then.schedule(when), parts.schedule(when)
         if old != new:
-            lr = config.optimizer["lr"]
+            lr, noun = config.optimizer["lr"], "epoch" if when == 1 else "epochs"
             raise ConfigError(
                 f"epochs must leave the learning rates that were trained with as they were, got {config.epochs}, with "
                 f"which schedule={config.chosen('schedule')} has {lr * new:.4g} instead of {lr * old:.4g} after "
-                f"{when:.4g} epochs; {anew}"
+                f"{when:.4g} {noun}; {anew}"
             )
     for key, old, new in [
         ("compressor", then.wrapped.start_step, parts.wrapped.start_step),

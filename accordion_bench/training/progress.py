@@ -39,6 +39,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._beat, daemon=True) if shown else None
 
     def __enter__(self) -> "Heartbeat":
+        self._said = self._since = time.monotonic()  # the silence before belongs to another activity
         if self._thread is not None:
             self._thread.start()
         return self

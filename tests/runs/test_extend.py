@@ -93,6 +93,10 @@ DECIDED = "epochs must leave what was decided as it was, got 8, with which adapt
             ["schedule=multistep", "schedule.milestones=[0.5]"],
             f"{RATES} schedule=multistep has .* after 2 epochs; {ANEW}",
         ),
+        (
+            ["schedule=multistep", "schedule.milestones=[0.25]"],
+            f"{RATES} schedule=multistep has .* after 1 epoch; {ANEW}",
+        ),
         (["schedule=cosine"], f"{RATES} schedule=cosine has .*; {ANEW}"),
         (
             [CONSTANT, "compressor=onebitadam", "optimizer=adamw"],

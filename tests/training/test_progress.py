@@ -160,6 +160,18 @@ def test_no_silence(monkeypatch):
     assert len(said) == silent
 
 
+def test_the_silence_before_a_heartbeat_does_not_count(monkeypatch):
+    """The data were loaded between its construction and its start."""
+    monkeypatch.setattr(progress, "PATIENCE", 0.5)
+    said: list[str] = []
+    monkeypatch.setattr(Heartbeat, "say", lambda self, line: said.append(line))
+    heart = Heartbeat(True, "waiting")
+    time.sleep(0.6)
+    with heart:
+        time.sleep(0.1)
+    assert said == []
+
+
 def test_remaining_time_is_readable():
     assert [human_seconds(s) for s in (0.4, 59.6, 200, 7500)] == ["0 s", "1 min 0 s", "3 min 20 s", "2 h 5 min"]
 

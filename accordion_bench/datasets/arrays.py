@@ -260,8 +260,9 @@ class Arrays(CountedImages):
         labels = self._labels(place, arrays)
         own_test = "test" in labels or "validation" in labels
         chosen_by = len(labels["validation"]) if "test" in labels and "validation" in labels else 0
+        names = list(map(str, np.unique(_plain_labels(arrays["train"]["y"]))))
         return FileContents(
-            str(place), labels["train"], own_test, chosen_by, {"channels": channels, "image_size": size}
+            str(place), labels["train"], own_test, chosen_by, {"channels": channels, "image_size": size}, names
         )
 
     def _form(self, x: Stored) -> tuple[str, int, int]:

@@ -1,7 +1,7 @@
 """Images in users' own files: count what the options leave open, and hold out a test split if the files have none."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -32,6 +32,7 @@ class FileContents:
         own_test: whether the files contain a test split.
         validation: number of samples in the files' validation split; 0 = none.
         numbers: other counted values, by option name.
+        names: names of the classes by label, for messages.
     """
 
     place: str
@@ -39,6 +40,7 @@ class FileContents:
     own_test: bool
     validation: int = 0
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    names: Sequence[str] = ()
 
 
 @with_options
@@ -131,7 +133,7 @@ class CountedImages(ImageDataset):
             )
         size = len(found.labels)
         if not found.own_test:
-            size -= len(held_out(found.labels, self.test_share or SHARE, 0)[1])
+            size -= len(held_out(found.labels, self.test_share or SHARE, 0, found.names)[1])
         return {"classes": classes, "train_size": size, **found.numbers}
 
     def split(self, size: int, seed: int) -> Split:
@@ -141,8 +143,14 @@ class CountedImages(ImageDataset):
         return Split(torch.arange(first), torch.arange(first, size)[: self.limit_eval])
 
 
-def held_out(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def held_out(labels: np.ndarray, share: float, seed: int, names: Sequence[str] = ()) -> tuple[np.ndarray, np.ndarray]:
     """Hold out a share of each class; at least one sample of it remains on either side.
+
+    Args:
+        labels: integers from 0.
+        share: share of each class to hold out.
+        seed: seed of the choice.
+        names: names of the classes by label, for the error; empty = the labels.
 
     Returns:
         sorted indices of the samples to train on and to evaluate on.
@@ -156,7 +164,7 @@ def held_out(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, n
         if len(own) < 2:
             raise ConfigError(
                 "paths.data must hold at least 2 pictures of each class if a share of them is the test split, got "
-                f"{len(own)} of class {label}; add some, or a separate test split"
+                f"{len(own)} of class {names[label] if names else label}; add some, or a separate test split"
             )
         count = min(max(round(share * len(own)), 1), len(own) - 1)
         order = torch.randperm(len(own), generator=keyed_rng.generator(seed, "held out", label)).numpy()

@@ -213,7 +213,9 @@ class HuggingFaceImages(DecodedImages):
                 table = parts[part] if len(kept) == len(own) else parts[part].select(kept)
                 table = table.cast_column(image, datasets.Image(decode=False))
                 found[part] = EncodedRows(table, image, np.searchsorted(kinds, own[kept]), str(source))
-        return PicturesByPart.of(Path(str(source)), found)
+        kind = features[label]
+        names = [kind.int2str(int(i)) if isinstance(kind, datasets.ClassLabel) else str(i) for i in kinds]
+        return PicturesByPart.of(Path(str(source)), found, names)
 
 
 @with_options

@@ -37,14 +37,15 @@ def table_in(place: Path) -> Path | None:
     return None
 
 
-def sorted_files(table: Path) -> tuple[Path, dict[str, Files]]:
-    """Return the folder of a .csv table and the pictures that it lists, by part, with their classes.
+def sorted_files(table: Path) -> tuple[Path, dict[str, Files], list[str]]:
+    """Return the folder of a .csv table, the pictures that it lists, by part, and the names of the classes.
 
     Parts are train, and test or validation if a column names them. The pictures are in the folder or its subfolders.
     Classes are numbered in the order of their names; integer names in numeric order.
 
     Raises:
-        ConfigError: a column is missing, or a row names no picture, one of several, or one that another row names.
+        ConfigError: a column is missing; a row names no picture, one of several, or one that another row names; or a
+            class has no row of train.
     """
     rows, place = list(_rows(table)), table.parent
     paths = _paths(table, rows)
@@ -59,7 +60,14 @@ def sorted_files(table: Path) -> tuple[Path, dict[str, Files]]:
     if "train" not in found:
         got = f"only {' and '.join(found)}" if found else "none"
         raise ConfigError(f"paths.data must hold rows of train in {table}, got {got}; add some, or rename these")
-    return place, found
+    trained = {name for _, part, _, name in rows if part == "train"}
+    for line, _, _, name in rows:
+        if name not in trained:
+            raise ConfigError(
+                f"paths.data must hold rows of train for each class, got only others for {name}, such as line {line} "
+                f"of {table}; leave them out"
+            )
+    return place, found, classes
 
 
 def _paths(table: Path, rows: Sequence[Row]) -> list[str]:
@@ -210,7 +218,8 @@ class ImageFolder(DecodedImages):
                     f"{place} must have the same classes in {train.name} and {other.name}, got {strange} in one only; "
                     f"sort the images of {other.name} into folders of classes"
                 )
-        return PicturesByPart.of(place, {part: files_of(place, folder) for part, folder in folders.items()})
+        found = {part: files_of(place, folder) for part, folder in folders.items()}
+        return PicturesByPart.of(place, found, classes_of(train))
 
 
 @with_options

@@ -330,6 +330,7 @@ class PicturesByPart(NamedTuple):
         test: pictures for evaluation; None = a share of the training pictures is held out.
         validation: pictures that choose the best epoch; None = there are none.
         told: further content that determines the classes, such as a table; part of the fingerprint.
+        names: names of the classes by label.
     """
 
     place: Path
@@ -337,12 +338,15 @@ class PicturesByPart(NamedTuple):
     test: Pictures | None = None
     validation: Pictures | None = None
     told: bytes = b""
+    names: Sequence[str] = ()
 
     @classmethod
-    def of(cls, place: Path, parts: Mapping[str, Pictures], told: bytes = b"") -> "PicturesByPart":
+    def of(
+        cls, place: Path, parts: Mapping[str, Pictures], names: Sequence[str], told: bytes = b""
+    ) -> "PicturesByPart":
         """Build from a mapping of parts. Without a test part, the validation pictures are the test part."""
         test, validation = parts.get("test"), parts.get("validation")
-        return cls(place, parts["train"], test or validation, validation if test else None, told)
+        return cls(place, parts["train"], test or validation, validation if test else None, told, names)
 
     def parts(self) -> list[Pictures]:
         """Return the parts that exist."""
@@ -371,7 +375,7 @@ class DecodedImages(CountedImages):
     def look(self, root: str) -> FileContents:
         here = self.sorted(root)
         chosen_by = 0 if here.validation is None else len(here.validation.labels)
-        return FileContents(str(here.place), here.train.labels, here.test is not None, chosen_by)
+        return FileContents(str(here.place), here.train.labels, here.test is not None, chosen_by, names=here.names)
 
     def count(self, root: str) -> dict[str, Any]:
         if self.image_size is None:

@@ -140,6 +140,8 @@ def test_a_share_of_each_class_is_held_out_by_the_seed():
     assert np.bincount(labels[held_out(labels, 0.99, 0)[0]]).tolist() == [1, 1, 1]
     with pytest.raises(ConfigError, match=r"at least 2 pictures of each class .*, got 1 of class 1; add some"):
         held_out(np.array([0, 0, 1]), 0.5, 0)
+    with pytest.raises(ConfigError, match=r"got 1 of class white; add some"):
+        held_out(np.array([0, 0, 1]), 0.5, 0, ["red", "white"])
 
 
 def test_the_size_of_images_is_that_of_small_ones(tmp_path):
@@ -179,7 +181,7 @@ def refused(place: Path, **options) -> str:
         ({"a": 4}, "pictures of at least 2 classes, got ROOT with 1"),
         ({"a": 4, "b": 0}, r"pictures of each class, got ROOT/b without one; .*names of pictures end in .jpg"),
         ({**under("train"), "test/a": 1}, "the same classes in train and test, got b in one only"),
-        ({"a": 4, "b": 1}, "at least 2 pictures of each class .* got 1 of class 1"),
+        ({"a": 4, "b": 1}, "at least 2 pictures of each class .* got 1 of class b"),
     ],
 )
 def test_folders_that_are_none(layout, told, tmp_path):

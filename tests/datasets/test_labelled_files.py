@@ -121,6 +121,16 @@ def test_folders_of_classes_go_before_a_list_of_their_names(tmp_path):
     assert loaded(str(tmp_path))[0]["train_size"] == 16
 
 
+@pytest.mark.parametrize("name", ["aqua", "green", "white"])
+@pytest.mark.parametrize("part", ["test", "val"])
+def test_a_class_without_training_pictures_is_refused(name, part, tmp_path):
+    """The model could never learn it; the last one would have no output."""
+    table = [*rows("{i}.png,{name},{part}", 19), f"19.png,{name},{part}"]
+    root = made(tmp_path, table, header="file,label,split")
+    with pytest.raises(ConfigError, match=rf"rows of train for each class, got .* for {name}, such as line 21 of"):
+        loaded(root)
+
+
 def test_another_class_is_another_fingerprint(tmp_path):
     root = made(tmp_path, rows())
     first = ImageFolder().count(root)["fingerprint"]
@@ -134,6 +144,7 @@ def test_another_class_is_another_fingerprint(tmp_path):
         ([*rows(), "20.png,red", "21.png,red"], "got .* without 20.png and 1 more; remove these rows"),
         ([*rows(), "3.png,"], "a file, a class, and train, test or val in each row, got line 22 of"),
         ([], "must hold rows of train in .*, got none; add some"),
+        ([*rows(count=19), "19.png,green"], "2 pictures of each class .*, got 1 of class green; add some"),
     ],
 )
 def test_one_sentence(table, told, tmp_path):

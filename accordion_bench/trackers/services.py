@@ -15,14 +15,20 @@ from accordion_bench.options.checks import ConfigError, ValueRefused
 from accordion_bench.options.instantiate import trust
 from accordion_bench.options.option import Choice, option, with_options
 from accordion_bench.options.presets import named
-from accordion_bench.runs.folder import RunFolder
 from accordion_bench.runs.metrics import METRICS, OF_TEXTS
 from accordion_bench.runs.untrusted import masked
 from accordion_bench.trackers.tracker import BY_STEP, FIGURES, Tracker, scalars, send_figures, tags_of
 
 # column of metrics.jsonl -> group; other columns are grouped by their suffix, nested ones by their key
 TRAIN = ("epoch", "lr", "train_loss", "loss_scale", "compression_error")
-OF_ENDS = {"_seconds": "time", "seconds": "time", "_bytes": "comm", "rounds": "comm", "_floats": "comm"}
+OF_ENDS = {
+    "_seconds": "time",
+    "_seconds_count": "time",
+    "seconds": "time",
+    "_bytes": "comm",
+    "rounds": "comm",
+    "_floats": "comm",
+}
 HPARAMS = ("metric", "best_metric", "wire_bytes", "payload_bytes", "seconds", "modelled_seconds")  # of summary.json
 
 
@@ -44,25 +50,21 @@ class TensorBoard(Tracker):
             raise ConfigError("tracker=tensorboard needs the package tensorboard; type pip install tensorboard")
 
     def begin(self, cfg: dict[str, Any], folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         self.cfg, self.folder = masked(cfg), folder
-        rows = RunFolder(folder).read_metrics()
-        # a resumed run repeats the steps after its checkpoint, so purge them
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=rows[-1]["step"] + 1 if rows else None)
-        for name, told in (("tags", ", ".join(cfg.get("tags") or [])), ("note", cfg.get("note"))):
-            if told:
-                self.writer.add_text(name, told)
+        self.writer: Any = None
 
     def log_losses(self, step: int, losses: Sequence[float]) -> None:
-        for i, loss in enumerate(losses, step - len(losses) + 1):
-            self.writer.add_scalar("train/loss_by_step", loss, i)
+        first = step - len(losses) + 1
+        writer = self._writer(first)
+        for i, loss in enumerate(losses, first):
+            writer.add_scalar("train/loss_by_step", loss, i)
 
     def log(self, row: dict[str, Any]) -> None:
+        writer = self._writer(row["step"])
         for name, value in scalars(row).items():
             if name != "step":
-                self.writer.add_scalar(grouped(name), value, row["step"])
-        self.writer.flush()
+                writer.add_scalar(grouped(name), value, row["step"])
+        writer.flush()
 
     def finish(self, summary: dict[str, Any]) -> None:
         from accordion_bench.report.read import flat
@@ -70,10 +72,25 @@ class TensorBoard(Tracker):
         known = scalars(summary)
         ends = {f"hparam/{name}": known[name] for name in HPARAMS if math.isfinite(known.get(name, math.nan))}
         options = {key: value for key, value in flat(self.cfg).items() if isinstance(value, bool | int | float | str)}
-        self.writer.add_hparams(options, ends, run_name=".")
+        writer = self._writer(summary["steps"] + 1)
+        writer.add_hparams(options, ends, run_name=".")
         if self.figures:
             send_figures(self.folder, summary, self._send, "TensorBoard")
-        self.writer.close()
+        writer.close()
+
+    def _writer(self, step: int) -> Any:
+        """Return the writer; create it before the first write, which is for this step.
+
+        A resumed run repeats only the steps from there on. TensorBoard purges these, and keeps those before.
+        """
+        if self.writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step)
+            for name, told in (("tags", ", ".join(self.cfg.get("tags") or [])), ("note", self.cfg.get("note"))):
+                if told:
+                    self.writer.add_text(name, told)
+        return self.writer
 
     def _send(self, drawn: Sequence[Path]) -> None:
         import numpy as np

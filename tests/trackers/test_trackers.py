@@ -287,6 +287,24 @@ def test_tensorboard(tmp_path):
     assert [e.step for e in events.Scalars("plan/batch_size")] == [6, 12, 18, 24]
 
 
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_tensorboard_keeps_the_steps_before_an_extension(epochs, tmp_path):
+    """The last row is written again; only the loss at its step is lost."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    cfg = {
+        **tiny.cfg(tmp_path / "runs", "tracker=tensorboard", "schedule=constant", "checkpoint.every=6"),
+        "epochs": epochs,
+    }
+    train.run(cfg)
+    folder = tiny.only(tmp_path / "runs")
+    train.run({**cfg, "resume": str(folder), "epochs": 4}, {"resume", "epochs"})
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    steps = [loss.step for loss in events.Scalars("train/loss_by_step")]
+    assert steps == [step for step in range(1, 4 * tiny.STEPS + 1) if step != epochs * tiny.STEPS]
+    assert [e.step for e in events.Scalars("eval/accuracy")] == [6, 12, 18, 24]
+
+
 def test_tensorboard_has_groups_the_loss_of_each_step_options_and_figures(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

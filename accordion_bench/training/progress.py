@@ -163,6 +163,8 @@ class Progress:
         return samples / max(time.monotonic() - self._epoch_began, 1e-9)
 
     def _figures(self, position: Position, comm: Comm) -> list[str]:
+        if position.step == self.done:  # resumed at the end of an epoch, whose line is printed again
+            return [f"payload {_payload(comm)}"]
         left = (time.monotonic() - self.began) / max(position.step - self.done, 1) * position.steps_left
         return [f"{self._speed:,.0f} samples/s", f"payload {_payload(comm)}", f"{human_seconds(left)} left"]
 

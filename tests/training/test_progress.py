@@ -135,6 +135,17 @@ def test_the_speed_counts_samples_of_all_workers(tmp_path, monkeypatch):
     assert trainer.progress._samples_per_second(trainer.position) == 96
 
 
+def test_an_epoch_without_new_steps_has_no_speed(tmp_path, capsys):
+    """A run that is resumed at the end of an epoch writes that epoch's line again."""
+    trainer = trainer_for(tmp_path, "epochs=2")
+    position = trainer.position
+    position.step = position.step_in_epoch = position.steps_per_epoch
+    trainer.progress.begin(2 * position.step, position.step)
+    trainer.progress.epoch_over(METRICS["accuracy"], 0.5, 1.0, position, trainer.comm)
+    trainer.progress.close()
+    assert re.search(r"loss 1.0000, payload [^,]+$", capsys.readouterr().out)
+
+
 def test_no_silence(monkeypatch):
     """Also while something takes long in one place: the heartbeat is a thread."""
     monkeypatch.setattr(progress, "PATIENCE", 0.05)

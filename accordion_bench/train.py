@@ -299,7 +299,7 @@ def footer(summary: dict[str, Any], config: RunConfig, path: Path) -> str:
             f"{'modelled':<11}{summary['modelled_seconds']:.3g} s for one worker on {link}; "
             f"{summary['modelled_comm_seconds']:.3g} s of communication (dense "
             f"{summary['modelled_dense_comm_seconds']:.3g} s), {summary['modelled_exposed_seconds']:.3g} s not hidden, "
-            "codec included"
+            "codec and wait for the slowest worker included"
         )
     if warning := summary.get("not_learned"):
         lines.append(f"{'warning':<11}{warning}")

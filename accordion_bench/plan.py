@@ -5,11 +5,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accordion_bench.batches import UnequalSteps
+
+if TYPE_CHECKING:  # descriptions of compressors are read without torch
+    from torch import Tensor
 
 
 class Request:
@@ -329,7 +330,7 @@ class Signals:
     exchange: int = 0
     steps_left: int = 0
     warming_up: bool = False
-    statistics: Mapping[BucketStatistic, Tensor] = field(default_factory=dict)
+    statistics: "Mapping[BucketStatistic, Tensor]" = field(default_factory=dict)
     loss: float | None = None
     probes: Mapping[int, Mapping[str, Measured]] = field(default_factory=dict)
     square_norms: SquareNorms | None = None

@@ -177,7 +177,10 @@ def another_learning_rate_on_one_rank(model, module, comm, optimizer):
 
 
 OTHER_OPTIMIZER = r"optimizer must be the one that steps the model, got another one that did: \w+, while "
-REPLACED = r"parameters must be the same as at ab.attach, got .*; call comm.detach\(\) and ab.attach again"
+WRAPPED_AGAIN = ", wrap the model in DistributedDataParallel again, then call"
+REPLACED = (
+    rf"parameters must be the same as at ab.attach, got .*; call comm.detach\(\)( and|{WRAPPED_AGAIN}) ab.attach again"
+)
 BY_HAND = "parameters must be changed by the optimizer of ab.attach alone, got .* changed after a backward pass"
 NEW_MEMORY = "parameters must keep their type and values between two steps, got others in new memory"
 APART = r"parameters must be the same on all ranks, got ones that differ by .* on ranks 0 and 1 after"

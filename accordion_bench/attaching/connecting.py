@@ -22,13 +22,14 @@ from accordion_bench.attaching.checked_arguments import Checked, PassedArguments
 from accordion_bench.attaching.ddp_delivery import deliver_to, exchange_after_unscaling
 from accordion_bench.attaching.own_parameters import is_fsdp, unwrapped
 from accordion_bench.attaching.state import put_shared, shared_of
-from accordion_bench.attaching.users_loop import growing, idle_clipping, options_without_effect
+from accordion_bench.attaching.users_loop import idle_clipping, options_without_effect
 from accordion_bench.batches import unequal
 from accordion_bench.comm.collectives import Comm
 from accordion_bench.comm.elastic import ElasticMembership
 from accordion_bench.comm.generations import Terms
 from accordion_bench.comm.replicas import is_dense
 from accordion_bench.comm.sealed_store import SealedStore, shared_secret, whole_number
+from accordion_bench.compressors.error_feedback import growing
 from accordion_bench.loop.step import Hooks, SharedState
 from accordion_bench.methods.build import Methods, of_unequal
 from accordion_bench.options import checks
@@ -198,7 +199,8 @@ def _detach_at_the_end(attached: "weakref.ref[Attached]") -> None:
 def _hooked(passed: PassedArguments, found: Checked, methods: Methods, comm: Comm) -> Attached:
     if comm.leader:
         chosen = found.setting.chosen
-        told = options_without_effect(chosen, found.methods) + growing(chosen, found.methods)
+        told = options_without_effect(chosen, found.methods)
+        told += growing(chosen.compressor, found.methods.wrapped.compressor, "error_feedback=True")
         for sentence in told + idle_clipping(passed.clip_norm, passed.clip_at):
             log.warning("%s", sentence)
     taken = users_optimizer.hand_over(passed.optimizer, found.methods.wrapped.compressor)

@@ -7,7 +7,6 @@ from typing import Any
 
 from accordion_bench.compressors import assemble
 from accordion_bench.compressors.compressor import Compressor
-from accordion_bench.compressors.error_feedback import GROWS
 from accordion_bench.methods.build import Methods
 from accordion_bench.methods.compatibility import MethodOptions
 from accordion_bench.options.component import RunContext, idle_options
@@ -64,13 +63,6 @@ class LoopPosition(Position):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.epoch_lr, self.step_lr = state["rates"]
-
-
-def growing(chosen: MethodOptions, methods: Methods) -> list[str]:
-    """Return a warning if error feedback wraps a compressor that is not a contraction."""
-    feeds_back = chosen.compressor.get("error_feedback") is True
-    contracts = methods.wrapped.compressor.traits.is_contraction
-    return [f"error_feedback=True {GROWS}"] if feeds_back and not contracts else []
 
 
 def idle_clipping(norm: float | None, at: str | None) -> list[str]:

@@ -14,7 +14,7 @@ from accordion_bench.codecs.bucket import Bucket, Context, Feedback, Target, rat
 from accordion_bench.codecs.engines import engine_for
 from accordion_bench.codecs.layout import Message
 from accordion_bench.comm.collectives import Comm
-from accordion_bench.compressors.compressor import Exchanged, Saved, State
+from accordion_bench.compressors.compressor import Compressor, Exchanged, Saved, State
 from accordion_bench.compressors.gathered import naming
 from accordion_bench.compressors.number_formats import Blockwise
 from accordion_bench.compressors.two_way import TwoWay
@@ -138,6 +138,12 @@ GROWS = (
     "accumulates the compression error, which may exceed the input of this compressor: the residual can grow without "
     "bound (qsgd at its defaults: to 3,000 gradients in 100 steps)"
 )
+
+
+def growing(options: Config, compressor: Compressor, typed: str) -> list[str]:
+    """Return a warning, about the option as it was `typed`, if plain error feedback wraps no contraction."""
+    feeds_back = options.get("error_feedback") is True
+    return [f"{typed} {GROWS}"] if feeds_back and not compressor.traits.is_contraction else []
 
 
 def _idle(cls: Any, options: Config, context: RunContext) -> Idle:

@@ -9,7 +9,7 @@ from torch import nn
 
 from accordion_bench.compressors import assemble
 from accordion_bench.compressors.assemble import wrapped_compressor
-from accordion_bench.compressors.error_feedback import GROWS
+from accordion_bench.compressors.error_feedback import growing
 from accordion_bench.config import engine_rules
 from accordion_bench.config.components import Components, build_components, build_model, build_optimizer
 from accordion_bench.config.compose import refuse_unwritable
@@ -157,10 +157,8 @@ def _cut(config: RunConfig, typed: set[str], parts: Components) -> Iterator[str]
 
 
 def _growing(config: RunConfig) -> list[str]:
-    """Warn if error feedback wraps a compressor that is not a contraction."""
     compressor = wrapped_compressor(config.compressor).compressor
-    feeds_back = config.compressor.get("error_feedback") is True
-    return [f"compressor.error_feedback=true {GROWS}"] if feeds_back and not compressor.traits.is_contraction else []
+    return growing(config.compressor, compressor, "compressor.error_feedback=true")
 
 
 def refuse_out_of_range(

@@ -1,10 +1,10 @@
 """Optimizers that update each coordinate by itself: SGD with the gradient added twice, AdamW, and Lion."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from accordion_bench.options import checks
 from accordion_bench.options.option import Choice, option, with_options
@@ -52,16 +52,10 @@ class SGDPlusGradient(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Take one step."""
-        for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
-            if not params:
-                continue
-            gradients = [param.grad for param in params]
+        for group, params, gradients in _with_gradients(self):
             if group["weight_decay"]:
                 gradients = list(torch._foreach_add(gradients, params, alpha=group["weight_decay"]))
-            for param in params:
-                self.state[param].setdefault("momentum_buffer", torch.zeros_like(param))
-            buffers = [self.state[param]["momentum_buffer"] for param in params]
+            buffers = _buffers(self, params, "momentum_buffer")
             torch._foreach_mul_(buffers, group["momentum"])
             torch._foreach_add_(buffers, gradients)
             torch._foreach_add_(params, gradients, alpha=-group["lr"])
@@ -120,9 +114,8 @@ class Decay(AdamW):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Decay every parameter that has a gradient; its value is ignored."""
         loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
-            if group["weight_decay"] and params:
+        for group, params, _ in _with_gradients(self):
+            if group["weight_decay"]:
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         return loss
 
@@ -180,17 +173,27 @@ class Lion(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Take one step."""
-        for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
-            if not params:
-                continue
-            gradients, (b1, b2) = [param.grad for param in params], group["betas"]
-            for param in params:
-                self.state[param].setdefault("exp_avg", torch.zeros_like(param))
-            momenta = [self.state[param]["exp_avg"] for param in params]
+        for group, params, gradients in _with_gradients(self):
+            b1, b2 = group["betas"]
+            momenta = _buffers(self, params, "exp_avg")
             updates = torch._foreach_lerp(gradients, momenta, b1)
             torch._foreach_sign_(updates)
             torch._foreach_lerp_(momenta, gradients, 1 - b2)
             if group["weight_decay"]:
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(params, updates, alpha=-group["lr"])
+
+
+def _with_gradients(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
+    """Yield each group with its parameters that have a gradient, and these gradients; skip groups without any."""
+    for group in optimizer.param_groups:
+        params = [param for param in group["params"] if param.grad is not None]
+        if params:
+            yield group, params, [param.grad for param in params]
+
+
+def _buffers(optimizer: torch.optim.Optimizer, params: Sequence[Tensor], name: str) -> list[Tensor]:
+    """Return a buffer of each parameter, zeros at first."""
+    for param in params:
+        optimizer.state[param].setdefault(name, torch.zeros_like(param))
+    return [optimizer.state[param][name] for param in params]

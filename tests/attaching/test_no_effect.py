@@ -1,7 +1,8 @@
 """Options that were passed and change nothing are told of."""
 
 from accordion_bench.attaching.checked_arguments import choose
-from accordion_bench.attaching.users_loop import growing, idle_clipping, options_without_effect
+from accordion_bench.attaching.users_loop import idle_clipping, options_without_effect
+from accordion_bench.compressors.error_feedback import growing
 from accordion_bench.methods.build import build_methods
 from accordion_bench.plan import RunFacts
 
@@ -20,7 +21,8 @@ def test_error_feedback_around_what_is_no_contraction():
     for name, feedback, warned in (("qsgd", True, 1), ("qsgd", "loco", 0), ("qsgd", False, 0), ("topk", True, 0)):
         options = {"error_feedback": feedback}
         chosen = choose(name, None, "every_step", {"_target_": "torch.optim.SGD"}, options, [])
-        sentences = growing(chosen, build_methods(chosen, RunFacts(workers=2), 1))
+        methods = build_methods(chosen, RunFacts(workers=2), 1)
+        sentences = growing(chosen.compressor, methods.wrapped.compressor, "error_feedback=True")
         assert [sentence.partition(" ")[0] for sentence in sentences] == ["error_feedback=True"] * warned
 
 
